@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
 import numpy as np
 import pytest
-from kernels import FASTEST
+from kernels import FASTEST, STOCK
 
-from soothsay.core.batch import Batch, Rows, stock_layout
-from soothsay.core.paths import KEY_BLOCK, FlatPaths, Lanes, Path
+from soothsay.core.batch import Batch, Rows
+from soothsay.core.paths import KEY_BLOCK, Lanes, Path
 from soothsay.core.tree import DraftTree
 from soothsay.model.kernels import StockKernels
+from soothsay.model.native.layout import FlatPaths
 
 Pack = Callable[..., Batch]
 BLOCK_SIZE = 8
@@ -110,7 +111,7 @@ def sees(batch: Batch, row: int, window: int | None) -> tuple[list[int], list[in
 
 def seen_flat(batch: Batch) -> dict[int, list[int]]:
     """Slots that each row sees, by the other layout: paths end to end."""
-    flat, found = FlatPaths.of(batch.paths.listed), {}
+    flat, found = FlatPaths.of(batch.paths).lists, {}
     keys, rows = pairwise(flat.key_begin.tolist()), pairwise(flat.row_begin.tolist())
     for (key, _), (begin, end) in zip(keys, rows, strict=True):
         for row, position in zip(
@@ -118,7 +119,7 @@ def seen_flat(batch: Batch) -> dict[int, list[int]]:
         ):
             assert row not in found, "a row is computed once"
             found[row] = flat.keys[key : key + position + 1].tolist()
-    own = np.split(flat.keys.numpy(), flat.key_begin[1:-1].numpy())
+    own = np.split(flat.keys, flat.key_begin[1:-1])
     assert flat.shared[0] == 0
     for (before, path), shared in zip(pairwise(own), flat.shared[1:].tolist(), strict=True):
         assert path[:shared].tolist() == before[:shared].tolist()
@@ -154,7 +155,7 @@ def pack(request: pytest.FixtureRequest) -> Pack:
     """`Batch.pack` with each of its layouts."""
     if request.param == "native" and isinstance(FASTEST, StockKernels):
         pytest.skip("no native kernels run here")
-    return partial(Batch.pack, lay_out=stock_layout if request.param == "stock" else FASTEST.lay_out)
+    return partial(Batch.pack, ops=STOCK if request.param == "stock" else FASTEST)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -261,17 +262,14 @@ def test_native_kernels_lay_out_the_same_batch() -> None:
         keys = [rows.start + min(len(rows.tokens), 1) for rows in requests]  # of which the root's is the last
         firsts = [int(rng.integers(count)) for count in keys]
         requests = [replace(rows, first_key=first) for rows, first in zip(requests, firsts, strict=True)]
-        stock, native = (
-            Batch.pack(requests, block_size=BLOCK_SIZE, lay_out=own)
-            for own in (stock_layout, FASTEST.lay_out)
-        )
+        stock, native = (Batch.pack(requests, block_size=BLOCK_SIZE, ops=own) for own in (STOCK, FASTEST))
         for name in ("tokens", "positions", "slots", "logit_rows"):
             assert getattr(stock, name).tolist() == getattr(native, name).tolist()
         assert (stock.spans, stock.num_slots) == (native.spans, native.num_slots)
-        assert plain(stock.paths.listed) == plain(native.paths.listed)
+        assert plain(stock.paths) == plain(native.paths)
 
 
-def plain(paths: tuple[Path, ...]) -> list[object]:
+def plain(paths: Sequence[Path]) -> list[object]:
     return [(list(path.rows), path.positions.tolist(), path.keys.tolist(), path.shared) for path in paths]
 
 

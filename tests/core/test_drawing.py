@@ -12,12 +12,12 @@ from kernels import STOCK
 from torch import Tensor
 
 from soothsay import DraftTree, SamplingParams
-from soothsay.core.drawing import CONTENDERS, DOUBT, draw
+from soothsay.core.drawing import CONTENDERS, DOUBT
 from soothsay.core.noise import noise_key
 from soothsay.core.request import Request
-from soothsay.core.sampling import Nodes, best_tokens, perturb
+from soothsay.core.sampling import Nodes, draw, perturb
+from soothsay.core.sampling_ops import SamplingOps
 from soothsay.drafters.base import NoDrafter
-from soothsay.model.kernels import Kernels
 from soothsay.model.native.kernels import NativeKernels
 from soothsay.model.native.library import VARIANTS
 
@@ -29,11 +29,11 @@ PARAMS = [
 
 
 @pytest.fixture(params=("stock", *VARIANTS))
-def kernels(request: pytest.FixtureRequest) -> Kernels:
+def ops(request: pytest.FixtureRequest) -> SamplingOps:
     if request.param == "stock":
-        return STOCK
+        return STOCK.sampling
     try:
-        return NativeKernels(request.param)
+        return NativeKernels(request.param).sampling
     except OSError as error:
         pytest.skip(f"no {request.param} kernels: {error}")
 
@@ -45,17 +45,17 @@ def nodes_of(params: SamplingParams, count: int, seed: int = 9) -> Nodes:
     return Nodes(request, tree, range(count))
 
 
-def check(logits: Tensor, asked: list[Nodes], kernels: Kernels) -> list[int]:
-    tokens, scores = draw(logits, asked, kernels)
-    expected = perturb(logits, asked, kernels)
-    assert tokens == best_tokens(expected, kernels)
+def check(logits: Tensor, asked: list[Nodes], ops: SamplingOps) -> list[int]:
+    tokens, scores = draw(logits, asked, ops).wait()
+    expected = perturb(logits, asked, ops)
+    assert tokens == ops.argmax(expected).tolist()
     best = [expected[row, token].item() for row, token in enumerate(tokens)]
     assert scores == pytest.approx(best, rel=DOUBT, abs=DOUBT, nan_ok=True)
     return tokens
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_a_draw_is_the_best_of_all_scores(kernels: Kernels, width: int) -> None:
+def test_a_draw_is_the_best_of_all_scores(ops: SamplingOps, width: int) -> None:
     """Peaked and flat logits; many requests in one step, or one alone, with the same draws."""
     generator = torch.Generator().manual_seed(width)
     many = PARAMS if width < 10_000 else PARAMS[::7]
@@ -63,53 +63,53 @@ def test_a_draw_is_the_best_of_all_scores(kernels: Kernels, width: int) -> None:
         logits = sharpness * torch.randn(2 * len(many) + 2, width, generator=generator)
         asked = [nodes_of(params, 2, seed) for seed, params in enumerate(many)]
         asked.append(nodes_of(SamplingParams(temperature=0), 2))
-        tokens = check(logits, asked, kernels)
+        tokens = check(logits, asked, ops)
         for place in range(0, len(asked), 5):
             rows = slice(2 * place, 2 * place + 2)
-            assert draw(logits[rows], asked[place : place + 1], kernels)[0] == tokens[rows]
+            assert draw(logits[rows], asked[place : place + 1], ops).wait()[0] == tokens[rows]
 
 
-def test_equal_logits_and_few_that_are_allowed(kernels: Kernels) -> None:
+def test_equal_logits_and_few_that_are_allowed(ops: SamplingOps) -> None:
     logits = torch.full((4, 300), -math.inf)
     logits[0, 299], logits[0, 70] = 3.0, 2.0
     logits[1, 5] = -1e4
     logits[2, 30:230] = 1.0
     logits[3, :100] = 2.0
     for params in PARAMS:
-        check(logits, [nodes_of(params, 4)], kernels)
+        check(logits, [nodes_of(params, 4)], ops)
 
 
-def test_what_contenders_do_not_decide(kernels: Kernels) -> None:
+def test_what_contenders_do_not_decide(ops: SamplingOps) -> None:
     """Top-p keeps one token, which does not win the race against thousands of equal ones."""
     logits = torch.zeros(1, 5000)
     logits[0, 4321] = 5.0
     won = 0
     for seed in range(40):
         nodes = nodes_of(SamplingParams(temperature=1.0, top_p=0.01), 1, seed)
-        assert check(logits, [nodes], kernels) == [4321]
+        assert check(logits, [nodes], ops) == [4321]
         key = torch.tensor([noise_key(seed, 3)])
-        won += 4321 in kernels.race(logits, torch.ones(1), key, CONTENDERS)[1]
+        won += 4321 in ops.race(logits, torch.ones(1), key, CONTENDERS)[1]
     assert won < 40
 
 
-def test_parameters_that_change_logits(kernels: Kernels) -> None:
+def test_parameters_that_change_logits(ops: SamplingOps) -> None:
     logits = torch.randn(3, 500, generator=torch.Generator().manual_seed(1))
     before = logits.clone()
     params = SamplingParams(temperature=1.0, logit_bias={7: 50.0}, top_p=0.9)
-    assert check(logits, [nodes_of(params, 3)], kernels) == [7, 7, 7]
+    assert check(logits, [nodes_of(params, 3)], ops) == [7, 7, 7]
     assert torch.equal(logits, before)
 
 
-def test_nothing_is_left_to_draw(kernels: Kernels) -> None:
+def test_nothing_is_left_to_draw(ops: SamplingOps) -> None:
     for value in (-math.inf, math.nan):
         for params in (SamplingParams(temperature=1.0, top_p=0.9), SamplingParams(temperature=1.0)):
-            tokens, scores = draw(torch.full((2, 300), value), [nodes_of(params, 2)], kernels)
+            tokens, scores = draw(torch.full((2, 300), value), [nodes_of(params, 2)], ops).wait()
             assert all(0 <= token < 300 for token in tokens)
             assert not any(map(math.isfinite, scores))
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_the_mass_before_a_place(kernels: Kernels, width: int) -> None:
+def test_the_mass_before_a_place(ops: SamplingOps, width: int) -> None:
     generator = torch.Generator().manual_seed(width)
     x = (4 * torch.randn(5, width, generator=generator)).round(decimals=1)  # many are equal
     factors = torch.tensor([1.0, 2.0, 0.5, 1.0, 3.0])
@@ -122,16 +122,16 @@ def test_the_mass_before_a_place(kernels: Kernels, width: int) -> None:
     p = (kept.double() * factors[:, None]).softmax(-1).gather(1, order)
     rank = (order == places[:, None]).int().argmax(-1)
     expected = (p.cumsum(-1) - p).gather(1, rank[:, None])[:, 0]
-    before = kernels.mass_before(x, factors, tops, floors, places)
+    before = ops.mass_before(x, factors, tops, floors, places)
     torch.testing.assert_close(before, expected.float(), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("contenders", [CONTENDERS, 2])
 def test_values_of_a_race_may_be_off(
-    kernels: Kernels, contenders: int, monkeypatch: pytest.MonkeyPatch
+    ops: SamplingOps, contenders: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each by as much as allowed, the best one down and the others up. So the best may be no contender."""
-    race, share = kernels.race, 0.02
+    race, share = ops.race, 0.02
     monkeypatch.setattr("soothsay.core.drawing.DOUBT", share)
     monkeypatch.setattr("soothsay.core.drawing.CONTENDERS", contenders)
 
@@ -142,7 +142,7 @@ def test_values_of_a_race_may_be_off(
         order = values.argsort(descending=True)[:, :count]
         return values.gather(1, order), tokens.gather(1, order)
 
-    monkeypatch.setattr(kernels, "race", rough)
+    monkeypatch.setattr(ops, "race", rough)
     logits = 1e-3 * torch.randn(1000, 16, generator=torch.Generator().manual_seed(3))
     asked = [nodes_of(SamplingParams(temperature=1.0), 1, seed) for seed in range(1000)]
-    assert draw(logits, asked, kernels)[0] == best_tokens(perturb(logits, asked, kernels), kernels)
+    assert draw(logits, asked, ops).wait()[0] == ops.argmax(perturb(logits, asked, ops)).tolist()

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from kernels import FASTEST
+from kernels import OPS
 from llguidance import LLMatcher
 from scipy import stats
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
@@ -261,7 +261,7 @@ def test_what_is_forbidden_is_as_if_biased_away(asked: dict[str, Any]) -> None:
         drafter = NoDrafter(Target(None, None, None, 0))  # type: ignore[arg-type]
         request = Request([5, 1], params, seed=3, limit=20, drafter=drafter, constraint=constraint)
         request.emit([3])  # ab
-        return perturb(row, [Nodes(request, tree, [node])], FASTEST)
+        return perturb(row, [Nodes(request, tree, [node])], OPS)
 
     for node in range(len(tree)):
         said = np.array([3, *said_at(tree, node)])

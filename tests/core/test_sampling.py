@@ -14,18 +14,17 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from kernels import FASTEST, STOCK
+from kernels import OPS, STOCK_OPS
 from scipy import stats
 from torch import Tensor
 
 from soothsay import RequestError, SamplingParams
 from soothsay.core.bad_sequences import BadSequences
-from soothsay.core.noise import gumbel
 from soothsay.core.request import Request
-from soothsay.core.sampling import NUCLEUS_WIDTH, Nodes, best_tokens, derive_seed, perturb
+from soothsay.core.sampling import Nodes, derive_seed, perturb
+from soothsay.core.sampling_ops import NUCLEUS_WIDTH, SamplingOps
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import NoDrafter, Target
-from soothsay.model.kernels import Kernels
 
 Floats = npt.NDArray[np.float64]
 
@@ -161,7 +160,7 @@ def draw(case: Case, seeds: Sequence[int]) -> Tensor:
     for request, seed in zip(requests, seeds, strict=True):
         request.seed = seed
     return perturb(
-        rows_of(case.logits, len(seeds)).contiguous(), [at_root(request) for request in requests], FASTEST
+        rows_of(case.logits, len(seeds)).contiguous(), [at_root(request) for request in requests], OPS
     )
 
 
@@ -170,7 +169,7 @@ def noise(seeds: Sequence[int], depth: int, vocab: int) -> Floats:
     tree = DraftTree(5)
     tree.extend([1] * (depth - 1))
     asked = [Nodes(request_of(params(), seed), tree, range(depth)) for seed in seeds]
-    scores = perturb(torch.zeros(len(seeds) * depth, vocab), asked, FASTEST)
+    scores = perturb(torch.zeros(len(seeds) * depth, vocab), asked, OPS)
     return scores.view(len(seeds), depth, vocab).double().numpy()
 
 
@@ -229,18 +228,18 @@ def test_columns_may_stand_for_some_tokens(asked: SamplingParams) -> None:
     nodes = [at_root(request_of(asked, seed)) for seed in range(8)]
     logits = rows_of(SMALL, 8).contiguous()
     all_of_them = torch.full((8, 200), -math.inf).index_copy(1, ids, logits)
-    expected = perturb(all_of_them, nodes, FASTEST)[:, ids]
-    torch.testing.assert_close(perturb(logits, nodes, FASTEST, ids), expected)
+    expected = perturb(all_of_them, nodes, OPS)[:, ids]
+    torch.testing.assert_close(perturb(logits, nodes, OPS, ids), expected)
 
 
 def test_at_temperature_0_the_scores_are_the_adjusted_logits() -> None:
     logits = torch.from_numpy(SMALL).float()[None]
     for asked in (params(temperature=0), params(temperature=0, top_p=0.1, top_k=2, min_p=0.5)):
-        assert perturb(logits, [at_root(request_of(asked, 3))], FASTEST) is logits, (
+        assert perturb(logits, [at_root(request_of(asked, 3))], OPS) is logits, (
             "nothing to do, nothing is copied"
         )
     asked = params(temperature=0, logit_bias={8: 50.0})
-    scores = perturb(logits, [at_root(request_of(asked, 3))], FASTEST)
+    scores = perturb(logits, [at_root(request_of(asked, 3))], OPS)
     assert scores.argmax().item() == 8
     assert torch.equal(scores[0, :8], logits[0, :8])
 
@@ -248,7 +247,7 @@ def test_at_temperature_0_the_scores_are_the_adjusted_logits() -> None:
 @pytest.mark.parametrize("temperature", [1e-6, 1e-38, 1e-300])
 def test_a_temperature_near_0_is_as_good_as_0(temperature: float) -> None:
     asked = [at_root(request_of(params(temperature=temperature, top_p=p), 3)) for p in (1.0, 0.5)]
-    assert perturb(rows_of(SMALL, 2), asked, FASTEST).argmax(-1).tolist() == [int(SMALL.argmax())] * 2
+    assert perturb(rows_of(SMALL, 2), asked, OPS).argmax(-1).tolist() == [int(SMALL.argmax())] * 2
 
 
 def test_the_model_s_logits_are_not_changed() -> None:
@@ -256,7 +255,7 @@ def test_the_model_s_logits_are_not_changed() -> None:
         logits = rows_of(case.logits, 2).contiguous()
         before = logits.clone()
         perturb(
-            logits, [at_root(request_of(replace(case.params, temperature=t), 3)) for t in (0.0, 0.9)], FASTEST
+            logits, [at_root(request_of(replace(case.params, temperature=t), 3)) for t in (0.0, 0.9)], OPS
         )
         assert torch.equal(logits, before)
 
@@ -266,12 +265,14 @@ def test_a_row_has_the_same_bits_in_any_batch(vocab: int) -> None:
     rng = np.random.default_rng(0)
     pool = [case.params for case in CASES.values()]
     pool += [replace(asked, temperature=0.0) for asked in pool[::3]]
+    pool += [replace(asked, verifier="rejection") for asked in pool[::2] if asked.temperature > 0]
+    pool += [params(temperature=4.0, top_p=0.99, verifier="rejection")]  # more than the first look finds
     logits = torch.from_numpy(rng.normal(size=(len(pool), vocab)).astype(np.float32)) * 2
     asked = [at_root(request_of(p, seed)) for seed, p in enumerate(pool)]
-    alone = [perturb(logits[i : i + 1], [asked[i]], FASTEST)[0] for i in range(len(pool))]
+    alone = [perturb(logits[i : i + 1], [asked[i]], OPS)[0] for i in range(len(pool))]
     for size in (2, 3, 17, len(pool)):
         chosen = rng.permutation(len(pool))[:size].tolist()
-        together = perturb(logits[chosen], [asked[i] for i in chosen], FASTEST)
+        together = perturb(logits[chosen], [asked[i] for i in chosen], OPS)
         assert all(torch.equal(row, alone[i]) for row, i in zip(together, chosen, strict=True))
 
 
@@ -290,13 +291,13 @@ def test_a_node_is_treated_as_if_its_path_had_been_said(asked: SamplingParams) -
     for chain in ([8, 8, 9], [8, 10], [3, 1], [11], [4, 5, 7]):
         tree.extend(chain)
     logits = torch.from_numpy(np.random.default_rng(1).normal(size=(len(tree), 12)).astype(np.float32)) * 2
-    scores = perturb(logits, [Nodes(request_of(asked, 5), tree, range(len(tree)))], FASTEST)
+    scores = perturb(logits, [Nodes(request_of(asked, 5), tree, range(len(tree)))], OPS)
     for node in range(len(tree)):
         said = [*OUTPUT, *(tree.tokens[n] for n in tree.path(node)[1:])]
-        expected = perturb(logits[node : node + 1], [at_root(request_of(asked, 5, said))], FASTEST)
+        expected = perturb(logits[node : node + 1], [at_root(request_of(asked, 5, said))], OPS)
         assert torch.equal(scores[node], expected[0])
     some = [4, 2, 6]
-    part = perturb(logits[some], [Nodes(request_of(asked, 5), tree, some)], FASTEST)
+    part = perturb(logits[some], [Nodes(request_of(asked, 5), tree, some)], OPS)
     assert torch.equal(part, scores[some]), "a part of the tree, in another order"
 
 
@@ -306,13 +307,13 @@ def test_noise_goes_by_the_place_in_the_whole_text(asked: SamplingParams) -> Non
     text, tree = PROMPT + OUTPUT, DraftTree(OUTPUT[-1])
     tree.extend([8, 8, 9])
     logits = rows_of(SMALL, len(tree)).contiguous()
-    expected = perturb(logits, [Nodes(request_of(asked, 5), tree, range(len(tree)))], FASTEST)
+    expected = perturb(logits, [Nodes(request_of(asked, 5), tree, range(len(tree)))], OPS)
     assert len(expected.unique(dim=0)) == len(tree), "each position has noise of its own"
     for prompt in range(1, len(text) + 1):
         request = Request(text[:prompt], asked, seed=5, limit=64, drafter=NO_DRAFTER)
         request.emit(text[prompt:])
         assert request.num_prompt == prompt
-        assert torch.equal(perturb(logits, [Nodes(request, tree, range(len(tree)))], FASTEST), expected)
+        assert torch.equal(perturb(logits, [Nodes(request, tree, range(len(tree)))], OPS), expected)
 
 
 def test_noise_is_standard_gumbel_along_every_axis() -> None:
@@ -330,8 +331,8 @@ def test_noise_reaches_far_into_its_tail() -> None:
         assert abs((values > level).sum() - expected) < 5 * math.sqrt(expected)
 
 
-@pytest.mark.parametrize("kernels", [FASTEST, STOCK], ids=["fastest", "stock"])
-def test_noise_is_finite_and_fine_at_both_of_its_ends(kernels: Kernels) -> None:
+@pytest.mark.parametrize("ops", [OPS, STOCK_OPS], ids=["fastest", "stock"])
+def test_noise_is_finite_and_fine_at_both_of_its_ends(ops: SamplingOps) -> None:
     """Tokens whose hashes are the smallest and the largest there are, found by running the hash backwards."""
     keys, words = torch.tensor([[123, 456]]), 1 << 32
 
@@ -346,7 +347,7 @@ def test_noise_is_finite_and_fine_at_both_of_its_ends(kernels: Kernels) -> None:
         return (unmix(unmix(x) - 456 & words - 1) - 123) * pow(0x9E3779B1, -1, words) % words
 
     hashes = [0, 1, 2, words // 2, words - 1]
-    values = gumbel(keys, torch.tensor([[token(x) for x in hashes]]), kernels)[0].double()
+    values = ops.gumbel(keys, torch.tensor([[token(x) for x in hashes]]))[0].double()
     expected = stats.gumbel_r.isf((np.array(hashes) + 0.5) / words)
     assert values[:4].numpy() == pytest.approx(expected[:4], abs=1e-5)
     assert -3.2 < values[4] < -2.7, "as small as float32 allows"
@@ -377,17 +378,17 @@ def test_every_bit_of_a_seed_counts() -> None:
 
 def test_noise_of_one_token_can_be_had_without_that_of_others() -> None:
     keys = torch.tensor([[1, 2], [3, 4], [0xFFFFFFFF, 0xFFFFFFFF]])
-    full = gumbel(keys, torch.arange(500)[None], FASTEST)
+    full = OPS.gumbel(keys, torch.arange(500)[None])
     tokens = torch.tensor([[7, 499, 0], [3, 3, 8], [250, 1, 2]])
-    assert torch.equal(gumbel(keys, tokens, FASTEST), full.gather(1, tokens))
-    assert torch.equal(gumbel(keys[1:2], torch.arange(500)[None], FASTEST), full[1:2])
+    assert torch.equal(OPS.gumbel(keys, tokens), full.gather(1, tokens))
+    assert torch.equal(OPS.gumbel(keys[1:2], torch.arange(500)[None]), full[1:2])
 
 
 @pytest.mark.parametrize("word", [0, 1])
 def test_both_words_of_a_key_count(word: int) -> None:
     keys = torch.zeros(33, 2, dtype=torch.int64)
     keys[1:, word] = 1 << torch.arange(32)
-    values = gumbel(keys, torch.arange(4)[None], FASTEST)
+    values = OPS.gumbel(keys, torch.arange(4)[None])
     assert len(values.unique()) == values.numel()
 
 
@@ -486,12 +487,12 @@ def test_tokens_that_the_model_lacks_are_refused_by_name(given: dict[str, Any]) 
         asked.check_tokens(12)
 
 
-@pytest.mark.parametrize("kernels", [STOCK, FASTEST])
+@pytest.mark.parametrize("ops", [STOCK_OPS, OPS])
 @pytest.mark.parametrize("vocab", [5, 8192, 151_937])
-def test_the_best_token_of_each_row(vocab: int, kernels: Kernels) -> None:
+def test_the_best_token_of_each_row(vocab: int, ops: SamplingOps) -> None:
     scores = torch.randn(3, vocab, generator=torch.Generator().manual_seed(vocab))
     scores[1, : vocab - 1] = -math.inf
-    best = best_tokens(scores, kernels)
+    best = ops.argmax(scores).tolist()
     assert best == scores.argmax(-1).tolist()
     assert best[1] == vocab - 1
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from kernels import FASTEST
+from kernels import OPS
 from verifying import match, run
 
 from soothsay import LLM, DraftTree, ModelError, Observation, RequestError, SamplingParams
@@ -562,7 +562,7 @@ class Table(Drafter):
     """A drafter that grows trees from a given distribution."""
 
     def __init__(self, q: Law, shape: TreeShape):
-        self.q, self.grower, self.max_nodes = q, TreeGrower(shape, FASTEST), shape.max_nodes
+        self.q, self.grower, self.max_nodes = q, TreeGrower(shape, OPS), shape.max_nodes
 
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
         return self.grower.grow(self, requests)
@@ -628,7 +628,7 @@ class TestTheLawOfTreesThatDraftersMake:
     @pytest.mark.parametrize("name", LAWFUL)
     def test_laid_out(self, name: str, kind: str, cut: int, monkeypatch: pytest.MonkeyPatch) -> None:
         logits = torch.from_numpy(np.log([random_law(101, 3)((depth,)) for depth in range(2)])).float()
-        layout, request = TreeLayout(kind, 2, 3, 20, FASTEST), request_for(name, 6, 2)
+        layout, request = TreeLayout(kind, 2, 3, 20, OPS), request_for(name, 6, 2)
         law = self.law(request, lambda: layout.trees([request], logits, [2]), cut, monkeypatch)
         if cut == 99:
             assert max(map(len, law)) == 3
@@ -680,7 +680,7 @@ class Seer(NoDrafter):
                 assert seen.logits is not None
                 if seen.request.params.rule is VERIFIERS["match"]:  # the verdict of all nodes' draws
                     nodes = Nodes(seen.request, seen.tree, range(len(seen.tree)))
-                    draws = perturb(seen.logits, [nodes], FASTEST).argmax(-1).tolist()
+                    draws = perturb(seen.logits, [nodes], OPS).argmax(-1).tolist()
                     assert match(seen.tree, draws) == seen.verdict
 
 

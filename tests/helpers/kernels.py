@@ -9,3 +9,6 @@ STOCK = StockKernels()
 
 FASTEST: Kernels = load_native() or STOCK
 """The fastest kernels that run on this processor: native ones if there are any."""
+
+OPS, STOCK_OPS = FASTEST.sampling, STOCK.sampling
+"""Their operations of sampling."""

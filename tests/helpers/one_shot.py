@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from kernels import FASTEST
+from kernels import OPS
 from torch import Tensor
 
 from soothsay import LLM, Drafter, DraftTree, SamplingParams, Target
@@ -153,7 +153,7 @@ def log_probs(guess: Guess, logits: Tensor) -> Tensor:
     """Apply the request's parameters and noise to logits by depth. Returns log-probabilities `[D, V]`."""
     chain = DraftTree(guess.tokens[-1])
     chain.extend(logits.argmax(-1).tolist()[:-1])
-    return perturb(logits, [Nodes(guess.request, chain, range(len(logits)))], FASTEST).log_softmax(-1)
+    return perturb(logits, [Nodes(guess.request, chain, range(len(logits)))], OPS).log_softmax(-1)
 
 
 def check_best_tree(guess: Guess, scores: Tensor, branch: int, size: int) -> None:
@@ -173,9 +173,7 @@ def check_best_tree(guess: Guess, scores: Tensor, branch: int, size: int) -> Non
 
 def log_q(logits: Tensor, nodes: Nodes) -> Tensor:
     """Return a drafter's log-probabilities after each node. At temperature 0, logits are doubled first."""
-    return (perturb(logits, [nodes], FASTEST) * (1 if nodes.request.params.temperature else 2)).log_softmax(
-        -1
-    )
+    return (perturb(logits, [nodes], OPS) * (1 if nodes.request.params.temperature else 2)).log_softmax(-1)
 
 
 def bound_of(tree: DraftTree, max_nodes: int) -> float:

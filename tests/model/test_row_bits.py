@@ -18,7 +18,7 @@ from torch import Tensor
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.integer_keys import row_size
 from soothsay.core.params import SamplingParams
-from soothsay.core.sampling import perturb_rows
+from soothsay.core.sampling_ops import SampledRows
 from soothsay.core.strand import WITHIN, Strand
 from soothsay.core.strands import Strands
 from soothsay.core.tree import DraftTree
@@ -133,7 +133,7 @@ def test_attention(kernels: Kernels, dtype: torch.dtype, kind: str) -> None:
         requests = [
             Rows(np.array([1]), int(lengths[n]), tables[40 * n : 40 * n + 40], DraftTree(1)) for n in numbers
         ]
-        batch = Batch.pack(requests, block_size=block, group=group, lay_out=kernels.lay_out)
+        batch = Batch.pack(requests, block_size=block, group=group, ops=kernels)
         return kernels.attend(x.view(len(x), heads * group, d), kv, batch, **options)
 
     rows = torch.randn(64, heads * group * d)
@@ -215,7 +215,10 @@ LOGITS: dict[str, tuple[int, Run]] = {
     "softcap": (1003, lambda x: finished_logits(x, 0.7, 6.0)),
     "moments": (1003, lambda x: torch.cat(moments(x), -1)),
     "multipliers": (1003, Multipliers((0.3, 1.7), (3, 1000))),
-    "log-probabilities": (40001, lambda x: best_logprobs(x, [5] * len(x), 4)[2]),
+    "log-probabilities": (
+        40001,
+        lambda x: torch.from_numpy(best_logprobs(x, [5] * len(x), 4, STOCK.sampling)[2]),
+    ),
     **{
         f"{name}, {width} tokens": (width, lambda x, params=params: sampled(x, params))
         for width in (1003, 40001)
@@ -229,8 +232,8 @@ LOGITS: dict[str, tuple[int, Run]] = {
 
 
 def sampled(x: Tensor, params: SamplingParams) -> Tensor:
-    keys = (x[:, :2].abs() * 1e6).long()
-    return perturb_rows(x, [params] * len(x), keys, STOCK)
+    keys = [(first, second) for first, second in (x[:, :2].abs() * 1e6).long().tolist()]
+    return STOCK.sampling.scores(x, SampledRows.of([params] * len(x), keys, x.device))
 
 
 @pytest.mark.parametrize("name", LOGITS)
@@ -247,9 +250,9 @@ def test_operations_of_sampling(kernels: Kernels, width: int) -> None:
         floors = x.new_full((len(x),), -2.0)
         x = x.clone()
         x[:, 3] = 1.0
-        values, tokens = kernels.largest(x, 5, factors)
-        mass = kernels.mass_before(x, factors, x.amax(-1), floors, places)[:, None]
-        raced = kernels.race(x, factors, (x[:, :2].abs() * 1e6).long(), 4)
+        values, tokens = kernels.sampling.largest(x, 5, factors)
+        mass = kernels.sampling.mass_before(x, factors, x.amax(-1), floors, places)[:, None]
+        raced = kernels.sampling.race(x, factors, (x[:, :2].abs() * 1e6).long(), 4)
         return torch.cat([values, tokens, mass, *raced], -1)
 
     assert_row_bits(run, torch.randn(9 if width < 2000 else 3, width))

@@ -15,12 +15,12 @@ from soothsay.config import EngineConfig
 from soothsay.core.params import SamplingParams
 from soothsay.core.request import Request
 from soothsay.core.sampling import Nodes, perturb
+from soothsay.core.sampling_ops import SamplingOps
 from soothsay.drafters.base import Drafter, Observation
 from soothsay.drafters.proxy import DrafterProxy
 from soothsay.drafters.registry import DrafterSpec, build_drafter
 from soothsay.errors import RequestError, StepError
 from soothsay.llm import LLM
-from soothsay.model.kernels import Kernels
 from soothsay.result import Result
 
 
@@ -126,7 +126,7 @@ def compare(
         StepError: a drafter failed.
     """
     witnesses = {
-        name: _Witness(build_drafter(spec, llm.engine.target), advance, llm.engine.model.kernels)
+        name: _Witness(build_drafter(spec, llm.engine.target), advance, llm.engine.model.kernels.sampling)
         for name, spec in ({"none": "none"} | dict(drafters)).items()
     }
     kept = [
@@ -164,9 +164,9 @@ class _Witness(DrafterProxy):
     request's seed.
     """
 
-    def __init__(self, drafter: Drafter, advance: Callable[[int], None], kernels: Kernels):
+    def __init__(self, drafter: Drafter, advance: Callable[[int], None], ops: SamplingOps):
         super().__init__(drafter)
-        self.advance, self.kernels = advance, kernels
+        self.advance, self.ops = advance, ops
         self._notes: dict[int, list[tuple[bytes, float]]] = defaultdict(list)
 
     def observe(self, observations: Sequence[Observation]) -> None:
@@ -176,7 +176,7 @@ class _Witness(DrafterProxy):
                 continue
             path = [0, *seen.verdict.path]
             rows = seen.logits[path]  # [emitted, V]
-            best = perturb(rows, [Nodes(seen.request, seen.tree, path)], self.kernels).topk(2).values
+            best = perturb(rows, [Nodes(seen.request, seen.tree, path)], self.ops).topk(2).values
             digests = [hashlib.blake2b(row, digest_size=16).digest() for row in rows.cpu().numpy()]
             self._notes[seen.request.seed] += zip(digests, (best[:, 0] - best[:, 1]).tolist(), strict=True)
         self.drafter.observe(observations)
@@ -217,7 +217,8 @@ def _answer_plainly(
     )
     alone = LLM(llm.model, drafter="none", tokenizer=llm.tokenizer, config=config)
     alone.eos_ids = llm.eos_ids
-    witness = _Witness(build_drafter("none", alone.engine.target), advance, alone.engine.model.kernels)
+    ops = alone.engine.model.kernels.sampling
+    witness = _Witness(build_drafter("none", alone.engine.target), advance, ops)
     return {
         i: witness.answer(params[i], alone.generate(prompt, params[i], drafter=witness))
         for i, prompt in prompts.items()

@@ -32,5 +32,5 @@ class Accepted:
             strands.append(Strand(len(nodes), len(own), 0, (), move.state, start == 0, marks))
             nodes += own
             slots += [move.state] * len(own)
-        rows = torch.tensor(slots, device=device), torch.tensor(nodes, device=device)
-        return cls(Strands(tuple(strands)), rows)
+        owners, own_nodes = torch.tensor([slots, nodes], device=device)
+        return cls(Strands(tuple(strands)), (owners, own_nodes))

@@ -19,7 +19,7 @@ Besides the 5 cached tokens, row 3 sees a b d and row 4 sees a b c e.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -29,9 +29,11 @@ import torch
 from torch import Tensor
 
 from soothsay.core.arrays import IntArray
-from soothsay.core.paths import Lanes, Path, PathList, Paths, stack_paths
+from soothsay.core.forms import HasForms
+from soothsay.core.paths import Lanes, Path, stack_paths
 from soothsay.core.strand import WITHIN, Marks, Strand, marked
 from soothsay.core.strands import Strands
+from soothsay.core.transfer import upload
 from soothsay.core.tree import DraftTree
 
 
@@ -60,23 +62,41 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the rows of a pass stand. The tensors are as in `Batch`, on the CPU."""
+    """Where the rows of a pass stand. The tensors are int64, on the CPU, the first four as in `Batch`."""
 
     tokens: Tensor
     positions: Tensor
     slots: Tensor
     logit_rows: Tensor
     asked: Sequence[int]  # number of logit rows of each request
-    paths: Paths
+    paths: Sequence[Path]
     num_slots: int
+    lanes: Sequence[Tensor] = ()  # of `stack_paths`; empty for kernels that do not read them
 
 
-LayOut = Callable[[Sequence[Rows], int], Layout]
-"""Lays out the rows of requests one after the other, for KV blocks of this size."""
+class LayoutOps:
+    """Lays out passes and brings them to the device: stock operations. Kernels may do it in another way."""
+
+    def lay_out(self, requests: Sequence[Rows], block_size: int, group: int) -> Layout:
+        """Lay out the rows of requests one after the other.
+
+        Args:
+            requests: at least one row in all.
+            block_size: slots of a KV block.
+            group: query heads that share a key head.
+        """
+        packer = _Packer(block_size)
+        for request in requests:
+            packer.add(request)
+        return packer.finish(group)
+
+    def upload(self, tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+        """Bring all that a pass needs to the device, in one copy. On a CPU it stays as it is."""
+        return upload(tensors, device)
 
 
 @dataclass(frozen=True)
-class Batch:
+class Batch(HasForms):
     """N rows of R requests, ready for `Transformer.forward`. Index tensors serve all layers."""
 
     tokens: Tensor  # [N] int64
@@ -84,11 +104,12 @@ class Batch:
     slots: Tensor  # [N] int64, where each row's KV goes
     logit_rows: Tensor  # [M] int64, rows of tree nodes, the roots included
     asked: tuple[int, ...]  # number of logit rows of each request
-    paths: Paths  # the keys that the rows attend to
+    paths: Sequence[Path]  # the keys that the rows attend to
     num_slots: int  # size of the smallest pool with all slots in use here
     group: int
     windows: tuple[int | None, ...]
     requests: tuple[Rows, ...] = field(default=(), kw_only=True)
+    stacked: Sequence[Tensor] = field(default=(), kw_only=True)  # `Layout.lanes` on the device
 
     @classmethod
     def pack(
@@ -99,7 +120,7 @@ class Batch:
         group: int = 1,
         windows: Sequence[int | None] = (None,),
         device: torch.device | str = "cpu",
-        lay_out: LayOut | None = None,
+        ops: LayoutOps | None = None,
     ) -> Batch:
         """Lay out the rows of `requests` one after the other.
 
@@ -109,7 +130,7 @@ class Batch:
             group: query heads that share a key head.
             windows: those of the model's layers, as in `ModelSpec`; None: no window.
             device: of the index tensors.
-            lay_out: that of the kernels; None: the one with stock operations.
+            ops: the kernels; None: stock operations.
         """
         for request in requests:
             if request.first_key > request.start:
@@ -117,18 +138,22 @@ class Batch:
                     f"a row at offset {request.start} sees no keys below {request.first_key}: "
                     "not even its own"
                 )
-        layout = (lay_out or stock_layout)(requests, block_size)
+        ops = ops or LayoutOps()
+        layout = ops.lay_out(requests, block_size, group)
+        host = [layout.tokens, layout.positions, layout.slots, layout.logit_rows, *layout.lanes]
+        tokens, positions, slots, logit_rows, *stacked = ops.upload(host, torch.device(device))
         return cls(
-            tokens=layout.tokens.to(device),
-            positions=layout.positions.to(device),
-            slots=layout.slots.to(device),
-            logit_rows=layout.logit_rows.to(device),
+            tokens=tokens,
+            positions=positions,
+            slots=slots,
+            logit_rows=logit_rows,
             asked=tuple(layout.asked),
             paths=layout.paths,
             num_slots=layout.num_slots,
             group=group,
             windows=tuple(windows),
             requests=tuple(requests),
+            stacked=stacked,
         )
 
     @property
@@ -149,19 +174,23 @@ class Batch:
             first = strands[-1].end
         return Strands(tuple(strands))
 
-    @property
+    @cached_property
     def lanes(self) -> tuple[Lanes, ...]:
         """The paths padded to rectangles, for stock operations."""
-        return self._stacked[0]
+        _, *parts = self._stacked
+        lanes = zip(parts[::3], parts[1::3], parts[2::3], strict=True)
+        return tuple(Lanes.of(rows, keys, positions, self.windows) for rows, keys, positions in lanes)
 
     @property
     def lane_rows(self) -> Tensor:
         """`[N]` int64: each row's place in the lanes' concatenated rows."""
-        return self._stacked[1]
+        return self._stacked[0]
 
     @cached_property
-    def _stacked(self) -> tuple[tuple[Lanes, ...], Tensor]:
-        return stack_paths(self.paths.listed, len(self.tokens), self.group, self.windows, self.tokens.device)
+    def _stacked(self) -> Sequence[Tensor]:
+        if self.stacked:
+            return self.stacked
+        return upload(stack_paths(self.paths, len(self.tokens), self.group), self.tokens.device)
 
 
 def _strand(request: Rows, first: int) -> Strand:
@@ -178,14 +207,6 @@ def _strand(request: Rows, first: int) -> Strand:
         is_new=start <= 0,
         marks=marked(request.marks, start, advancing),
     )
-
-
-def stock_layout(requests: Sequence[Rows], block_size: int) -> Layout:
-    """Lay out the rows of `requests` one after the other, with stock operations."""
-    packer = _Packer(block_size)
-    for request in requests:
-        packer.add(request)
-    return packer.finish()
 
 
 @dataclass(slots=True)
@@ -247,7 +268,7 @@ class _Packer:
                 self.paths.append(Path([base + row for row in rows], positions.take(rows), keys, shared))
                 shared = len(context)
 
-    def finish(self) -> Layout:
+    def finish(self, group: int) -> Layout:
         def tensor(parts: Iterable[Sequence[int] | IntArray]) -> Tensor:
             return torch.from_numpy(np.concatenate([np.asarray(p, dtype=np.int64) for p in parts]))
 
@@ -257,6 +278,7 @@ class _Packer:
             slots=tensor(self.slots),
             logit_rows=tensor(self.logit_rows),
             asked=[len(rows) for rows in self.logit_rows],
-            paths=PathList(tuple(self.paths)),
+            paths=tuple(self.paths),
             num_slots=self.num_slots,
+            lanes=stack_paths(self.paths, self.num_rows, group),
         )

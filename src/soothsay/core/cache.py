@@ -80,7 +80,7 @@ class KVPool:
         device: torch.device,
         states: StatePool | None = None,
     ):
-        self.block_size, self.states = block_size, states
+        self.block_size, self.states, self._device = block_size, states, device
         self.num_slots = slots = num_blocks * block_size
         zeros = mapped_zeros if device.type == "cpu" else partial(torch.zeros, device=device)
         counts = Counter(shapes)
@@ -126,9 +126,9 @@ class KVPool:
                     sources.append(self._slot(move.table, source))
                     targets.append(self._slot(move.table, target))
         if sources:
+            old, new = torch.tensor([sources, targets], device=self._device)
             for part in self._parts.values():
-                rows = part.index_select(2, torch.tensor(sources, device=part.device))
-                part.index_copy_(2, torch.tensor(targets, device=part.device), rows)
+                part.index_copy_(2, new, part.index_select(2, old))
 
     def _slot(self, table: IntArray, offset: int) -> int:
         return int(table[offset // self.block_size]) * self.block_size + offset % self.block_size

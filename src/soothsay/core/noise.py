@@ -7,7 +7,7 @@ the noise of one token can be computed without that of the others.
 from __future__ import annotations
 
 import math
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -15,58 +15,6 @@ LOW_32_BITS = 0xFFFFFFFF
 LOW_64_BITS = 0xFFFFFFFFFFFFFFFF
 
 Numbers = TypeVar("Numbers", int, Tensor)
-
-
-class SamplingKernels(Protocol):
-    """The operations of sampling that depend on the device. `soothsay.model.kernels.Kernels` has them."""
-
-    draws_by_race: bool
-    """Whether `largest`, `race` and `mass_before` are faster than the scores of all tokens, and the first of
-    equal numbers comes first in all three."""
-
-    def uniform(self, keys: Tensor, tokens: Tensor) -> Tensor:
-        """Uniform numbers, to the bit those of the function `uniform`."""
-
-    def largest(self, x: Tensor, count: int, factors: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The largest numbers of each row, `[M, min(count, V)]` values and places, the largest first.
-
-        Args:
-            x: `[M, V]` float32.
-            count: how many are wanted in each row.
-            factors: `[M]` float32 above 0. With them, values are log-softmax of each row times its factor.
-        """
-
-    def argmax(self, x: Tensor) -> Tensor:
-        """The place of each row's largest number, the first of equal ones: `[M, V]` float32 -> `[M]`."""
-
-    def race(self, x: Tensor, factors: Tensor, keys: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """The tokens with the largest `factor * number + noise`, without the noise of the others.
-
-        Args:
-            x: `[M, V]` float32.
-            factors: `[M]` float32 above 0.
-            keys: `[M, 2]` int64, of the noise that `gumbel` gives.
-            count: how many are wanted in each row.
-
-        Returns:
-            `[M, min(count, V)]` values and tokens, the largest first. Values may be off by some units in the
-            last place. Minus infinity may be at any token.
-        """
-
-    def mass_before(self, x: Tensor, factors: Tensor, tops: Tensor, floors: Tensor, places: Tensor) -> Tensor:
-        """The probability of all tokens that are likelier than one of them, in each row.
-
-        Args:
-            x: `[M, V]` float32.
-            factors: `[M]` float32 above 0. Probabilities are the softmax of `factor * x`.
-            tops: `[M]`, the largest number of each row.
-            floors: `[M]`; tokens with numbers below have probability 0.
-            places: `[M]` int64, the token of each row, whose number is at least the floor. Equally likely
-                tokens come in order of their ids.
-
-        Returns:
-            `[M]` float32.
-        """
 
 
 def noise_key(*words: int) -> tuple[int, int]:
@@ -80,21 +28,6 @@ def noise_key(*words: int) -> tuple[int, int]:
     return z & LOW_32_BITS, z >> 32
 
 
-def gumbel(keys: Tensor, tokens: Tensor, kernels: SamplingKernels) -> Tensor:
-    """Standard Gumbel noise of each token under each key.
-
-    Args:
-        keys: `[M, 2]` int64, 32 bits each.
-        tokens: `[M, W]` or `[1, W]` int64 token ids.
-        kernels: hash on the device of `keys` and `tokens`.
-
-    Returns:
-        `[M, W]` float32.
-    """
-    # the exponential near 0 decides, so its precision is kept there
-    return kernels.uniform(keys, tokens).neg_().log1p_().neg_().log_().neg_()
-
-
 def exponential(key: tuple[int, int], token: int) -> float:
     """The exponential variate of a token, in double precision. Its Gumbel noise is minus the logarithm."""
     hashed = _mix(_mix(token * 0x9E3779B1 + key[0]) + key[1])
@@ -104,7 +37,11 @@ def exponential(key: tuple[int, int], token: int) -> float:
 def uniform(keys: Tensor, tokens: Tensor) -> Tensor:
     """Numbers in (0, 1), `[M, W]` float32, by 32-bit hashing (the "lowbias32" mixer), on any device.
 
-    Arguments are those of `gumbel`. csrc/noise.cpp computes the same bits.
+    csrc/noise.cpp computes the same bits.
+
+    Args:
+        keys: `[M, 2]` int64, 32 bits each.
+        tokens: `[M, W]` or `[1, W]` int64 token ids.
     """
     x = _mix(tokens * 0x9E3779B1 + keys[:, :1])
     x = _mix(x.add_(keys[:, 1:]))

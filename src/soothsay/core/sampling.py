@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -23,14 +23,11 @@ from torch import Tensor
 from soothsay.core.arrays import FloatArray, IntArray
 from soothsay.core.bad_sequences import BadSequences
 from soothsay.core.constraint import Constraint
-from soothsay.core.functions import log_total
-from soothsay.core.noise import SamplingKernels, gumbel, noise_key
-from soothsay.core.params import MIN_TEMPERATURE, SamplingParams
+from soothsay.core.noise import noise_key
+from soothsay.core.params import SamplingParams
+from soothsay.core.sampling_ops import Draws, SampledRows, SamplingOps
 from soothsay.core.tree import DraftTree
 from soothsay.core.verify import Guessing
-
-NUCLEUS_WIDTH = 256
-"""Number of likeliest tokens among which top-p searches first. A row with a larger nucleus takes more."""
 
 PICK_BLOCK = 128
 """Block of weights whose sum is looked up before one of them is picked."""
@@ -64,15 +61,31 @@ class Nodes:
     indices: Sequence[int]
 
 
-def perturb(
-    logits: Tensor, asked: Sequence[Nodes], kernels: SamplingKernels, ids: Tensor | None = None
-) -> Tensor:
+def draw(logits: Tensor, asked: Sequence[Nodes], ops: SamplingOps) -> Draws:
+    """The token that the target emits at each node: the best of `perturb`. See `SamplingOps.draw`.
+
+    Arguments are those of `perturb`. No request may have a verifier without shared noise.
+    """
+    adjusted, noisy, noiseless = _adjusted(logits, asked)
+    assert not noiseless.rows, "their verifiers need the scores of all tokens"
+    if noisy.rows and len(noisy.rows) == len(logits):
+        return ops.draw(adjusted, noisy.table(logits.device))
+    values, tokens = ops.largest(adjusted, 1)
+    likeliest = Draws(tokens[:, 0], values[:, 0])
+    if not noisy.rows:
+        return likeliest
+    rows = torch.tensor(noisy.rows, device=logits.device)
+    drawn = ops.draw(adjusted.index_select(0, rows), noisy.table(logits.device))
+    return Draws(*(all_.index_copy(0, rows, own) for all_, own in zip(likeliest, drawn, strict=True)))
+
+
+def perturb(logits: Tensor, asked: Sequence[Nodes], ops: SamplingOps, ids: Tensor | None = None) -> Tensor:
     """Scores whose argmax is the token emitted at each node; log p for verifiers without shared noise.
 
     Args:
         logits: `[M, V]` float32, the rows of all of `asked` in order. Not changed.
         asked: the nodes of the rows.
-        kernels: of the device of `logits`.
+        ops: of the device of `logits`.
         ids: `[V]` int64, the tokens that the columns stand for; None: all tokens. Only for requests whose
             logits nothing changes before they are scaled.
 
@@ -80,53 +93,57 @@ def perturb(
         `[M, V]` float32: log p up to a constant, minus infinity where p is 0. At a temperature above 0, a
         verifier with shared noise adds the noise of the node's next position.
     """
-    adjusted, noisy, noiseless = adjust(logits, asked)
-    scores = adjusted
-    if noisy:
-        keys = torch.tensor([key for *_, key in noisy], device=logits.device)
-        if len(noisy) == len(logits):
-            return perturb_rows(adjusted, [params for _, params, _ in noisy], keys, kernels, ids)
-        scores = _replace(scores, adjusted, [(row, params) for row, params, _ in noisy], keys, kernels, ids)
-    return _replace(scores, adjusted, noiseless, None, kernels, ids) if noiseless else scores
+    scores, *sampled = _adjusted(logits, asked)
+    adjusted = scores
+    for some in sampled:
+        if some.rows and len(some.rows) == len(logits):
+            return ops.scores(adjusted, some.table(logits.device), ids)
+        if some.rows:
+            rows = torch.tensor(some.rows, device=logits.device)
+            own = ops.scores(adjusted.index_select(0, rows), some.table(logits.device), ids)
+            scores = scores.index_copy(0, rows, own)
+    return scores
 
 
-Noisy = tuple[int, SamplingParams, tuple[int, int]]
-"""A row that is drawn from: its number, its parameters, and the key of its noise."""
+@dataclass(slots=True)
+class _Sampled:
+    """Rows of a temperature above 0, their parameters, and the keys of their noise."""
+
+    has_noise: bool
+    rows: list[int] = field(default_factory=list)
+    params: list[SamplingParams] = field(default_factory=list)
+    keys: list[tuple[int, int]] = field(default_factory=list)
+
+    def table(self, device: torch.device) -> SampledRows:
+        return SampledRows.of(self.params, self.keys if self.has_noise else None, device)
 
 
-def adjust(
-    logits: Tensor, asked: Sequence[Nodes]
-) -> tuple[Tensor, list[Noisy], list[tuple[int, SamplingParams]]]:
+def _adjusted(logits: Tensor, asked: Sequence[Nodes]) -> tuple[Tensor, _Sampled, _Sampled]:
     """Apply what changes the logits before temperature and truncation.
 
     Arguments are those of `perturb`.
 
     Returns:
-        The logits, a copy if anything has changed; the rows that get noise; and the rows and parameters of
-        verifiers without shared noise. All other rows are at temperature 0.
+        The logits, a copy if anything has changed; the rows that get noise; and those of verifiers without
+        shared noise. All other rows are at temperature 0.
     """
     adjusted, begin = logits, 0
-    noisy: list[Noisy] = []
-    noiseless: list[tuple[int, SamplingParams]] = []
+    noisy, noiseless = _Sampled(True), _Sampled(False)
     for nodes in asked:
         request, params, end = nodes.request, nodes.request.params, begin + len(nodes.indices)
         if request.constraint is not None or params.changes_logits:
             adjusted = logits.clone() if adjusted is logits else adjusted
             _adjust(adjusted[begin:end], nodes)
-        if params.temperature > 0 and params.rule.guessing is not Guessing.SHARED_NOISE:
-            noiseless += [(row, params) for row in range(begin, end)]
-        elif params.temperature > 0:
-            position = len(request.tokens)  # of the token after the root
-            for row, node in enumerate(nodes.indices, start=begin):
-                noisy.append((row, params, noise_key(request.seed, position + nodes.tree.depths[node])))
+        if params.temperature > 0:
+            shares_noise = params.rule.guessing is Guessing.SHARED_NOISE
+            own = noisy if shares_noise else noiseless
+            own.rows += range(begin, end)
+            own.params += [params] * len(nodes.indices)
+            if shares_noise:
+                position = len(request.tokens)  # of the token after the root
+                own.keys += [noise_key(request.seed, position + nodes.tree.depths[i]) for i in nodes.indices]
         begin = end
     return adjusted, noisy, noiseless
-
-
-def best_tokens(scores: Tensor, kernels: SamplingKernels) -> list[int]:
-    """The token of each row's largest score, `[M, V]` float32; the first of equal ones."""
-    tokens: list[int] = kernels.argmax(scores).tolist()
-    return tokens
 
 
 class Keyed:
@@ -167,88 +184,14 @@ def derive_seed(seed: int, index: int) -> int:
     return seed if index == 0 else (high << 31) ^ low
 
 
-def _replace(
-    scores: Tensor,
-    logits: Tensor,
-    sampled: Sequence[tuple[int, SamplingParams]],
-    keys: Tensor | None,
-    kernels: SamplingKernels,
-    ids: Tensor | None,
-) -> Tensor:
-    """`scores` with some rows replaced by those of `perturb_rows`."""
-    rows = torch.tensor([row for row, _ in sampled], device=logits.device)
-    new = perturb_rows(logits.index_select(0, rows), [params for _, params in sampled], keys, kernels, ids)
-    return scores.index_copy(0, rows, new)
-
-
-def perturb_rows(
-    logits: Tensor,
-    params: Sequence[SamplingParams],
-    keys: Tensor | None,
-    kernels: SamplingKernels,
-    ids: Tensor | None = None,
-) -> Tensor:
-    """Rows `[R, V]` of temperature above 0, scaled and truncated, plus noise if there are keys.
-
-    `ids` are those of `perturb`.
-    """
-    device, vocab = logits.device, logits.shape[1]
-    temperatures = [max(p.temperature, MIN_TEMPERATURE) for p in params]
-    logits = logits / torch.tensor(temperatures, device=device)[:, None]
-    if any(p.min_p > 0 for p in params):
-        floor = torch.tensor([math.log(p.min_p) if p.min_p > 0 else -math.inf for p in params], device=device)
-        logits = logits.masked_fill(logits < logits.amax(-1, keepdim=True) + floor[:, None], -math.inf)
-    cut = [row for row, p in enumerate(params) if p.top_p < 1 or 0 < p.top_k < vocab]
-    if len(cut) < len(params):
-        everything = torch.arange(vocab, device=device) if ids is None else ids
-        full = logits if keys is None else logits + gumbel(keys, everything[None], kernels)
-    else:
-        full = torch.empty_like(logits)
-    width = min(NUCLEUS_WIDTH, vocab)
-    while cut:
-        rows = torch.tensor(cut, device=device)
-        own = [params[row] for row in cut]
-        values, tokens, complete = nucleus(logits.index_select(0, rows), own, width, kernels)
-        named = tokens if ids is None else ids[tokens]
-        noise = 0.0 if keys is None else gumbel(keys.index_select(0, rows), named, kernels)
-        kept = torch.full((len(cut), vocab), -math.inf, device=device)
-        full.index_copy_(0, rows, kept.scatter_reduce_(1, tokens, values + noise, "amax"))
-        cut = [row for row, done in zip(cut, complete.tolist(), strict=True) if not done]
-        width = min(16 * width, vocab)
-    return full
-
-
-def nucleus(
-    logits: Tensor, params: Sequence[SamplingParams], width: int, kernels: SamplingKernels
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Top-k, then top-p among the rest, within the `width` likeliest tokens.
-
-    Returns:
-        `[R, width]` logits, minus infinity for tokens that are cut; `[R, width]` their tokens; and `[R]`
-        whether `width` was enough.
-    """
-    device, vocab = logits.device, logits.shape[1]
-    top_k = torch.tensor([p.top_k if 0 < p.top_k < vocab else vocab for p in params], device=device)[:, None]
-    top_p = torch.tensor([p.top_p for p in params], device=device)[:, None]
-    few = width <= NUCLEUS_WIDTH  # `largest` is for few
-    values, tokens = kernels.largest(logits, width) if few else logits.topk(width, dim=-1)  # [R, width]
-    values = values.masked_fill(torch.arange(width, device=device) >= top_k, -math.inf)
-    whole = torch.where(top_k <= width, log_total(values), log_total(logits))
-    probs = (values - whole).exp()
-    reached = probs.cumsum(-1)
-    values = values.masked_fill(reached - probs >= top_p, -math.inf)
-    in_sight = (top_k == vocab) & (reached[:, -1:] >= top_p)  # with a larger top_k, the total is unknown
-    complete = (width == vocab) | (top_k <= width) | in_sight
-    return values, tokens, complete[:, 0]
-
-
 def _adjust(logits: Tensor, nodes: Nodes) -> None:
     """Apply bias, penalties, bans and grammar, in place, to the rows `[m, V]` of one request."""
     request, tree, params = nodes.request, nodes.tree, nodes.request.params
     output = request.tokens[request.num_prompt :]
     if params.logit_bias:
-        ids = torch.tensor([int(token) for token in params.logit_bias], device=logits.device)
-        logits[:, ids] += torch.tensor([float(b) for b in params.logit_bias.values()], device=logits.device)
+        pairs = [(float(token), float(bias)) for token, bias in params.logit_bias.items()]
+        ids, biases = torch.tensor(pairs, dtype=torch.float64, device=logits.device).t()
+        logits[:, ids.long()] += biases.float()
     if params.has_penalties:
         vocab = logits.shape[1]
         counts = np.repeat(np.bincount(output, minlength=vocab)[None], len(nodes.indices), axis=0)  # [m, V]
@@ -279,27 +222,29 @@ def _forbid(logits: Tensor, nodes: Nodes) -> None:
     """
     request, tree, params = nodes.request, nodes.tree, nodes.request.params
     if params.allowed_mask is not None:
-        allowed = torch.zeros(logits.shape[1], dtype=torch.bool, device=logits.device)
-        allowed[: len(params.allowed_mask)] = torch.from_numpy(params.allowed_mask).to(logits.device)
-        for row in logits:
-            _ban(row, ~allowed)
+        allowed = np.zeros(logits.shape[1], dtype=np.bool_)
+        allowed[: len(params.allowed_mask)] = params.allowed_mask
+        _ban(logits, logits.masked_fill(torch.from_numpy(~allowed).to(logits.device), -math.inf))
     num_output = len(request.tokens) - request.num_prompt
     if request.bad_sequences:
         reach = min(request.bad_sequences.reach, num_output)
         output = request.tokens[len(request.tokens) - reach :].tolist()
-        for row, node in zip(logits, nodes.indices, strict=True):
-            said = output + [tree.tokens[ancestor] for ancestor in tree.path(node)[1:]]
-            last = request.bad_sequences.after(said)
-            _ban(row, torch.tensor(last, dtype=torch.int64, device=logits.device))
+        paths = ([tree.tokens[ancestor] for ancestor in tree.path(node)[1:]] for node in nodes.indices)
+        last = [request.bad_sequences.after(output + path) for path in paths]
+        _ban_tokens(logits, [(row, token) for row, own in enumerate(last) for token in own])
     if num_output < params.min_tokens:
-        ends = torch.tensor(sorted(request.end_tokens), dtype=torch.int64, device=logits.device)
-        for row, node in zip(logits, nodes.indices, strict=True):
-            if num_output + tree.depths[node] < params.min_tokens:
-                _ban(row, ends)
+        early = [num_output + tree.depths[node] < params.min_tokens for node in nodes.indices]
+        ends = request.end_tokens
+        _ban_tokens(logits, [(row, token) for row, own in enumerate(early) if own for token in ends])
 
 
-def _ban(row: Tensor, tokens: Tensor) -> None:
-    """Set some of the logits `[V]` to minus infinity, in place, unless none would be left."""
-    banned = row.index_put((tokens,), torch.tensor(-math.inf, device=row.device))
-    if banned.max() > -math.inf:
-        row.copy_(banned)
+def _ban_tokens(logits: Tensor, places: Sequence[tuple[int, int]]) -> None:
+    """Set the logits of tokens, each in a row of its own, to minus infinity; see `_ban`."""
+    if places:
+        rows, tokens = torch.tensor(places, device=logits.device).t()
+        _ban(logits, logits.index_put((rows, tokens), logits.new_tensor(-math.inf)))
+
+
+def _ban(logits: Tensor, banned: Tensor) -> None:
+    """Replace the rows of `logits`, in place, by those of `banned` where these have tokens left."""
+    logits.copy_(torch.where(banned.amax(-1, keepdim=True) > -math.inf, banned, logits))

@@ -8,8 +8,8 @@ p is the target's distribution at a node, and q the distribution that a child wa
 without a q counts as a point mass. That keeps the distribution for any source of draft tokens, because it
 holds for each fixed tree.
 
-The scores of a node cost time: noise, masks and sums over the whole vocabulary. So a verifier asks for the
-nodes that it needs. Most verifiers need only the accepted path.
+What the target says at a node costs time: noise, masks and sums over the whole vocabulary. So a verifier
+asks for the nodes that it needs. Most verifiers need only the accepted path.
 """
 
 from __future__ import annotations
@@ -54,18 +54,17 @@ class Chance(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The target's scores at the nodes that a verifier asked for, in that order."""
+    """What the target says at the nodes that a verifier asked for, in that order."""
 
-    draws: Sequence[int]  # [n] the best token of each
-    scores: Tensor | None  # [n, V] float32 of `perturb`; None if the verifier shares noise, and needs none
+    draws: Sequence[int]  # the token of each; for verifiers that share noise
+    scores: Sequence[Tensor]  # `[V]` float32 of `perturb` each, on the host; for the other verifiers
 
     def p(self, index: int = 0) -> FloatArray:
         """`[V]`: the softmax of a node's scores, which is p if they are without noise.
 
         Raises `ModelError` if it is not a distribution.
         """
-        assert self.scores is not None
-        p: FloatArray = self.scores[index].double().softmax(-1).cpu().numpy()
+        p: FloatArray = self.scores[index].double().softmax(-1).numpy()
         if math.isnan(p[0]):  # then all of it is
             raise not_finite()
         return p
@@ -169,9 +168,9 @@ def from_leaves(tree: DraftTree, chance: Chance) -> Walk:
     levels = [_Level(tree, seen, 0, 1.0)]
     while True:
         level = levels[-1]
-        guess = next(level.tried, None)
+        guess = next(level.guesses, None)
         if guess is not None:
-            level.open = guess
+            level.current = guess
             weight = guess.ratio(level.weight * level.p[guess.token])
             if weight > 0:
                 levels.append(_Level(tree, seen, guess.node, weight))
@@ -234,13 +233,13 @@ class _Level:
 
     def __init__(self, tree: DraftTree, seen: Evidence, node: int, weight: float):
         self.node, self.weight, self.p = node, weight, seen.p(node)
-        self.tried = _guesses(tree, node)
-        self.open: _Guess | None = None
+        self.guesses = _guesses(tree, node)
+        self.current: _Guess | None = None
 
     def refuse(self) -> None:
         """Reject the open child with everything below it."""
-        assert self.open is not None
-        rest = self.open.rest(self.weight * self.p)
+        assert self.current is not None
+        rest = self.current.rest(self.weight * self.p)
         left = float(rest.sum())
         self.p = _normalized(rest, self.p)
         self.weight = left / (left + 1 - self.weight) if self.weight < 1 else 1.0

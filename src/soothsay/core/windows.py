@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from soothsay.core.strand import WITHIN, Strand
+from soothsay.core.transfer import upload
 
 
 @dataclass(frozen=True)
@@ -62,19 +63,20 @@ class WindowPlanner:
             node += strand.first_node
 
         def tensor(values: Sequence[object], *shape: int) -> Tensor:
-            return torch.tensor(values, dtype=torch.int64, device=device).view(*shape)
+            return torch.tensor(values, dtype=torch.int64).view(*shape)
 
-        slots, nodes = tensor(self.kept, -1, 2).t()
-        noted_slots, noted_nodes, noted_rows = tensor(self.noted, -1, 3).t()
-        return Windows(
-            slots=tensor(self.slots, -1),
-            kept=(slots, nodes),
-            rows=tensor(self.rows, -1, self.before + 1),
-            end_slots=tensor([slot for slot, _ in self.ends], -1),
-            ends=tensor([places for _, places in self.ends], -1, self.before),
-            noted=(noted_slots, noted_nodes),
-            noted_rows=noted_rows,
+        slots, kept, rows, end_slots, ends, noted = upload(
+            [
+                tensor(self.slots, -1),
+                tensor(self.kept, -1, 2).t(),
+                tensor(self.rows, -1, self.before + 1),
+                tensor([slot for slot, _ in self.ends], -1),
+                tensor([places for _, places in self.ends], -1, self.before),
+                tensor(self.noted, -1, 3).t(),
+            ],
+            device,
         )
+        return Windows(slots, (kept[0], kept[1]), rows, end_slots, ends, (noted[0], noted[1]), noted[2])
 
     def _add(self, s: Strand, start: list[int], first_kept: int) -> None:
         """Add a request's rows. `start`: places of its state; `first_kept`: of its first kept node."""

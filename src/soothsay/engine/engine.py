@@ -215,7 +215,7 @@ class Engine:
         """Run the stages of a step after `schedule`."""
         self._propose(turns)
         output = self._forward(turns)
-        verify(turns, output.logits, self.model.kernels)
+        verify(turns, output.logits, self.model.kernels.sampling)
         self.scheduler.mark_accepted(turns)
         if moves := [turn.move for turn in turns if turn.commits]:
             self.model.commit(self.cache, moves)
@@ -245,9 +245,8 @@ class Engine:
             rows.append(Rows(pending, request.cached, table, turn.tree, state=request.state, marks=marks))
         batch = self.model.pack(rows, self.config.block_size)
         layers = sorted({tap for turn in turns for tap in turn.request.drafter.taps})
-        hidden, tapped = self.model(batch, self.cache, taps=layers)
+        hidden, tapped, logits = self.model.run(batch, self.cache, taps=layers)
         score(turns, hidden, self.model)
-        logits = self.model.logits(batch.select_logit_rows(hidden))
         return Output(logits, dict(zip(layers, tapped, strict=True)))
 
     def _observe(self, turns: Sequence[Turn], output: Output) -> None:

@@ -46,5 +46,5 @@ def _score(turn: Turn, hidden: Tensor, model: Transformer) -> None:
         stop = min(begin + SCORED_ROWS, end)
         logits = model.logits(hidden[begin - request.cached : stop - request.cached])
         tokens = request.tokens[begin + 1 : stop + 1].tolist()
-        found = best_logprobs(logits, tokens, request.params.prompt_logprobs or 0)
-        request.prompt_logprobs.append(tokens, *(one.cpu().numpy() for one in found))
+        count = request.params.prompt_logprobs or 0
+        request.prompt_logprobs.append(tokens, *best_logprobs(logits, tokens, count, model.kernels.sampling))

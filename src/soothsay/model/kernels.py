@@ -14,14 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from soothsay.core import noise
 from soothsay.core.automaton import Automaton
-from soothsay.core.batch import Batch, Layout, Rows, stock_layout
+from soothsay.core.batch import Batch, LayoutOps
 from soothsay.core.cache import LayerMemory
 from soothsay.core.drafting import Drafting, Grown
-from soothsay.core.functions import gelu, gelu_tanh, rms_norm, sigmoid, silu, total
+from soothsay.core.functions import gelu, gelu_tanh, rms_norm, sigmoid, silu
 from soothsay.core.integer_keys import written
 from soothsay.core.refinement import Candidates, Looked, Refinement, grow
+from soothsay.core.sampling_ops import SamplingOps
 from soothsay.core.states import LayerStates
 from soothsay.core.strands import Strands
 from soothsay.model.attention import attend
@@ -129,21 +129,17 @@ FusedDraft = Callable[[Drafting], list[Grown | None]]
 """Computes rows of committed tokens and grows the trees below them in one call."""
 
 
-class Kernels(noise.SamplingKernels):
-    """Linear layers, the operations between them, and those of sampling and drafting.
+class Kernels(LayoutOps):
+    """Linear layers, the operations between them, and those of drafting.
 
     Each method here is the stock operation. A subclass computes some of them in another way. N is the number
     of rows. Tensors are contiguous, and residuals are float32.
     """
 
     name: str
-    draws_by_race = False
+    sampling = SamplingOps()
     integer_keys = False
     """Whether models with weights in integers keep integer keys; see `soothsay.core.integer_keys`."""
-
-    def lay_out(self, requests: Sequence[Rows], block_size: int) -> Layout:
-        """Lay out the rows of requests one after the other, for KV blocks of this size."""
-        return stock_layout(requests, block_size)
 
     def norm(self, x: Tensor, norm: Norm, dtype: torch.dtype) -> Tensor:
         """The norm of `x`, `[N, size]` float32, in `dtype`."""
@@ -412,7 +408,7 @@ class Kernels(noise.SamplingKernels):
     def fuse_draft(self, layers: RecurrentLayers) -> FusedDraft | None:
         """One call for all that a recurrent head drafts; None if these kernels have none for it.
 
-        The weights must keep their addresses. Noise is nearly that of `uniform`, so trees may differ where
+        The weights must keep their addresses. Noise is nearly that of `sampling`, so trees may differ where
         scores nearly tie.
         """
         return None
@@ -435,35 +431,6 @@ class Kernels(noise.SamplingKernels):
             least: minimum probability of a path in a tree.
         """
         return None
-
-    def uniform(self, keys: Tensor, tokens: Tensor) -> Tensor:
-        """See `SamplingKernels`."""
-        return noise.uniform(keys, tokens)
-
-    def argmax(self, x: Tensor) -> Tensor:
-        """See `SamplingKernels`."""
-        return x.argmax(-1)
-
-    def largest(self, x: Tensor, count: int, factors: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """See `SamplingKernels`."""
-        values, places = x.topk(min(count, x.shape[1]), dim=-1)
-        if factors is not None:
-            values = (x * factors[:, None]).log_softmax(-1).gather(1, places)
-        return values, places
-
-    def race(self, x: Tensor, factors: Tensor, keys: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """See `SamplingKernels`."""
-        noisy = x * factors[:, None] + noise.gumbel(
-            keys, torch.arange(x.shape[1], device=x.device)[None], self
-        )
-        return self.largest(noisy, count)
-
-    def mass_before(self, x: Tensor, factors: Tensor, tops: Tensor, floors: Tensor, places: Tensor) -> Tensor:
-        """See `SamplingKernels`."""
-        own = x.gather(1, places[:, None])
-        first = torch.arange(x.shape[1], device=x.device) < places[:, None]
-        p = (x.masked_fill(x < floors[:, None], -torch.inf) * factors[:, None]).softmax(-1)
-        return total(p * ((x > own) | (x == own) & first))[:, 0]
 
 
 class StockKernels(Kernels):

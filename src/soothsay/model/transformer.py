@@ -83,7 +83,7 @@ class LocalStage:
             group=self.spec.group,
             windows=self.spec.windows,
             device=self.device,
-            lay_out=self.kernels.lay_out,
+            ops=self.kernels,
         )
 
     def new_cache(self, size: PoolSize) -> KVPool:
@@ -217,6 +217,21 @@ class Transformer(nn.Module):
         """Mean number of experts that a layer ran in the last pass; None: no layer has experts."""
         mixtures = self._mixtures
         return sum(int(mixture.ran) for mixture in mixtures) / len(mixtures) if mixtures else None
+
+    def run(
+        self,
+        batch: Batch,
+        cache: KVPool | None = None,
+        layers: Sequence[int] | None = None,
+        taps: Sequence[int] = (),
+    ) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
+        """One pass with logits, as the engine and draft models run it. Arguments are those of `forward`.
+
+        Returns:
+            What `forward` returns, and `[M, V]` float32 logits of the batch's logit rows.
+        """
+        hidden, tapped = self(batch, cache, layers=layers, taps=taps)
+        return hidden, tapped, self.logits(batch.select_logit_rows(hidden))
 
     def forward(
         self,

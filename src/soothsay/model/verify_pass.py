@@ -49,9 +49,7 @@ class VerifyPass:
     @torch.inference_mode()
     def __call__(self) -> Tensor:
         """`[rows, V]` logits."""
-        batch = self.model.pack([self.rows], self.cache.block_size)
-        hidden, _ = self.model(batch, self.cache)
-        return self.model.logits(batch.select_logit_rows(hidden))
+        return self.model.run(self.model.pack([self.rows], self.cache.block_size), self.cache)[2]
 
 
 def filled_cache(model: Transformer, context: int, rows: int) -> KVPool:

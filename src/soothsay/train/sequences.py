@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from soothsay.core.batch import Batch
-from soothsay.core.paths import PathList
 from soothsay.core.states import LayerStates
 from soothsay.core.strands import Strands
 from soothsay.errors import TrainingError
@@ -66,7 +65,7 @@ class Sequences(Batch):
             slots=torch.arange(rows, device=device),
             logit_rows=torch.arange(rows, device=device),
             asked=(),
-            paths=PathList(()),
+            paths=(),
             num_slots=rows,
             group=1,
             windows=(),

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from kernels import FASTEST
+from kernels import OPS
 from one_shot import counting_model
 from verifying import match
 
 from soothsay import LLM, DrafterError, DraftTree, SamplingParams, Target
 from soothsay.config import EngineConfig
-from soothsay.core.noise import gumbel, noise_key
+from soothsay.core.noise import noise_key
 from soothsay.core.request import Request
 from soothsay.core.tenant import EVERYBODY
 from soothsay.drafters.base import Observation
@@ -125,7 +125,7 @@ def walks(
         )
         if params.temperature > 0:
             key = torch.tensor([noise_key(request.seed, len(request.tokens) + len(path))])
-            noise = gumbel(key, torch.from_numpy(tokens)[None].long(), FASTEST)[0]
+            noise = OPS.gumbel(key, torch.from_numpy(tokens)[None].long())[0]
             if log_probs[1] > -math.inf:
                 log_probs = (log_probs / params.temperature + noise).log_softmax(-1)
         order = sorted(range(len(tokens)), key=lambda i: -float(log_probs[i]))

@@ -12,11 +12,11 @@ import torch
 from soothsay import DraftTree, SamplingParams, Target
 from soothsay.config import EngineConfig
 from soothsay.core.batch import Batch, Rows
-from soothsay.core.paths import FlatPaths
 from soothsay.core.request import Request
 from soothsay.drafters.base import NoDrafter
 from soothsay.drafters.trees.context import TokenKV
 from soothsay.model.load import best_kernels
+from soothsay.model.native.layout import FlatPaths
 from soothsay.model.transformer import Transformer
 
 Make = Callable[..., Transformer]
@@ -87,7 +87,7 @@ def test_both_layouts_of_paths_agree_on_what_is_seen(seed: int) -> None:
     expected = {0: range(hidden, start + 1), 1: range(hidden, root + 1)}
     for node in range(1, len(tree)):
         expected[node + 1] = [*range(hidden, root + 1), *(root + n for n in tree.path(node)[1:])]
-    flat = FlatPaths.of(batch.paths.listed)
+    flat = FlatPaths.of(batch.paths).lists
     for i in range(len(flat.row_begin) - 1):
         keys = flat.keys[flat.key_begin[i] : flat.key_begin[i + 1]].tolist()
         for at in range(int(flat.row_begin[i]), int(flat.row_begin[i + 1])):

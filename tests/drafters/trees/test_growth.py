@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from drafting import GREEDY, make_request
-from kernels import FASTEST
+from kernels import OPS
 from torch import Tensor
 
 from soothsay import DraftTree
@@ -118,7 +118,7 @@ SHAPES = {
 @pytest.mark.parametrize("kind", SHAPES)
 def test_trees_of_a_batch_are_those_of_each_request_by_definition(kind: str, least: float) -> None:
     memory, batch, shape = Memory(), requests(), SHAPES[kind]
-    trees = TreeGrower(shape, FASTEST).grow(memory, batch, least)
+    trees = TreeGrower(shape, OPS).grow(memory, batch, least)
     for request, tree in zip(batch[:-1], trees, strict=False):
         assert nodes_of(tree) == grown_alone(request, shape, least)
     assert len(trees[-1]) == 1, "there is room for the root only"
@@ -128,7 +128,7 @@ def test_trees_of_a_batch_are_those_of_each_request_by_definition(kind: str, lea
 @pytest.mark.parametrize("kind", SHAPES)
 def test_a_node_is_computed_after_its_parent_and_only_once(kind: str) -> None:
     memory, batch = Memory(), requests()
-    trees = TreeGrower(SHAPES[kind], FASTEST).grow(memory, batch)
+    trees = TreeGrower(SHAPES[kind], OPS).grow(memory, batch)
     known = [{(tree.tokens[0], *path) for path in nodes_of(tree)} for tree in trees]
     for level, paths in enumerate(memory.asked):
         assert len({*paths}) == len(paths)
@@ -140,12 +140,12 @@ def test_a_node_is_computed_after_its_parent_and_only_once(kind: str) -> None:
 def test_where_the_drafter_is_not_ready_nothing_is_computed() -> None:
     batch = requests()
     memory = Memory(unready=batch[1:])
-    trees = TreeGrower(SHAPES["wide"], FASTEST).grow(memory, batch)
+    trees = TreeGrower(SHAPES["wide"], OPS).grow(memory, batch)
     assert [len(tree) > 1 for tree in trees] == [True, False, False, False, False]
     assert [tree.tokens[0] for tree in trees] == [3, 5, 6, 9, 8]
     assert memory.asked[0] == [(3,)]
     nobody = Memory(unready=batch)
-    assert [len(tree) for tree in TreeGrower(SHAPES["wide"], FASTEST).grow(nobody, batch)] == [1] * 5
+    assert [len(tree) for tree in TreeGrower(SHAPES["wide"], OPS).grow(nobody, batch)] == [1] * 5
     assert nobody.asked == []
 
 
@@ -153,7 +153,7 @@ def test_no_more_is_drawn_than_the_grower_s_largest_tree_has() -> None:
     params = replace(GREEDY, temperature=1.0, verifier="rsd", seed=1)
     sizes = {}
     for most in (None, 4):
-        grower = TreeGrower(ConfidentShape(4, 2, 3), FASTEST, most)
+        grower = TreeGrower(ConfidentShape(4, 2, 3), OPS, most)
         trees = grower.grow(Memory(), [make_request((1, seed), params, nodes=30) for seed in range(20)])
         sizes[most] = max(len(tree) for tree in trees)
         assert all(tree.draws for tree in trees)

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from kernels import FASTEST, STOCK
+from kernels import OPS, STOCK_OPS
 from torch import Tensor
 
 from soothsay import DraftTree, SamplingParams
 from soothsay.core.request import Request
 from soothsay.core.sampling import Nodes, perturb
+from soothsay.core.sampling_ops import SamplingOps
 from soothsay.drafters.base import NoDrafter
 from soothsay.drafters.trees.guesses import guess, likeliest
-from soothsay.model.kernels import Kernels
 
 GREEDY = SamplingParams(temperature=0)
 SAMPLED = SamplingParams(temperature=0.7, top_k=20)
@@ -41,16 +41,16 @@ def test_greedy_guesses_are_surer_than_the_drafter_says(kinds: Sequence[Sampling
     logits = torch.randn(2 * len(kinds), 50) * 2
     given = logits.clone()
     asked = [nodes(params, 2, seed) for seed, params in enumerate(kinds)]
-    values, tokens, scores = likeliest(logits, asked, 50, FASTEST)
+    values, tokens, scores = likeliest(logits, asked, 50, OPS)
     together = by_token(values, tokens).split(2)
     assert torch.equal(logits, given)
-    assert torch.equal(scores, perturb(logits, asked, FASTEST))
+    assert torch.equal(scores, perturb(logits, asked, OPS))
     for own, rows, one in zip(together, logits.split(2), asked, strict=True):
-        scores = perturb(rows, [one], FASTEST)
+        scores = perturb(rows, [one], OPS)
         power = 2 if one.request.params.temperature == 0 else 1
         expected = scores.softmax(-1) ** power
         torch.testing.assert_close(own.exp(), expected / expected.sum(-1, keepdim=True))
-        assert torch.equal(own, by_token(*likeliest(rows, [one], 50, FASTEST)[:2]))
+        assert torch.equal(own, by_token(*likeliest(rows, [one], 50, OPS)[:2]))
         assert torch.equal(own.argmax(-1), scores.argmax(-1))
 
 
@@ -63,17 +63,17 @@ def test_guesses_below_a_bound_are_left_out() -> None:
     assert tree.scores == [0.0, -1.0, -1.5, -0.5, -2.5]
 
 
-@pytest.mark.parametrize("kernels", [FASTEST, STOCK])
+@pytest.mark.parametrize("ops", [OPS, STOCK_OPS])
 @pytest.mark.parametrize("vocab", [5, 97, 8192])
-def test_the_largest(kernels: Kernels, vocab: int) -> None:
+def test_the_largest(ops: SamplingOps, vocab: int) -> None:
     x = torch.stack([torch.randperm(vocab) for _ in range(7)]).float() / vocab
     x[1, -1] = x[2, 0] = x[3, -3] = 2.0  # at the edges
     factors = torch.linspace(0.5, 20, 7)
-    values, places = kernels.largest(x, 20)
+    values, places = ops.largest(x, 20)
     expected = x.topk(min(20, vocab), dim=-1)
     assert torch.equal(values, expected.values)
     assert torch.equal(places, expected.indices)
-    values, places = kernels.largest(x, 3, factors)
+    values, places = ops.largest(x, 3, factors)
     assert torch.equal(places, expected.indices[:, :3])
     torch.testing.assert_close(
         values, (x * factors[:, None]).log_softmax(-1).gather(1, places), rtol=0, atol=1e-5

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from drafting import GREEDY, make_request
-from kernels import FASTEST
+from kernels import OPS
 from verifying import match
 
 from soothsay import DrafterError, DraftTree
@@ -67,7 +67,7 @@ def steps(layout: TreeLayout, request: Request, count: int, right: Sequence[int]
 class TestLayout:
     def test_a_measured_tree_grows_towards_what_is_right(self) -> None:
         request = make_request(nodes=5)
-        layout = TreeLayout("measured", depth=3, branch=5, size=20, kernels=FASTEST)
+        layout = TreeLayout("measured", depth=3, branch=5, size=20, ops=OPS)
         trees = list(steps(layout, request, 150, right=[1, 2, 0]))
         _, said = guesses_and_truth([1, 2, 0])
         assert len(trees[0].walk(said)) < 4
@@ -78,7 +78,7 @@ class TestLayout:
         request = make_request(nodes=5)
         trees = list(
             steps(
-                TreeLayout("static", depth=3, branch=5, size=20, kernels=FASTEST),
+                TreeLayout("static", depth=3, branch=5, size=20, ops=OPS),
                 request,
                 60,
                 right=[1, 2, 0],
@@ -90,7 +90,7 @@ class TestLayout:
     def test_trees_are_no_larger_or_deeper_than_is_of_use(self, kind: str) -> None:
         logits = torch.randn(12, 50)
         for nodes, left in ((1, 9), (2, 9), (9, 9), (100, 9), (9, 1), (9, 2), (9, 3)):
-            layout = TreeLayout(kind, depth=4, branch=6, size=30, kernels=FASTEST)
+            layout = TreeLayout(kind, depth=4, branch=6, size=30, ops=OPS)
             params = replace(GREEDY, max_tokens=left)
             requests = [make_request(params=params, nodes=nodes) for _ in range(3)]
             for tree in layout.trees(requests, logits, [4] * 3):
@@ -103,9 +103,9 @@ class TestLayout:
         with pytest.raises(
             DrafterError, match=r"tree='wide' is not known; choose best-first, static, measured"
         ):
-            TreeLayout("wide", 3, 3, 3, FASTEST)
+            TreeLayout("wide", 3, 3, 3, OPS)
         for branch, size in ((0, 3), (3, 0)):
             with pytest.raises(
                 DrafterError, match=rf"branch={branch}, nodes={size}: each must be at least 1"
             ):
-                TreeLayout("static", 3, branch, size, FASTEST)
+                TreeLayout("static", 3, branch, size, OPS)

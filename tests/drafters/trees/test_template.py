@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from drafting import make_request
-from kernels import FASTEST
+from kernels import OPS
 
 from soothsay import DraftTree, SamplingParams
 from soothsay.core.request import Request
@@ -187,7 +187,7 @@ class TestRanking:
     def ranked(
         self, requests: list[Request], logits: torch.Tensor, depths: list[int], ranks: int
     ) -> list[Ranked]:
-        return rank_rows(score_rows(requests, logits, depths, FASTEST), depths, ranks, FASTEST)
+        return rank_rows(score_rows(requests, logits, depths, OPS), depths, ranks, OPS)
 
     def test_greedy_is_the_likeliest_tokens(self) -> None:
         logits = self.logits(6)
@@ -209,7 +209,7 @@ class TestRanking:
             for depth, guesses in enumerate(own):
                 chain = DraftTree(4)
                 chain.extend([0] * depth)
-                drawn = perturb(rows[depth : depth + 1], [Nodes(request, chain, [depth])], FASTEST).argmax()
+                drawn = perturb(rows[depth : depth + 1], [Nodes(request, chain, [depth])], OPS).argmax()
                 assert guesses[0][0] == drawn
                 assert len(guesses) == 5, "top_k leaves no more"
 

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.integer_keys import written
-from soothsay.core.paths import PathList
 from soothsay.core.tree import DraftTree
 from soothsay.model.attention import attend
 from soothsay.model.native.kernels import NativeKernels
@@ -164,10 +163,8 @@ def test_paths_get_the_same_bits_with_their_common_context_and_each_by_itself(
 ) -> None:
     torch.manual_seed(0)
     together = pack(random_requests(np.random.default_rng(sum(heads))), heads[1])
-    assert max(path.shared for path in together.paths.listed) > 128
-    apart = replace(
-        together, paths=PathList(tuple(replace(path, shared=0) for path in together.paths.listed))
-    )
+    assert max(path.shared for path in together.paths) > 128
+    apart = replace(together, paths=tuple(replace(path, shared=0) for path in together.paths))
     q, kv = inputs(*heads, len(together.tokens), dtype)
     for window in WINDOWS:
         for own in (None, sinks(*heads)):

@@ -19,7 +19,7 @@ from itertools import count
 import torch
 
 from soothsay.core.learned import Learned, State
-from soothsay.core.noise import gumbel, noise_key
+from soothsay.core.noise import noise_key
 from soothsay.core.request import Request
 from soothsay.core.tenant import EVERYBODY, PerTenant, Tenant
 from soothsay.core.tree import DraftTree
@@ -288,7 +288,7 @@ class Learning(LevelwiseDrafter, ReadingDrafter):
 
         def given_noise(known: dict[int, float], depth: int) -> dict[int, float]:
             key = torch.tensor([noise_key(request.seed, len(request.tokens) + depth)])
-            drawn = gumbel(key, torch.tensor([[*known]]), self.target.model.kernels)[0].tolist()
+            drawn = self.target.model.kernels.sampling.gumbel(key, torch.tensor([[*known]]))[0].tolist()
             weights = {token: p * math.exp(g) for (token, p), g in zip(known.items(), drawn, strict=True)}
             total = sum(weights.values()) + max(1.0 - sum(known.values()), 0.0)
             return {token: weight / total for token, weight in weights.items()}

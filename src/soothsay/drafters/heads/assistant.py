@@ -12,7 +12,6 @@ from torch import Tensor
 from soothsay.config import DType
 from soothsay.core.batch import Batch
 from soothsay.core.paths import Path as KeyPath
-from soothsay.core.paths import PathList
 from soothsay.core.request import Request
 from soothsay.drafters.base import Target
 from soothsay.drafters.heads.feature_drafter import LastFeatureDrafter
@@ -95,7 +94,7 @@ class Assistant(LastFeatureDrafter[AssistantHead], GrownDrafter[Tensor]):
             slots=rows_of_all,  # nothing is written
             logit_rows=rows_of_all,
             asked=(),
-            paths=PathList(tuple(paths)),
+            paths=tuple(paths),
             num_slots=0,
             group=block.group,
             windows=block.windows,

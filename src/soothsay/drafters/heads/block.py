@@ -75,7 +75,8 @@ class BlockDrafter(OnePassDrafter):
         super().__init__(target, served, pool, size, nodes, branch)
         cell = head.refiner
         self.refined = None if cell is None else RefinedTrees(head, cell, self.shared, self.max_nodes)
-        self.grower = TreeGrower(ConfidentShape(size, width, branch), target.model.kernels, self.max_nodes)
+        shape, ops = ConfidentShape(size, width, branch), target.model.kernels.sampling
+        self.grower = TreeGrower(shape, ops, self.max_nodes)
 
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
         """Return a tree for each request whose features are known, and the root alone for the others."""

@@ -75,7 +75,7 @@ class DFlash(OnePassDrafter):
         self.kv.max_rows = rows
         self.packer = BlockPacker(target, c.size, c.mask, c.sights, c.block.group)
         shape = ConfidentShape(c.num_guesses, width, branch)
-        self.grower = TreeGrower(shape, target.model.kernels, self.max_nodes)
+        self.grower = TreeGrower(shape, target.model.kernels.sampling, self.max_nodes)
 
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
         """Return a tree for each request whose features are known, and the root alone for the others."""

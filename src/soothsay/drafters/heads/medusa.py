@@ -41,7 +41,8 @@ class Medusa(LastFeatureDrafter[MedusaHead]):
         dtype: DType = "auto",
     ):
         super().__init__(target, load_head(MedusaHead, model, target, dtype))
-        self.layout = TreeLayout(tree, self.head.config.num_heads, branch, nodes, target.model.kernels)
+        depth, ops = self.head.config.num_heads, target.model.kernels.sampling
+        self.layout = TreeLayout(tree, depth, branch, nodes, ops)
         self.max_nodes = 1 + nodes
 
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:

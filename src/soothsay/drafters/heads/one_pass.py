@@ -36,7 +36,7 @@ class OnePassDrafter(FeatureDrafter[Head]):
     ):
         super().__init__(target, served, pool)
         self.shared, self.depth, self.max_nodes = served.shared, depth, 1 + nodes
-        self.layout = TreeLayout("best-first", depth, branch, nodes, target.model.kernels)
+        self.layout = TreeLayout("best-first", depth, branch, nodes, target.model.kernels.sampling)
 
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
         """Return a tree for each request whose features are known, and the root alone for the others."""

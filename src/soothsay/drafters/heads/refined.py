@@ -45,7 +45,7 @@ class RefinedTrees:
 
     def __init__(self, head: ShortlistHead, cell: Refiner, shared: TargetEnds, nodes: int):
         self.head, self.cell, self.shared, self.nodes = head, cell, shared, nodes
-        self.kernels = shared.kernels
+        self.kernels, self.ops = shared.kernels, shared.kernels.sampling
         device = shared.norm.weight.device
         ids = torch.arange(shared.vocab_size, device=device) if head.shortlist is None else head.shortlist
         self.ids: list[int] = ids.tolist()
@@ -91,17 +91,17 @@ class RefinedTrees:
         """Scores `[R * D, V_short]`; log-probabilities and places of each row's best tokens, `[R * D, K]`."""
         rows, short = [depths] * len(requests), self.head.shortlist
         if any(r.constraint is not None or r.params.changes_logits for r in requests):
-            logits = score_rows(requests, self._whole(logits), rows, self.kernels)
+            logits = score_rows(requests, self._whole(logits), rows, self.ops)
             logits = logits if short is None else logits.index_select(1, short)
         elif any(request.params.temperature > 0 for request in requests):
-            logits = score_rows(requests, logits, rows, self.kernels, short)
+            logits = score_rows(requests, logits, rows, self.ops, short)
         sharp = [factor for factor in factors for _ in range(depths)]
-        best = self.kernels.largest(logits, CANDIDATES, torch.tensor(sharp, device=logits.device))
+        best = self.ops.largest(logits, CANDIDATES, torch.tensor(sharp, device=logits.device))
         return logits, *best
 
     def _drawn(self, requests: Sequence[Request], logits: Tensor, depths: int) -> list[DraftTree]:
         """Trees for verifiers that must know what each token was drawn from: its depth, not refined."""
-        scores = score_rows(requests, self._whole(logits), [depths] * len(requests), self.kernels)
+        scores = score_rows(requests, self._whole(logits), [depths] * len(requests), self.ops)
         trees = []
         for request, rows in zip(requests, torch.split(scores, depths), strict=True):
             tree, guessing = DraftTree(int(request.tokens[-1])), request.params.rule.guessing

@@ -16,7 +16,7 @@ import torch
 
 from soothsay.core.arrays import IntArray
 from soothsay.core.learned import Learned, State
-from soothsay.core.noise import gumbel, noise_key
+from soothsay.core.noise import noise_key
 from soothsay.core.params import MIN_TEMPERATURE
 from soothsay.core.request import Request
 from soothsay.core.tenant import PerTenant, Tenant
@@ -95,7 +95,7 @@ class Recycling(Drafter):
         check_at_least_one("recycling", branch=branch, depth=depth, nodes=nodes)
         if tree not in TREE_KINDS:
             raise DrafterError(f"recycling(tree={tree!r}) is not known; choose {', '.join(TREE_KINDS)}")
-        self.target, self.kernels = target, target.model.kernels
+        self.target, self.ops = target, target.model.kernels.sampling
         self.vocab_size = target.model.config.vocab_size
         self.branch, self.depth, self.nodes, self.tree = min(branch, self.vocab_size), depth, nodes, tree
         self.max_nodes = 1 + nodes
@@ -130,7 +130,7 @@ class Recycling(Drafter):
                 # the last of equal tokens is kept: an accepted one
                 order = [*({*range(len(seen.tree))} - {*right}), *right]
                 tokens = [seen.tree.tokens[node] for node in order]
-                values, successors = self.kernels.largest(seen.logits, self.branch)
+                values, successors = self.ops.largest(seen.logits, self.branch)
                 known = self.successors[seen.request.tenant]
                 known.tokens[tokens] = successors.numpy(force=True)[order]
                 known.log_probs[tokens] = values.log_softmax(-1).numpy(force=True)[order]
@@ -229,7 +229,7 @@ class Recycling(Drafter):
         log_probs = known / max(params.temperature, MIN_TEMPERATURE)
         if params.rule.guessing is Guessing.SHARED_NOISE:
             key = torch.tensor([noise_key(request.seed, len(request.tokens) + level)])
-            noise = gumbel(key, torch.from_numpy(successors).view(1, -1), self.kernels)
+            noise = self.ops.gumbel(key, torch.from_numpy(successors).view(1, -1))
             log_probs += noise.view(successors.shape).numpy()
         log_probs -= np.maximum(log_probs.max(1, keepdims=True), LEAST)
         # 1 if there are no successors

@@ -161,28 +161,31 @@ class DraftModel(GrownDrafter[None], ReadingDrafter):
 
     def expand_roots(self, growing: Sequence[GrowingTree]) -> tuple[Tensor, None]:
         """Compute committed tokens up to the roots, see `Expander`. Nodes have no state but their KV."""
-        hidden: dict[Request, Tensor] = {}
+        ends, passes = list[Request](), list[Tensor]()
         for batch in self.kv.catch_up({g.request: g.expanded for g in growing}):
-            hidden.update(zip(batch.ends, self.run(batch.rows), strict=True))
-        return self._logits(torch.stack([hidden[g.request] for g in growing])), None
+            ends += batch.ends
+            passes.append(self.run(batch.rows))
+        logits = passes[-1] if len(passes[-1]) == len(ends) else torch.cat(passes)
+        if ends != (wanted := [g.request for g in growing]):
+            logits = logits[[ends.index(request) for request in wanted]]
+        return self._whole(logits), None
 
     def expand_nodes(self, growing: Sequence[GrowingTree], states: None) -> tuple[Tensor, None]:
         """Compute the frontiers, see `Expander`."""
-        return self._logits(self.run([g.frontier_rows() for g in growing])), None
+        return self._whole(self.run([g.frontier_rows() for g in growing])), None
 
     def run(self, rows: Sequence[Rows]) -> Tensor:
-        """Compute a pass of the draft model; `[M, H]` final states of its logit rows."""
+        """Compute a pass of the draft model; `[M, V]` logits of its logit rows."""
         vocab_size = self.model.config.vocab_size
         known = [  # the target may have more tokens
             replace(r, tokens=r.tokens.clip(max=vocab_size - 1)) for r in rows
         ]
         batch = pack(known, self.target, self.model.config)
-        hidden: Tensor = self.model(batch, self.kv.pool)[0]
-        return batch.select_logit_rows(hidden)
+        return self.model.run(batch, self.kv.pool)[2]
 
-    def _logits(self, hidden: Tensor) -> Tensor:
+    def _whole(self, logits: Tensor) -> Tensor:
         """Return `[M, V]` logits of the target's tokens, minus infinity for those that are not guessed."""
-        logits, first, others = self.model.logits(hidden), self._first, self._others
+        first, others = self._first, self._others
         whole = logits.new_full((len(logits), self.target.model.config.vocab_size), -math.inf)
         whole[:, :first] = logits[:, :first]
         whole[:, others] = logits[:, first : first + len(others)]

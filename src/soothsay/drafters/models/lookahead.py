@@ -31,10 +31,9 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
-from soothsay.core.drawing import draw
 from soothsay.core.noise import noise_key
 from soothsay.core.request import Request
-from soothsay.core.sampling import Nodes, best_tokens, perturb
+from soothsay.core.sampling import Nodes, draw, perturb
 from soothsay.core.tenant import PerTenant
 from soothsay.core.tree import DraftTree
 from soothsay.core.verify import Guessing
@@ -77,7 +76,7 @@ class Lookahead(Drafter):
                 f"lookahead(window={window}, ngram={ngram}): needs a window of at least 0 columns, and "
                 "n-grams of at least 2 tokens"
             )
-        self.kernels = target.model.kernels
+        self.ops = target.model.kernels.sampling
         self.window, self.ngram, self.guesses, self.pool = window, ngram, guesses, pool
         self.max_nodes = 1 + (guesses + window) * (ngram - 1)
         self.reset()
@@ -155,9 +154,9 @@ class Lookahead(Drafter):
             return {}
         asked, logits = Nodes(seen.request, tree, nodes), seen.logits[list(nodes)]
         if seen.request.params.rule.guessing is Guessing.SHARED_NOISE:
-            tokens, _ = draw(logits, [asked], self.kernels)
+            tokens, _ = draw(logits, [asked], self.ops).wait()
         else:
-            tokens = best_tokens(perturb(logits, [asked], self.kernels), self.kernels)
+            tokens = self.ops.argmax(perturb(logits, [asked], self.ops)).tolist()
         return dict(zip(nodes, tokens, strict=True))
 
     def _read_new(self, request: Request) -> None:

@@ -189,7 +189,7 @@ class UniversalDraftModel(ReadingDrafter):
     def _extend(self, growing: Sequence[_Chain], logits: Tensor) -> list[_Chain]:
         """Add one of the draft model's tokens to every chain. Return the chains that go on."""
         asked = [Nodes(chain.request, chain.tree, [len(chain.tree) - 1]) for chain in growing]
-        values, tokens, _ = likeliest(self.project(logits), asked, 1, self.target.model.kernels)
+        values, tokens, _ = likeliest(self.project(logits), asked, 1, self.target.model.kernels.sampling)
         # of all draft model tokens that stand for the chosen one, take the likeliest
         own = logits.masked_fill(self._stands_for != tokens, -math.inf).argmax(-1)
         going = []

@@ -223,5 +223,5 @@ def pack(rows: Sequence[Rows], target: Target, config: ModelSpec) -> Batch:
         group=config.group,
         windows=config.windows,
         device=target.model.device,
-        lay_out=target.model.kernels.lay_out,
+        ops=target.model.kernels,
     )

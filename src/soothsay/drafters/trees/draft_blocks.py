@@ -25,7 +25,7 @@ from torch import Tensor
 from soothsay.core.arrays import IntArray
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.cache import KVPool
-from soothsay.core.paths import Path, PathList
+from soothsay.core.paths import Path
 from soothsay.drafters.base import Target
 from soothsay.model.specs.model_spec import ModelSpec
 
@@ -109,7 +109,7 @@ class BlockPacker:
             rows = range(number * self.size, (number + 1) * self.size)
             paths += self._paths(sight, context, own, rows)
         none = torch.empty(0, dtype=torch.int64)
-        return Batch(tokens, none, none, none, (), PathList(tuple(paths)), 0, self.group, (None,))
+        return Batch(tokens, none, none, none, (), paths, 0, self.group, (None,))
 
     def _paths(self, sight: Sight, context: IntArray, own: IntArray, rows: range) -> list[Path]:
         size, window = self.size, sight.window

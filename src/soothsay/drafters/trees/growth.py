@@ -20,12 +20,13 @@ from torch import Tensor
 from soothsay.core.batch import Rows
 from soothsay.core.request import Request
 from soothsay.core.sampling import Nodes
+from soothsay.core.sampling_ops import SamplingOps
+from soothsay.core.transfer import download
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import LevelwiseDrafter, Target
 from soothsay.drafters.trees.guesses import draw, guess, likeliest
 from soothsay.drafters.trees.shapes import Candidate, Ranks, TemplateShape, TreeShape
 from soothsay.drafters.trees.template import draw_template
-from soothsay.model.kernels import Kernels
 
 NodeStates = TypeVar("NodeStates")
 
@@ -164,12 +165,12 @@ class TreeGrower:
 
     Args:
         shape: which nodes are added and expanded.
-        kernels: of the target.
+        ops: of the target's device.
         max_nodes: size of the largest tree whose tokens are drawn, the root included; None: the shape's.
     """
 
-    def __init__(self, shape: TreeShape, kernels: Kernels, max_nodes: int | None = None):
-        self.shape, self.kernels = shape, kernels
+    def __init__(self, shape: TreeShape, ops: SamplingOps, max_nodes: int | None = None):
+        self.shape, self.ops = shape, ops
         self.max_nodes = shape.max_nodes if max_nodes is None else max_nodes
 
     def grow(
@@ -213,8 +214,10 @@ class TreeGrower:
         Returns the trees that go on, with the nodes to expand as their frontiers.
         """
         asked = [Nodes(g.request, g.expanded, g.frontier) for g in growing]
-        values, tokens, log_q = likeliest(logits, asked, self.shape.branch, self.kernels)
-        best = list(zip(values.tolist(), tokens.tolist(), strict=True))
+        values, tokens, log_q = likeliest(logits, asked, self.shape.branch, self.ops)
+        log_probs, names = download(values, tokens)
+        log_q = log_q.cpu() if any(g.is_drawn for g in growing) else log_q  # in one copy
+        best = list(zip(log_probs.tolist(), names.tolist(), strict=True))
         begin = 0
         for g in growing:
             end = begin + len(g.frontier)
@@ -235,7 +238,7 @@ class GrownDrafter(LevelwiseDrafter, Expander[NodeStates]):
 
     def __init__(self, target: Target, shape: TreeShape):
         self.target = target
-        self.grower, self.max_nodes = TreeGrower(shape, target.model.kernels), shape.max_nodes
+        self.grower, self.max_nodes = TreeGrower(shape, target.model.kernels.sampling), shape.max_nodes
 
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
         """Grow a tree for each request that is ready; the others get the root alone."""

@@ -16,9 +16,9 @@ from torch import Tensor
 from soothsay.core.arrays import FloatArray
 from soothsay.core.request import Request
 from soothsay.core.sampling import DRAFTING, Keyed, Nodes, perturb
+from soothsay.core.sampling_ops import SamplingOps
 from soothsay.core.tree import DraftTree, Draws
 from soothsay.core.verify import Chance, Guessing
-from soothsay.model.kernels import Kernels
 
 FIRST_DRAW, NEXT_DRAW = 0.5, 0.12
 """Acceptance rates of draws: of the first at a node, and of each later one if all before it were rejected.
@@ -32,7 +32,7 @@ use it: they do not see those tokens and overrate deep ones (docs/log.md)."""
 
 
 def likeliest(
-    logits: Tensor, asked: Sequence[Nodes], count: int, kernels: Kernels
+    logits: Tensor, asked: Sequence[Nodes], count: int, ops: SamplingOps
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The likeliest tokens after each node, by a drafter that sees the path to it.
 
@@ -40,15 +40,15 @@ def likeliest(
         logits: the drafter's, `[M, V]` float32, the rows of all of `asked` in order. Not changed.
         asked: the nodes of the rows.
         count: number of tokens for each; at most V are returned.
-        kernels: of the device of `logits`.
+        ops: of the device of `logits`.
 
     Returns:
         `[M, count]` log-probabilities, the best first, and their tokens; and the `[M, V]` float32 scores of
         all tokens, which are log q up to a constant where tokens are drawn.
     """
-    scores = perturb(logits, asked, kernels)
+    scores = perturb(logits, asked, ops)
     factors = [SHARPNESS if n.request.params.temperature == 0 else 1.0 for n in asked for _ in n.indices]
-    return *kernels.largest(scores, count, torch.tensor(factors, device=scores.device)), scores
+    return *ops.largest(scores, count, torch.tensor(factors, device=scores.device)), scores
 
 
 def guess(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from soothsay.core.request import Request
+from soothsay.core.sampling_ops import SamplingOps
 from soothsay.core.tenant import PerTenant, Tenant
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Observation
@@ -24,7 +25,6 @@ from soothsay.drafters.trees.template import (
     typical_acceptance,
 )
 from soothsay.errors import DrafterError
-from soothsay.model.kernels import Kernels
 
 TREE_KINDS = ("best-first", "static", "measured")
 """Ways to choose a tree's nodes, see `TreeLayout`."""
@@ -75,18 +75,18 @@ class TreeLayout:
         depth: number of depths that are predicted.
         branch: number of ranks at each depth that may be in the tree.
         size: nodes of the largest tree, the root not counted.
-        kernels: of the target.
+        ops: of the target's device.
 
     Raises:
         DrafterError: the kind is not known, or a number is below 1.
     """
 
-    def __init__(self, kind: str, depth: int, branch: int, size: int, kernels: Kernels):
+    def __init__(self, kind: str, depth: int, branch: int, size: int, ops: SamplingOps):
         if kind not in TREE_KINDS:
             raise DrafterError(f"tree={kind!r} is not known; choose {', '.join(TREE_KINDS)}")
         if min(branch, size) < 1:
             raise DrafterError(f"branch={branch}, nodes={size}: each must be at least 1")
-        self.kind, self.branch, self.size, self.kernels = kind, branch, size, kernels
+        self.kind, self.branch, self.size, self.ops = kind, branch, size, ops
         typical = RankAcceptance(typical_acceptance(depth, branch))
         self.acceptance = PerTenant(lambda: RankAcceptance(typical.rates))
         self._static = best_template(typical.rates, size)
@@ -96,8 +96,8 @@ class TreeLayout:
         """Return a tree for each request. `logits` and `depths` are those of `score_rows`."""
         templates = {tenant: self._template(tenant) for tenant in {request.tenant for request in requests}}
         trees = []
-        scores = score_rows(requests, logits, depths, self.kernels)
-        guesses = rank_rows(scores, depths, self.branch, self.kernels)
+        scores = score_rows(requests, logits, depths, self.ops)
+        guesses = rank_rows(scores, depths, self.branch, self.ops)
         for request, ranked, rows in zip(requests, guesses, torch.split(scores, [*depths]), strict=True):
             tree, size = DraftTree(int(request.tokens[-1])), min(self.size, request.max_nodes - 1)
             deep, guessing = max(request.max_depth, 0), request.params.rule.guessing

@@ -17,11 +17,11 @@ from itertools import accumulate
 from torch import Tensor
 
 from soothsay.core.request import Request
-from soothsay.core.sampling import Nodes, best_tokens, perturb
+from soothsay.core.sampling import Nodes, perturb
+from soothsay.core.sampling_ops import SamplingOps
 from soothsay.core.tree import DraftTree
 from soothsay.core.verify import Guessing
 from soothsay.drafters.trees.guesses import draw, draw_rates
-from soothsay.model.kernels import Kernels
 
 Template = Sequence[Sequence[int]]
 """Paths of ranks from the first draft token down; 0 is the likeliest. A node's path comes before the paths of
@@ -157,7 +157,7 @@ def score_rows(
     requests: Sequence[Request],
     logits: Tensor,
     depths: Sequence[int],
-    kernels: Kernels,
+    ops: SamplingOps,
     ids: Tensor | None = None,
 ) -> Tensor:
     """Return `[M, V]` log-probabilities, up to a constant, under each request's parameters and noise.
@@ -166,24 +166,24 @@ def score_rows(
         requests: the requests to draft for.
         logits: `[M, V]` float32: for each request, one row for each depth, from the token after its root on.
         depths: how many of the M rows each request has.
-        kernels: of the target.
+        ops: of the target's device.
         ids: the tokens that the columns stand for, see `perturb`.
     """
-    likeliest, asked, begin = best_tokens(logits, kernels), [], 0
+    likeliest, asked, begin = ops.argmax(logits).tolist(), list[Nodes](), 0
     for request, depth in zip(requests, depths, strict=True):
         chain = DraftTree(int(request.tokens[-1]))  # the tokens above matter to penalties only
         chain.extend(likeliest[begin : begin + depth - 1])
         asked.append(Nodes(request, chain, range(depth)))
         begin += depth
-    return perturb(logits, asked, kernels, ids)
+    return perturb(logits, asked, ops, ids)
 
 
-def rank_rows(scores: Tensor, depths: Sequence[int], ranks: int, kernels: Kernels) -> list[Ranked]:
+def rank_rows(scores: Tensor, depths: Sequence[int], ranks: int, ops: SamplingOps) -> list[Ranked]:
     """Return the `ranks` best tokens of each row of `scores`, `[M, V]`, grouped by request.
 
     A row has fewer where fewer tokens are possible.
     """
-    values, tokens = kernels.largest(scores, ranks, scores.new_ones(len(scores)))
+    values, tokens = ops.largest(scores, ranks, scores.new_ones(len(scores)))
     guesses = [
         [(token, value) for token, value in zip(*row, strict=True) if value > -math.inf]
         for row in zip(tokens.tolist(), values.tolist(), strict=True)

@@ -15,6 +15,7 @@ from soothsay.model.decoder_block import DecoderBlock
 from soothsay.model.kernels import Ropes
 from soothsay.model.layer_pass import parts_of
 from soothsay.model.native.kv_format import KV_FORMATS
+from soothsay.model.native.layout import strand_plan
 from soothsay.model.native.linear import address
 from soothsay.model.native.program import EMBEDDING, INPUTS, SCRATCH, STREAM, LayerRun, Op, Pass
 from soothsay.model.native.recorder import Program, Recorded, Value, record
@@ -147,7 +148,7 @@ class NativeBlocks:
         made.stream, made.inputs, made.scratch = stream.data_ptr(), address(inputs), scratch.data_ptr()
         made.stream_size = self._width
         if plan.has_states:
-            made.plan = batch.strands.plan.buffer_info()[0]
+            made.plan = strand_plan(batch.strands)
         pool = None if kv is None else next((own for own, _ in map(parts_of, kv) if own is not None), None)
         made.pool_slots = rows if kv is None else 0 if pool is None else pool.shape[1]
         if kv is not None:

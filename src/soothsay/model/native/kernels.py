@@ -20,7 +20,7 @@ from soothsay.model.native.draft import NativeDraft
 from soothsay.model.native.experts import ACTIVATIONS, Routing
 from soothsay.model.native.kv_format import KV_FORMATS
 from soothsay.model.native.layout import native_layout
-from soothsay.model.native.library import VARIANTS
+from soothsay.model.native.library import VARIANTS, Library
 from soothsay.model.native.linear import NativeLinear
 from soothsay.model.native.look import NativeLook
 from soothsay.model.native.operations import NOTHING, Held, NativeOperations, address_of
@@ -41,7 +41,7 @@ MAX_ROW = 1024
 """Limit of a head's dimensions in the KV pool."""
 
 
-class NativeKernels(NativeOperations, NativeSampling, Kernels):
+class NativeKernels(NativeOperations, Library, Kernels):
     """The kernels of one compiled library.
 
     A row's bits depend on the row alone, not on other rows or the number of threads. If the library
@@ -57,6 +57,7 @@ class NativeKernels(NativeOperations, NativeSampling, Kernels):
     def __init__(self, variant: str):
         super().__init__(variant)
         self.name, self.memory = f"native, {variant}", LargePages()
+        self.sampling = NativeSampling(variant)
 
     @staticmethod
     def fit(spec: ModelSpec) -> bool:
@@ -142,7 +143,7 @@ class NativeKernels(NativeOperations, NativeSampling, Kernels):
         """See `Kernels`."""
         return NativeBlocks(self._run, blocks)
 
-    def lay_out(self, requests: Sequence[Rows], block_size: int) -> Layout:
+    def lay_out(self, requests: Sequence[Rows], block_size: int, group: int) -> Layout:
         """See `Kernels`."""
         return native_layout(self._loaded.soothsay_lay_out, requests, block_size)  # in one thread
 

@@ -14,6 +14,7 @@ from soothsay.core.states import LayerStates
 from soothsay.core.strands import Strands
 from soothsay.model.kernels import Ropes
 from soothsay.model.layer_pass import Rotation
+from soothsay.model.native.layout import path_pointers, strand_plan
 from soothsay.model.native.linear import address
 
 KINDS = (
@@ -100,7 +101,7 @@ class Pass(Structure):
 
     def read_paths(self, batch: Batch) -> None:
         """Let rows attend as `batch` says, which has to outlive this."""
-        pointers = batch.paths.pointers
+        pointers = path_pointers(batch)
         self.keys, self.key_begin, self.path_rows, self.path_positions, self.row_begin, self.shared = (
             pointers[:6]
         )
@@ -137,5 +138,5 @@ class Reads(NamedTuple):
         if self.batch is not None:
             made.read_paths(self.batch)
         if self.strands is not None:
-            made.plan = self.strands.plan.buffer_info()[0]
+            made.plan = strand_plan(self.strands)
         return made

@@ -5,17 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from soothsay.core.drawing import RacingOps
+from soothsay.core.sampling_ops import NUCLEUS_WIDTH
 from soothsay.model.native.library import Library
 from soothsay.model.native.linear import address
 
 
-class NativeSampling(Library):
-    """`SamplingKernels` in C. See `soothsay.core.noise`."""
-
-    draws_by_race = True
+class NativeSampling(Library, RacingOps):
+    """`SamplingOps` in C."""
 
     def uniform(self, keys: Tensor, tokens: Tensor) -> Tensor:
-        """See `SamplingKernels`."""
+        """See `SamplingOps`."""
         keys, tokens = keys.contiguous(), tokens.contiguous()
         rows, width = len(keys), tokens.shape[1]
         out = torch.empty(rows, width)
@@ -25,7 +25,9 @@ class NativeSampling(Library):
         return out
 
     def largest(self, x: Tensor, count: int, factors: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """See `SamplingKernels`. The first of equal ones; minus infinity is at place 0."""
+        """See `SamplingOps`. The first of equal ones; minus infinity is at place 0."""
+        if count > NUCLEUS_WIDTH:
+            return super().largest(x, count, factors)
         x = x.contiguous()
         rows, width = x.shape
         count = min(count, width)
@@ -40,11 +42,11 @@ class NativeSampling(Library):
         return values, places
 
     def argmax(self, x: Tensor) -> Tensor:
-        """See `SamplingKernels`."""
+        """See `SamplingOps`."""
         return self.largest(x, 1)[1][:, 0]
 
     def race(self, x: Tensor, factors: Tensor, keys: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """See `SamplingKernels`."""
+        """See `SamplingOps`."""
         x, keys = x.contiguous(), keys.contiguous()
         rows, width = x.shape
         count = min(count, width)
@@ -57,7 +59,7 @@ class NativeSampling(Library):
         return values, places
 
     def mass_before(self, x: Tensor, factors: Tensor, tops: Tensor, floors: Tensor, places: Tensor) -> Tensor:
-        """See `SamplingKernels`."""
+        """See `SamplingOps`."""
         x, rows = x.contiguous(), [factors.contiguous(), tops.contiguous(), floors.contiguous()]
         places, out = places.contiguous(), torch.empty(len(x))
         self._library.soothsay_mass_before(

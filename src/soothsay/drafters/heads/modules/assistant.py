@@ -63,7 +63,7 @@ class ClusteredHead(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """`[M, H] -> [M, V]` float32; minus infinity for tokens in other clusters."""
         scores: Tensor = self.centroids(hidden)
-        best = self.kernels.largest(scores.float(), self.count)[1]  # [M, count]
+        best = self.kernels.sampling.largest(scores.float(), self.count)[1]  # [M, count]
         tokens = self.token_ordering.view(scores.shape[1], -1)[best].flatten(1)  # [M, n]
         rows = cast(Tensor, self.table(tokens.flatten())).view(*tokens.shape, -1)
         logits = torch.bmm(rows, hidden.float()[:, :, None])[:, :, 0]

@@ -1,0 +1,107 @@
+"""A device that counts what a real one makes slow: copies to it, and waits of the host for it.
+
+Its tensors are on the CPU, and say that they are elsewhere. What a device would refuse fails here as well: an
+operation on tensors of both sides, and a native pointer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_iter, tree_map
+
+DEVICE = torch.device("xpu")
+
+WAITS = {
+    *("cpu", "tolist", "item", "numpy", "nonzero", "masked_select", "unique", "equal", "allclose"),
+    *("__bool__", "__int__", "__float__", "__index__", "__array__", "__contains__"),
+}
+COPIES = {"tensor", "as_tensor", "new_tensor"}
+INDEXING = {"__getitem__", "__setitem__"}
+
+
+class OnDevice(Tensor):
+    """A tensor that says it is on `DEVICE`."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return DEVICE
+
+
+class CountingDevice(TorchFunctionMode):
+    """While it is entered, `DEVICE` can be used, and `waits` and `copies` are counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits = self.copies = 0
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs, name = dict(kwargs or {}), getattr(func, "__name__", "")
+        if name == "_has_compatible_shallow_copy_type":  # so that `Module.to` replaces parameters
+            return False
+        if name in ("requires_grad_", "__get__"):  # of a leaf, not of a view of it
+            return func(*args, **kwargs)
+        given = [x for x in tree_iter((args, kwargs)) if isinstance(x, Tensor)]
+        there = any(isinstance(x, OnDevice) for x in given)
+        goes_there = name == "to" and any(
+            isinstance(x, torch.device) and x == DEVICE for x in (*args[1:], kwargs.get("device"))
+        )
+        if name == "to" and _names_host(args[1:], kwargs):
+            self.waits += there
+            there = False
+        elif goes_there:
+            self.copies += not there
+            there = True
+        elif kwargs.get("device") == DEVICE:
+            self.copies += name in COPIES
+            there = True
+        elif there:
+            self._use(name, args, given)
+            there = name not in WAITS
+        elsewhere = {"device": torch.device("cpu")} if "device" in kwargs else {}
+        args, kwargs = tree_map(_bare, (args, {**kwargs, **elsewhere}))
+        if name == "to":
+            host = torch.device("cpu")
+            args = tuple(host if isinstance(x, torch.device) and x == DEVICE else x for x in args)
+        result = func(*args, **kwargs)
+        return tree_map(_placed, result) if there else result
+
+    def _use(self, name: str, args: Any, given: Iterable[Tensor]) -> None:
+        """Count an operation on tensors of the device."""
+        if name == "data_ptr":
+            raise RuntimeError("the address of a tensor on a device means nothing to native code")
+        self.waits += name in WAITS
+        if name in INDEXING:
+            index = args[1] if isinstance(args[1], tuple) else (args[1],)
+            self.copies += sum(isinstance(x, list) for x in index)
+            self.waits += sum(isinstance(x, Tensor) and x.dtype == torch.bool for x in index)
+        elif any(not isinstance(x, OnDevice) and x.ndim for x in given):
+            raise RuntimeError(f"{name} on tensors of two devices: {[type(x).__name__ for x in given]}")
+
+
+def _names_host(args: Any, kwargs: dict[str, Any]) -> bool:
+    return any(str(x) == "cpu" for x in (*args, kwargs.get("device")))
+
+
+def _bare(x: Any) -> Any:
+    return x.as_subclass(Tensor) if isinstance(x, OnDevice) else x
+
+
+def _placed(x: Any) -> Any:
+    return x.as_subclass(OnDevice) if isinstance(x, Tensor) else x
+
+
+def counted_steps(engine: Any, device: CountingDevice) -> Iterator[tuple[int, int]]:
+    """Step to the end; yield the waits and copies of each step."""
+    while engine.has_work:
+        before = device.waits, device.copies
+        engine.step()
+        yield device.waits - before[0], device.copies - before[1]
