@@ -142,8 +142,8 @@ def test_imports_run_in_one_direction() -> None:
         ("soothsay.drafters.lookup.suffix", "from soothsay.drafters.heads.medusa import Medusa"),
         ("soothsay.train.trainer", "from soothsay.bench.measure import median"),
         ("soothsay.bench.measure", "from soothsay.train.trainer import train"),
-        ("soothsay.bench.measure", "from soothsay.server.app import make_app"),
-        ("soothsay.server.app", "import soothsay.cli"),
+        ("soothsay.bench.measure", "from soothsay.server.http_server import make_app"),
+        ("soothsay.server.http_server", "import soothsay.cli"),
         ("soothsay.core.tree", "from soothsay.core.batch import Batch"),
         (
             "soothsay.config",

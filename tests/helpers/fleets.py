@@ -11,12 +11,7 @@ from soothsay.core.answer import FinishReason, SpeculationStats, TokenLogprobs
 from soothsay.core.load import EngineLoad
 from soothsay.core.numerics import Numerics
 from soothsay.core.params import SamplingParams
-from soothsay.server.engine_loop import EngineLoop
-from soothsay.server.fleet.fleet import Fleet
-from soothsay.server.fleet.replica import Replica
-from soothsay.server.fleet.scaling import Bounds
-from soothsay.server.jobs import Job
-from soothsay.server.messages import (
+from soothsay.server.engines.engine_messages import (
     Admitted,
     AnswerUpdate,
     Cancel,
@@ -29,8 +24,13 @@ from soothsay.server.messages import (
     Said,
     Submit,
 )
-from soothsay.server.metrics import Metrics
-from soothsay.server.parameters import RequestOptions
+from soothsay.server.fleet.engine_fleet import Fleet
+from soothsay.server.fleet.engine_loop import EngineLoop
+from soothsay.server.fleet.jobs import Job
+from soothsay.server.fleet.replica import Replica
+from soothsay.server.fleet.scaling import Bounds
+from soothsay.server.fleet.server_metrics import Metrics
+from soothsay.server.generation.request_parameters import RequestOptions
 from soothsay.server.server_config import ServerConfig
 
 NUMERICS = Numerics("native, avx2", 100, "0123")

@@ -25,13 +25,14 @@ from serving import Running, serving
 from soothsay import LLM, Grammar, SamplingParams
 from soothsay.core.tenant import Tenant
 from soothsay.errors import SoothsayError
-from soothsay.server import process, worker
-from soothsay.server.api_errors import ApiError
-from soothsay.server.fleet.fleet import Fleet
-from soothsay.server.messages import Admitted, Cancel, CatchUp, EngineUpdate, Said, Submit
-from soothsay.server.parameters import RequestOptions
-from soothsay.server.process import EngineProcess
-from soothsay.server.worker import Prepared, Worker
+from soothsay.server.engines import engine_process as process
+from soothsay.server.engines import worker
+from soothsay.server.engines.engine_messages import Admitted, Cancel, CatchUp, EngineUpdate, Said, Submit
+from soothsay.server.engines.engine_process import EngineProcess
+from soothsay.server.engines.worker import Prepared, Worker
+from soothsay.server.fleet.engine_fleet import Fleet
+from soothsay.server.generation.request_parameters import RequestOptions
+from soothsay.server.http.api_errors import ApiError
 
 ENDLESS = {"model": "sibyl", "prompt": "A man", "temperature": 0, "max_tokens": 5000, "ignore_eos": True}
 SEEDED = {"model": "sibyl", "prompt": "A man", "seed": 7, "max_tokens": 20}
@@ -81,7 +82,7 @@ def asked(running: Running, body: dict[str, Any]) -> list[Any]:
 
 def test_answers_go_on_when_their_engine_was_killed(mortal: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the same character, with the next engine. There is only one at a time here."""
-    monkeypatch.setattr("soothsay.server.engine_loop.PATIENCE", 60.0)  # on a busy machine
+    monkeypatch.setattr("soothsay.server.fleet.engine_loop.PATIENCE", 60.0)  # on a busy machine
     bodies = [{**LONG, "seed": seed, "temperature": seed % 3 / 2} for seed in range(4)]
     meant = [asked(mortal, body) for body in bodies]
     with ThreadPoolExecutor(4) as pool:
@@ -105,7 +106,7 @@ def test_answers_go_on_when_their_engine_was_killed(mortal: Running, monkeypatch
 def test_new_requests_wait_for_the_next_engine_only_so_long(
     mortal: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("soothsay.server.engine_loop.PATIENCE", 0.0)
+    monkeypatch.setattr("soothsay.server.fleet.engine_loop.PATIENCE", 0.0)
     kill(mortal)
     mortal.wait_until(lambda: health(mortal)[0] == 503)
     refused = ask(mortal, SEEDED)
@@ -118,7 +119,7 @@ def test_new_requests_wait_for_the_next_engine_only_so_long(
 
 @pytest.mark.slow
 def test_a_killed_engine_comes_back_again_and_again(mortal: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("soothsay.server.engine_loop.PATIENCE", 0.0)
+    monkeypatch.setattr("soothsay.server.fleet.engine_loop.PATIENCE", 0.0)
     for restarts in (1, 2, 3):
         kill(mortal)
         mortal.wait_until(lambda: health(mortal)[0] == 503)

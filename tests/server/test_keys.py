@@ -20,10 +20,10 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from soothsay import LLM
-from soothsay.server.accounts import Allowance
-from soothsay.server.api_keys import KeyFileError, KeyRing, add_key, read_keys, remove_key
-from soothsay.server.gate import Gate
-from soothsay.server.metrics import Metrics
+from soothsay.server.access.accounts import Allowance
+from soothsay.server.access.api_keys import KeyFileError, KeyRing, add_key, read_keys, remove_key
+from soothsay.server.access.gate import Gate
+from soothsay.server.fleet.server_metrics import Metrics
 from soothsay.server.server_config import ServerConfig
 
 COMPLETION: dict[str, Any] = {"model": "sibyl", "prompt": "Hi", "max_tokens": 1}

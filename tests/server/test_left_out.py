@@ -8,11 +8,11 @@ import httpx
 import pytest
 from serving import Running
 
-from soothsay.server.anthropic_bodies import AnthropicRequest
-from soothsay.server.llama_bodies import ApplyTemplateRequest
-from soothsay.server.protocol import ChatRequest
-from soothsay.server.responses_bodies import ResponsesRequest
-from soothsay.server.unknown_fields import ignored_fields
+from soothsay.server.apis.anthropic.anthropic_bodies import AnthropicRequest
+from soothsay.server.apis.llamacpp.llama_bodies import ApplyTemplateRequest
+from soothsay.server.apis.openai.responses_bodies import ResponsesRequest
+from soothsay.server.generation.request_bodies import ChatRequest
+from soothsay.server.generation.unknown_fields import ignored_fields
 
 Json = dict[str, Any]
 

@@ -16,14 +16,14 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Backend
 
 from soothsay import LLM
-from soothsay.server.api_errors import ApiError
-from soothsay.server.llama_api import read_prompts
-from soothsay.server.llama_bodies import LlamaCompletionRequest
-from soothsay.server.messages import LoadedModel
-from soothsay.server.prompt_ids import chat_ids
-from soothsay.server.prompts import CUT, PromptReader
-from soothsay.server.protocol import ChatRequest
-from soothsay.server.text_bounds import SLICE, TextBound
+from soothsay.server.apis.llamacpp.llama_bodies import LlamaCompletionRequest
+from soothsay.server.apis.llamacpp.llama_routes import read_prompts
+from soothsay.server.engines.engine_messages import LoadedModel
+from soothsay.server.generation.prompt_ids import chat_ids
+from soothsay.server.generation.prompt_reader import CUT, PromptReader
+from soothsay.server.generation.request_bodies import ChatRequest
+from soothsay.server.generation.text_bounds import SLICE, TextBound
+from soothsay.server.http.api_errors import ApiError
 from soothsay.tokenizer import Tokenizer
 from soothsay.vocabulary.byte_level import byte_text
 

@@ -12,11 +12,11 @@ import httpx
 import pytest
 from serving import Running, serving
 
-from soothsay.server import app
-from soothsay.server.accounts import Account, Charge, FailedKeys, Key
-from soothsay.server.addresses import network
-from soothsay.server.api_errors import ApiError
-from soothsay.server.api_keys import KeyRing, add_key
+from soothsay.server import http_server as app
+from soothsay.server.access.accounts import Account, Charge, FailedKeys, Key
+from soothsay.server.access.api_keys import KeyRing, add_key
+from soothsay.server.http.api_errors import ApiError
+from soothsay.server.http.client_addresses import network
 
 BODY: dict[str, Any] = {"model": "sibyl", "prompt": "A man", "temperature": 0, "max_tokens": 2}
 TRACED = {**BODY, "stream": True, "speculation": {"trace": True}}

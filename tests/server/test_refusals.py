@@ -18,8 +18,8 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from soothsay.cli.serve import allowed_hosts
-from soothsay.server.gate import Gate
-from soothsay.server.metrics import Metrics
+from soothsay.server.access.gate import Gate
+from soothsay.server.fleet.server_metrics import Metrics
 from soothsay.server.server_config import ServerConfig
 
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
@@ -179,7 +179,7 @@ def test_what_changes_no_answer_is_ignored(client: OpenAI) -> None:
 
 
 def test_null_means_the_default(running: Running) -> None:
-    from soothsay.server.protocol import ChatRequest
+    from soothsay.server.generation.request_bodies import ChatRequest
 
     nothing = dict.fromkeys(set(ChatRequest.model_fields) - set(CHAT))
     told = [

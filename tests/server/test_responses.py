@@ -18,16 +18,16 @@ from test_chat_streams import CASES, cuts, reason_told, said_in
 from tool_cases import Told
 
 from soothsay import LLM, FinishReason, SamplingParams
-from soothsay.server.api_errors import ApiError
-from soothsay.server.events import NAMED_EVENTS, EventStream
-from soothsay.server.jobs import AnswerProgress
-from soothsay.server.messages import AnswerUpdate
-from soothsay.server.reasoning import ReasoningFormat
-from soothsay.server.reply_format import Json, ReplyOptions, TokenTexts
-from soothsay.server.responses_bodies import MAX_ECHO, ResponsesRequest
-from soothsay.server.responses_format import ResponsesFormat, with_bytes
-from soothsay.server.tool_calls import PlainParser, ToolCallParser
-from soothsay.server.tool_readers import HermesParser
+from soothsay.server.apis.openai.responses_bodies import MAX_ECHO, ResponsesRequest
+from soothsay.server.apis.openai.responses_replies import ResponsesFormat, with_bytes
+from soothsay.server.engines.engine_messages import AnswerUpdate
+from soothsay.server.fleet.jobs import AnswerProgress
+from soothsay.server.generation.reply_format import Json, ReplyOptions, TokenTexts
+from soothsay.server.http.api_errors import ApiError
+from soothsay.server.http.json_streams import NAMED_EVENTS, EventStream
+from soothsay.server.tools.reasoning import ReasoningFormat
+from soothsay.server.tools.tool_calls import PlainParser, ToolCallParser
+from soothsay.server.tools.tool_readers import HermesParser
 
 QUESTION = "Can you explain why the sky is blue?"
 ASKED: dict[str, Any] = {"model": "sibyl", "input": QUESTION, "max_output_tokens": 12}

@@ -26,9 +26,9 @@ from serving import Running, serving
 from typer.testing import CliRunner
 
 from soothsay import LLM, SamplingParams, SpeculationStats
-from soothsay.server.app import BODIES
-from soothsay.server.log import JsonLines
-from soothsay.server.metrics import Metrics
+from soothsay.server.fleet.server_metrics import Metrics
+from soothsay.server.http.json_log import JsonLines
+from soothsay.server.http_server import BODIES
 
 ENDLESS: dict[str, Any] = {
     "model": "sibyl",

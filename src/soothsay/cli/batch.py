@@ -18,7 +18,7 @@ from soothsay.cli.progress import progress_bar
 from soothsay.cli.terminal import notice
 
 if TYPE_CHECKING:
-    from soothsay.server.batch import BatchSummary
+    from soothsay.server.batch.batch_run import BatchSummary
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
@@ -64,7 +64,7 @@ def batch(
             show(done, total, tokens)
 
         loading.enter_context(notice(f"reading {source}, loading {model} ..."))
-        from soothsay.server.batch import run_batch
+        from soothsay.server.batch.batch_run import run_batch
 
         try:
             summary = run_batch(

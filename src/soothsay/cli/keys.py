@@ -53,7 +53,7 @@ def add(
     ] = False,
 ) -> None:
     """Make a key and print it. It cannot be printed again: the file holds only its hash."""
-    from soothsay.server.api_keys import add_key
+    from soothsay.server.access.api_keys import add_key
 
     secret = add_key(
         file,
@@ -71,7 +71,7 @@ def add(
 @keys.command(name="list")
 def show(file: FileOption = Path("api-keys.json")) -> None:
     """Show the names of all keys, their limits and their permissions."""
-    from soothsay.server.api_keys import read_keys
+    from soothsay.server.access.api_keys import read_keys
 
     table = Table("name", "requests/min", "tokens/min", "at once", "priority", "may use", box=None)
     for key in read_keys(file):
@@ -88,6 +88,6 @@ def remove(
     file: FileOption = Path("api-keys.json"),
 ) -> None:
     """Remove a key. A running server notices the change."""
-    from soothsay.server.api_keys import remove_key
+    from soothsay.server.access.api_keys import remove_key
 
     remove_key(file, name)

@@ -21,7 +21,7 @@ from soothsay.cli.terminal import notice, sampling_summary
 from soothsay.server.server_config import MAX_STALL, ServerConfig, served_name
 
 if TYPE_CHECKING:
-    from soothsay.server.fleet.fleet import Fleet
+    from soothsay.server.fleet.engine_fleet import Fleet
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 """Addresses that only this machine can reach."""
@@ -105,15 +105,15 @@ def serve(
     limits: ServerLimits,
 ) -> None:
     """Serve a model over HTTP with OpenAI's protocol. SIGTERM ends it after the running answers."""
-    from soothsay.server.api_keys import KeyRing
-    from soothsay.server.listening import bind
+    from soothsay.server.access.api_keys import KeyRing
+    from soothsay.server.http.listening import bind
 
     keys = None if api_keys is None else KeyRing(api_keys)
     proxies = trusted_proxies(trusted_proxy or [])
     arguments = {**engine.for_llm(), "max_stall": max_stall, "learn_for_tenants": learn_for_tenants}
     with bind(host, port) as sockets, _fleet(model, placement, arguments) as fleet:
-        from soothsay.server.app import Server
-        from soothsay.server.log import log_to_stderr
+        from soothsay.server.http.json_log import log_to_stderr
+        from soothsay.server.http_server import Server
         from soothsay.server.runner import make_runner
 
         config = ServerConfig(
@@ -145,9 +145,9 @@ def _fleet(model: str, placement: PlacementOptions, arguments: Mapping[str, Any]
     bounds = placement.bounds()
     with ExitStack() as stack:
         with notice(f"loading {model} ..."):
-            from soothsay.server.engines import engines
-            from soothsay.server.fleet.fleet import Fleet
-            from soothsay.server.process import load
+            from soothsay.server.engines.engine_process import load
+            from soothsay.server.fleet.engine_fleet import Fleet
+            from soothsay.server.placement import engines
 
             shared = placement.shared(bounds.most)
             kernels = "portable" if placement.portable else "auto"

@@ -13,8 +13,8 @@ from typing import Any, cast
 
 import uvicorn
 
-from soothsay.server.app import Server
-from soothsay.server.connections import ACCEPTED, ClientConnection, Connections
+from soothsay.server.http.connections import ACCEPTED, ClientConnection, Connections
+from soothsay.server.http_server import Server
 
 log = logging.getLogger("soothsay.server")
 

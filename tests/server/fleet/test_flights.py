@@ -10,11 +10,11 @@ import pytest
 from fleets import NUMERICS, FakeEngine, Fixture, heard, job, run, text, tokens, until
 
 from soothsay.core.answer import SpeculationStats
-from soothsay.server.api_errors import ApiError
+from soothsay.server.engines.engine_messages import CatchUp
 from soothsay.server.fleet import dispatcher, fleet
+from soothsay.server.fleet.jobs import Job
 from soothsay.server.fleet.replica import EngineState
-from soothsay.server.jobs import Job
-from soothsay.server.messages import CatchUp
+from soothsay.server.http.api_errors import ApiError
 
 pytestmark = pytest.mark.usefixtures("each_loop")
 

@@ -160,7 +160,7 @@ def _times(model: str | None, file: Path | None, cores: int) -> StepTimes:
 
     if file is not None:
         return StepTimes.read(file)
-    from soothsay.server.process import load
+    from soothsay.server.engines.engine_process import load
 
     room = {"kv_tokens": ROOM, "max_context": 2 * CONTEXTS[-1]}
     return measure_steps(load(str(model), cores=cores, drafter="none", **room))

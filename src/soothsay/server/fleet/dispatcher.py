@@ -13,11 +13,7 @@ import numpy as np
 
 from soothsay.core.digest import prefix_digests
 from soothsay.core.load import EngineLoad
-from soothsay.server.api_errors import ApiError
-from soothsay.server.fleet.flight import Flight
-from soothsay.server.fleet.replica import EngineState, Replica
-from soothsay.server.fleet.router import Router
-from soothsay.server.messages import (
+from soothsay.server.engines.engine_messages import (
     Admitted,
     AnswerUpdate,
     Cancel,
@@ -26,6 +22,10 @@ from soothsay.server.messages import (
     LoadedModel,
     Submit,
 )
+from soothsay.server.fleet.flight import Flight
+from soothsay.server.fleet.replica import EngineState, Replica
+from soothsay.server.fleet.router import Router
+from soothsay.server.http.api_errors import ApiError
 
 log = logging.getLogger("soothsay.server")
 

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from soothsay.core.answer import SpeculationStats
 from soothsay.core.numerics import Numerics
-from soothsay.server.messages import AnswerUpdate, Said, Submit
+from soothsay.server.engines.engine_messages import AnswerUpdate, Said, Submit
 
 E = TypeVar("E", bound=Hashable)
 

@@ -11,9 +11,9 @@ from enum import StrEnum
 
 from soothsay.core.load import EngineLoad
 from soothsay.core.numerics import UNKNOWN, Numerics
-from soothsay.server.backoff import Backoff
-from soothsay.server.fleet.engine import Engine, Received
-from soothsay.server.messages import EngineUpdate, Incoming, Loaded, Ping
+from soothsay.server.engines.engine_link import Engine, Received
+from soothsay.server.engines.engine_messages import EngineUpdate, Incoming, Loaded, Ping
+from soothsay.server.fleet.restart_delays import Backoff
 from soothsay.server.server_config import ServerConfig
 
 log = logging.getLogger("soothsay.server")

@@ -1,0 +1,237 @@
+"""The checks that every HTTP request passes: host name, API key, rate, size and time; and its log line."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from soothsay.server.access.accounts import Account, FailedKeys
+from soothsay.server.access.api_keys import KeyFileError, KeyRing
+from soothsay.server.fleet.server_metrics import Metrics
+from soothsay.server.http.api_errors import ApiError, internal_error
+from soothsay.server.http.json_streams import DisconnectedError
+from soothsay.server.server_config import ServerConfig
+
+log = logging.getLogger("soothsay.server")
+
+DISCONNECTED = 499
+"""Status in log and metrics if the client disconnected before the response began."""
+
+LARGE_REPLIES = frozenset({"/openapi.json", "/props"})
+"""Paths without a body that count as requests of a key. The replies of the others have some hundred bytes, or
+are for operators, whose monitors poll them."""
+
+WITHOUT_ANSWERS = LARGE_REPLIES | {
+    *("/apply-template", "/detokenize", "/replicas", "/tokenize", "/v1/messages/count_tokens")
+}
+"""Paths of requests that count and ask for no answer of the model."""
+
+ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+"""The form of a request id that a client may choose itself."""
+
+
+class Gate:
+    """Checks each HTTP request, and passes it on to the application.
+
+    Sets `scope["state"]`: the request's `id`, the `account` of its key, and `record`. The application adds
+    to `record` what the log line shall say.
+
+    Args:
+        app: the application.
+        config: the limits.
+        metrics: counts the responses.
+        keys: the valid API keys; None: no key is needed.
+        paths: the application's paths. Metrics and the log call all others "other".
+        keyless: paths that need no key.
+        operator: paths for operators' keys only.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        config: ServerConfig,
+        metrics: Metrics,
+        keys: KeyRing | None,
+        paths: frozenset[str],
+        keyless: frozenset[str],
+        operator: frozenset[str] = frozenset(),
+    ):
+        self._app, self._config, self._metrics, self._keys = app, config, metrics, keys
+        self._paths, self._keyless, self._operator = paths, keyless, operator
+        self._failed_keys = FailedKeys(config.max_failed_keys)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request. Passes on whatever is not HTTP."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        given = headers.get(b"x-request-id", b"").decode("latin-1")
+        request_id = given if ID.fullmatch(given) else f"req-{secrets.token_hex(8)}"
+        record: dict[str, Any] = {}
+        scope.setdefault("state", {}).update(id=request_id, account=None, record=record)
+        sender = _Sender(send, request_id)
+        begin = time.perf_counter()
+        try:
+            await self._serve(scope, headers, receive, sender)
+        except DisconnectedError:
+            pass
+        except Exception as error:
+            if not isinstance(error, (ApiError, HTTPException, OSError)):
+                log.error("request failed", exc_info=True, extra={"id": request_id})
+            if sender.status is None:
+                await _as_api_error(error).response(scope["path"])(scope, receive, sender)
+            else:  # the response has begun, so it cannot become an error: close the connection
+                record["broken"] = type(error).__name__
+                if not isinstance(error, OSError):
+                    raise
+        finally:
+            seconds = time.perf_counter() - begin
+            self._record(scope, sender.status or DISCONNECTED, seconds, {"id": request_id}, record)
+
+    def _record(
+        self, scope: Scope, status: int, seconds: float, first: Mapping[str, Any], last: Mapping[str, Any]
+    ) -> None:
+        """Count the response, and write its line in the log."""
+        path = scope["path"] if scope["path"] in self._paths else "other"
+        self._metrics.observe_response(path, status)
+        facts = {"method": scope["method"], "path": path, "status": status, "seconds": round(seconds, 4)}
+        log.info("request", extra={**first, **facts, **last})
+
+    async def _serve(
+        self, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive, send: Send
+    ) -> None:
+        """Check the request's headers, and run the application. Raises `ApiError`."""
+        if b"transfer-encoding" in headers and (
+            b"content-length" in headers or scope.get("http_version") == "1.0"
+        ):  # others may find another end of the body, and take what follows for a request of another client
+            raise ApiError(
+                400,
+                "Transfer-Encoding is not allowed beside Content-Length or in HTTP/1.0; send Content-Length",
+                "ambiguous_length",
+                headers={"Connection": "close"},
+            )
+        if self._config.hosts and _host(headers) not in self._config.hosts:
+            raise ApiError(
+                403,
+                "the name in the request's Host header is not allowed here; --allowed-host allows more names",
+                "host_not_allowed",
+            )
+        if self._keys is not None:
+            self._admit(scope, headers, self._keys)
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > self._config.max_body:
+            raise _too_large(self._config.max_body)
+        scope["app"] = self._app  # the router then raises an error for a path that it does not have
+        await self._app(scope, self._limited(receive), send)
+
+    def _admit(self, scope: Scope, headers: Mapping[bytes, bytes], keys: KeyRing) -> None:
+        """Find the account of a request's key, and charge it. Raises `ApiError`."""
+        state, path = scope["state"], scope["path"]
+        try:
+            account = self._account(scope, headers, keys)
+        except ApiError:
+            if path in self._keyless:  # there, a key only shows more
+                return
+            raise
+        state["account"] = account
+        state["record"]["key"] = account.key.name
+        if path in self._keyless:
+            return
+        if path in self._operator and not account.key.operator:
+            raise ApiError(403, "this needs an operator's key (soothsay keys add --operator)", "not_allowed")
+        if scope["method"] == "POST" or path in LARGE_REPLIES:
+            account.charge_request(with_answers=path not in WITHOUT_ANSWERS)
+
+    def _account(self, scope: Scope, headers: Mapping[bytes, bytes], keys: KeyRing) -> Account:
+        """The account of a request's key. Raises `ApiError` if there is none.
+
+        The key is in the header Authorization, or in X-Api-Key, where Anthropic's clients have it. An address
+        with too many wrong keys may still use a right one: clients share addresses behind proxies,
+        and nobody finds a key by trying.
+        """
+        kind, _, bearer = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+        given = bearer if kind.lower() == "bearer" else headers.get(b"x-api-key", b"").decode("latin-1")
+        try:
+            account = keys.find(given.strip())
+        except KeyFileError:
+            message = "the server cannot read its API keys"
+            raise ApiError(503, message, "keys_unreadable", headers={"Retry-After": "5"}) from None
+        if account is None:
+            if given:
+                self._failed_keys.count((scope.get("client") or ("",))[0])
+            raise ApiError(
+                401,
+                "give a valid API key: Authorization: Bearer KEY, or X-Api-Key: KEY",
+                "invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        return account
+
+    def _limited(self, receive: Receive) -> Receive:
+        """`receive` with limits of size and time. After the whole body, there is no limit of time.
+
+        Each part must come within `client_timeout`, and the whole at `min_body_rate` after that time.
+        """
+        size, whole = 0, False
+        clock = asyncio.get_running_loop().time
+        patience, begin = self._config.client_timeout, clock()
+
+        async def limited() -> Message:
+            nonlocal size, whole
+            if whole:
+                return await receive()
+            due = begin + patience + size / self._config.min_body_rate
+            try:
+                async with asyncio.timeout_at(min(clock() + patience, due)):
+                    message = await receive()
+            except TimeoutError:
+                raise ApiError(408, "the request's body did not come in time", "timeout") from None
+            size += len(message.get("body", b""))
+            whole = not message.get("more_body", False)
+            if size > self._config.max_body:
+                raise _too_large(self._config.max_body)
+            return message
+
+        return limited
+
+
+class _Sender:
+    """`send` that adds the request id, and remembers the status."""
+
+    def __init__(self, send: Send, request_id: str):
+        self._send, self._id = send, request_id.encode()
+        self.status: int | None = None
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = [*message.get("headers", ()), (b"x-request-id", self._id)]
+            message = {**message, "headers": headers}
+        await self._send(message)
+
+
+def _host(headers: Mapping[bytes, bytes]) -> str:
+    """The name in the Host header, without the port, in lower case."""
+    host = headers.get(b"host", b"").decode("latin-1").strip().lower()
+    return re.sub(r":\d*$", "", host)
+
+
+def _as_api_error(error: Exception) -> ApiError:
+    if isinstance(error, HTTPException):
+        taken = set((error.headers or {}).get("Allow", "").split(", ")) - {"", "HEAD"}
+        message = f"{error.detail}: this path takes {', '.join(sorted(taken))}" if taken else error.detail
+        return ApiError(error.status_code, message, "not_possible", headers=error.headers)
+    return error if isinstance(error, ApiError) else internal_error()
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(413, f"the request's body is larger than {limit} bytes", "request_too_large")

@@ -1,0 +1,83 @@
+"""`/tokenize` and `/detokenize`, in the forms of vLLM's server and of llama.cpp's."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from soothsay.server.generation.request_bodies import ChatRequest, DetokenizeRequest, TokenizeRequest
+from soothsay.server.generation.service import Service
+from soothsay.server.http.api_errors import ApiError
+
+
+def token_routes(service: Service) -> list[Route]:
+    """The routes that turn texts into token ids and back."""
+
+    async def tokenize(http: Request) -> Response:
+        def work(body: TokenizeRequest) -> Response:
+            service.check_model(body.model)
+            if sum(given is not None for given in (body.prompt, body.content, body.messages)) != 1:
+                raise ApiError(400, "give either prompt or messages", "invalid_value", param="prompt")
+            if body.messages is not None:
+                chat = ChatRequest(model=service.config.name, messages=body.messages)
+                ids, _ = service.read_chat(chat, ())
+            else:
+                special = body.add_special_tokens if body.content is None else body.add_special
+                ids = service.prompts.encode(body.content or body.prompt or "", special=special)
+            tokens: list[Any] = list(ids)
+            if body.content is not None and body.with_pieces:
+                tokens = [_piece(service, token) for token in ids]
+            facts = {"count": len(ids), "max_model_len": service.model.max_context, "tokens": tokens}
+            return JSONResponse(facts)
+
+        return await service.read(http, TokenizeRequest, work)
+
+    async def detokenize(http: Request) -> Response:
+        def work(body: DetokenizeRequest) -> Response:
+            service.check_model(body.model)
+            if len(body.tokens) > service.model.max_context:
+                raise service.prompts.over_long(f"{len(body.tokens)} tokens", "tokens")
+            service.prompts.check(body.tokens, "tokens")
+            text = service.prompts.decode(body.tokens, skip_special=False)
+            return JSONResponse({"prompt": text, "content": text})
+
+        return await service.read(http, DetokenizeRequest, work)
+
+    return [
+        Route("/tokenize", tokenize, methods=["POST"]),
+        Route("/detokenize", detokenize, methods=["POST"]),
+    ]
+
+
+def _piece(service: Service, token: int) -> dict[str, Any]:
+    """A token and its text, or its bytes if it is a part of a character."""
+    text = service.texts(token)
+    piece: str | list[int] = text
+    if "\ufffd" in text:
+        piece = _bytes(str(service.prompts.tokenizer.backend.id_to_token(token))) or text
+    return {"id": token, "piece": piece}
+
+
+def _bytes(spelling: str) -> list[int]:
+    """The bytes of a token, from its spelling in a vocabulary of bytes. Empty: it has none."""
+    if found := re.fullmatch("<0x([0-9A-F]{2})>", spelling):
+        return [int(found[1], 16)]
+    letters = all(letter in BYTE_LETTERS for letter in spelling)
+    return [BYTE_LETTERS[letter] for letter in spelling] if letters else []
+
+
+def _byte_letters() -> dict[str, int]:
+    """The byte that each letter stands for in byte-level BPE (GPT-2, Radford et al. 2019).
+
+    Printable bytes of Latin-1 stand for themselves; the others are numbered from 256 on.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+BYTE_LETTERS = _byte_letters()

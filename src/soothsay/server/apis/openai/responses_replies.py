@@ -1,0 +1,229 @@
+"""Replies of OpenAI's Responses API: one response, or the events that build it up."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from itertools import count
+from typing import Any
+
+from soothsay.core.answer import FinishReason
+from soothsay.server.engines.engine_messages import AnswerUpdate
+from soothsay.server.fleet.jobs import Job
+from soothsay.server.generation.reply_format import (
+    Json,
+    MakeParser,
+    ReplyFormat,
+    ReplyOptions,
+    TokenTexts,
+    join,
+    list_logprobs,
+)
+from soothsay.server.generation.reply_reports import usage
+from soothsay.server.http.api_errors import ApiError
+from soothsay.server.http.json_streams import NAMED_EVENTS
+from soothsay.server.tools.tool_calls import ToolCall
+
+
+class ResponsesFormat(ReplyFormat):
+    """Formats one answer as a response: thoughts and a message if there are any, then the calls.
+
+    The whole response is that of the last event of the stream. Calls come after all of the text, so that the
+    order of items does not depend on how the answer was cut into updates.
+
+    Args:
+        model: the model's name in the reply.
+        texts: texts of tokens, for log-probabilities.
+        parser: makes the parser of thoughts and tool calls.
+        echo: fields of the request that the response repeats.
+    """
+
+    framing = NAMED_EVENTS
+
+    def __init__(self, model: str, texts: TokenTexts, parser: MakeParser, echo: Mapping[str, Any]):
+        super().__init__(model, texts)
+        self._parser = parser()
+        self._numbers = count()
+        self._response: Json = {
+            "id": _new_id("resp"),
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": model,
+            "previous_response_id": None,
+            "reasoning": {"effort": None, "summary": None},
+            "store": False,
+            "truncation": "disabled",
+            "background": False,
+            **echo,
+        }
+        self._thoughts: Json | None = None  # the item with the thoughts, while they come
+        self._message: Json | None = None  # the item with the text, once there is any
+        self._text = ""
+        self._logprobs: list[Json] = []
+        self._num_told = 0  # log-probabilities in events so far
+        self._calls: list[ToolCall] = []
+        self._items: list[Json] = []  # items that are done
+
+    async def stream(self, job: Job, options: ReplyOptions) -> AsyncIterator[Json]:
+        """The events of a stream. The last one has the whole response, always with the usage."""
+        params = job.params
+        self._response |= {"temperature": params.temperature, "top_p": params.top_p}
+        self._response["seed"] = job.answers[0].seed
+        for kind in ("created", "in_progress"):
+            yield self._event(f"response.{kind}", response=self._snapshot("in_progress"))
+        reason = None
+        async for update in job:
+            reason = update.finish_reason
+            for event in self._update(update):
+                yield event
+        status = "completed" if reason is FinishReason.STOP else "incomplete"
+        for event in self._end(status):
+            yield event
+        whole = self._snapshot(status, usage=_usage(job))
+        if status == "completed":
+            whole["completed_at"] = int(time.time())
+        else:
+            whole["incomplete_details"] = {"reason": "max_output_tokens"}
+        yield self._event(f"response.{status}", response=whole)
+
+    async def collect(self, job: Job, options: ReplyOptions) -> Json:
+        """Wait for the answer, and return the whole response."""
+        async for event in self.stream(job, options):
+            last = event
+        response: Json = last["response"]
+        return response
+
+    def failure(self, error: ApiError) -> Json:
+        """The last event of a stream whose job fails."""
+        problem = {"code": "server_error", "message": error.message}
+        return self._event("response.failed", response=self._snapshot("failed", error=problem))
+
+    def _update(self, update: AnswerUpdate) -> Iterator[Json]:
+        parts = [self._parser.push(update.text)]
+        if update.finish_reason is not None:
+            parts.append(self._parser.end())
+        part = join(parts)
+        self._calls += part.calls
+        self._logprobs += map(with_bytes, list_logprobs(self.texts, update.logprobs or ()))
+        if part.reasoning:
+            yield from self._think(part.reasoning)
+        if part.content:
+            yield from self._begin_message()
+            yield self._delta(part.content)
+
+    def _think(self, text: str) -> Iterator[Json]:
+        """The event of new thoughts, after those that begin the item."""
+        if self._thoughts is None:
+            self._thoughts = {
+                "id": _new_id("rs"),
+                "type": "reasoning",
+                "summary": [],
+                "content": [_thought("")],
+            }
+            begun = {**self._thoughts, "status": "in_progress", "content": []}
+            yield self._event("response.output_item.added", output_index=0, item=begun)
+            yield self._thought_event("response.content_part.added", part=_thought(""))
+        self._thoughts["content"][0]["text"] += text
+        yield self._thought_event("response.reasoning_text.delta", delta=text)
+
+    def _end_thoughts(self, status: str) -> Iterator[Json]:
+        if self._thoughts is not None:
+            (part,) = self._thoughts["content"]
+            yield self._thought_event("response.reasoning_text.done", text=part["text"])
+            yield self._thought_event("response.content_part.done", part=part)
+            yield self._item_done({**self._thoughts, "status": status})
+            self._thoughts = None
+
+    def _begin_message(self) -> Iterator[Json]:
+        yield from self._end_thoughts("completed")
+        if self._message is None:
+            self._message = {"id": _new_id("msg"), "type": "message", "role": "assistant"}
+            item = {**self._message, "status": "in_progress", "content": []}
+            yield self._event("response.output_item.added", output_index=len(self._items), item=item)
+            yield self._text_event("response.content_part.added", part=_part("", []))
+
+    def _delta(self, text: str) -> Json:
+        self._text += text
+        new, self._num_told = self._logprobs[self._num_told :], len(self._logprobs)
+        return self._text_event("response.output_text.delta", delta=text, logprobs=new)
+
+    def _end(self, status: str) -> Iterator[Json]:
+        """The events that end the message, and those of the calls. An empty answer is an empty message."""
+        if not self._calls and self._thoughts is None:
+            yield from self._begin_message()
+        yield from self._end_thoughts(status)
+        if self._message is not None:
+            if self._num_told < len(self._logprobs):
+                yield self._delta("")
+            part = _part(self._text, self._logprobs)
+            told = {"text": self._text, "logprobs": self._logprobs}
+            yield self._text_event("response.output_text.done", **told)
+            yield self._text_event("response.content_part.done", part=part)
+            yield self._item_done({**self._message, "status": status, "content": [part]})
+        for call in self._calls:
+            yield from self._call(call)
+
+    def _call(self, call: ToolCall) -> Iterator[Json]:
+        """The events of one call. It is known only when it is complete, so there is one delta."""
+        item = {"id": _new_id("fc"), "type": "function_call", "call_id": call.id, "name": call.name}
+        place = {"item_id": item["id"], "output_index": len(self._items)}
+        begun = {**item, "status": "in_progress", "arguments": ""}
+        yield self._event("response.output_item.added", output_index=place["output_index"], item=begun)
+        kind = "response.function_call_arguments"
+        yield self._event(f"{kind}.delta", **place, delta=call.arguments)
+        yield self._event(f"{kind}.done", **place, name=call.name, arguments=call.arguments)
+        yield self._item_done({**item, "status": "completed", "arguments": call.arguments})
+
+    def _item_done(self, item: Json) -> Json:
+        self._items.append(item)
+        return self._event("response.output_item.done", output_index=len(self._items) - 1, item=item)
+
+    def _text_event(self, kind: str, **fields: Any) -> Json:
+        assert self._message is not None
+        place = {"output_index": len(self._items), "content_index": 0}
+        return self._event(kind, item_id=self._message["id"], **place, **fields)
+
+    def _thought_event(self, kind: str, **fields: Any) -> Json:
+        assert self._thoughts is not None
+        return self._event(kind, item_id=self._thoughts["id"], output_index=0, content_index=0, **fields)
+
+    def _event(self, kind: str, **fields: Any) -> Json:
+        return {"type": kind, "sequence_number": next(self._numbers), **fields}
+
+    def _snapshot(self, status: str, *, error: Json | None = None, usage: Json | None = None) -> Json:
+        """The response so far: its items that are done."""
+        state = {"status": status, "error": error, "incomplete_details": None, "usage": usage}
+        return {**self._response, **state, "output": list(self._items)}
+
+
+def _usage(job: Job) -> Json:
+    """The usage, by this API's names."""
+    counts = usage(job)
+    return {
+        "input_tokens": counts["prompt_tokens"],
+        "input_tokens_details": counts["prompt_tokens_details"],
+        "output_tokens": counts["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": counts["total_tokens"],
+        "speculation": counts["speculation"],
+    }
+
+
+def _part(text: str, logprobs: list[Json]) -> Json:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+def _thought(text: str) -> Json:
+    return {"type": "reasoning_text", "text": text}
+
+
+def _new_id(prefix: str) -> str:
+    return f"{prefix}_{secrets.token_hex(16)}"
+
+
+def with_bytes(entry: Json) -> Json:
+    """A token's log-probability with a list of bytes, empty for a part of a character: clients need one."""
+    tops = [with_bytes(top) for top in entry.get("top_logprobs", ())]
+    told = {**entry, "bytes": entry["bytes"] or []}
+    return {**told, "top_logprobs": tops} if "top_logprobs" in entry else told

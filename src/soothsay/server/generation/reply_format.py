@@ -1,0 +1,129 @@
+"""What the formats of replies of all APIs have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from soothsay.core.answer import TokenLogprobs
+from soothsay.server.engines.engine_messages import AnswerUpdate
+from soothsay.server.fleet.jobs import Job
+from soothsay.server.generation.request_bodies import CompletionRequest, GenerationRequest
+from soothsay.server.http.api_errors import ApiError
+from soothsay.server.http.json_streams import EVENTS, Framing
+from soothsay.server.tools.tool_calls import ParsedPart, ToolCallParser
+from soothsay.tokenizer import Tokenizer
+
+Json = dict[str, Any]
+"""A JSON object. Long lists in it are iterators, which make their items when they are written."""
+
+MakeParser = Callable[[], ToolCallParser]
+"""Makes the parser of tool calls for one answer."""
+
+
+class TokenTexts:
+    """The texts of single tokens, with the space that a token may begin with. Caches them."""
+
+    def __init__(self, tokenizer: Tokenizer | None):
+        self._tokenizer = tokenizer
+        self._texts: dict[int, str] = {}
+
+    def __call__(self, token: int) -> str:
+        """The text of a token. A part of a character becomes U+FFFD."""
+        if self._tokenizer is None:
+            return f"token_id:{token}"
+        if token not in self._texts:
+            # decoders drop the space of the first token, so decode the token after itself
+            first = self._tokenizer.decode([token], skip_special=False)
+            both = self._tokenizer.decode([token, token], skip_special=False)
+            self._texts[token] = both[len(first) :]
+        return self._texts[token]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyOptions:
+    """What a chat or a completion asks of its reply, besides the answers. The body itself is not kept."""
+
+    stream: bool = False
+    n: int = 1  # answers to each prompt in the reply
+    usage: bool = False  # whether the last chunk of a stream has the usage
+    usage_always: bool = False  # whether every chunk has the usage so far
+    logprobs: bool = True  # whether the reply has the log-probabilities that the answers have
+    prompt_logprobs: bool = False
+    token_ids: bool = False
+
+    @classmethod
+    def of(cls, body: GenerationRequest) -> Self:
+        """The options of a body."""
+        return cls(
+            stream=bool(body.stream),
+            n=body.n or 1,
+            usage=body.wants_usage,
+            usage_always=body.wants_usage_always,
+            logprobs=not isinstance(body, CompletionRequest) or body.logprobs is not None,
+            prompt_logprobs=body.prompt_logprobs is not None,
+            token_ids=bool(body.return_token_ids),
+        )
+
+
+class ReplyFormat(ABC):
+    """Formats the answers to one HTTP request as JSON, whole or in chunks of a stream.
+
+    Args:
+        model: the model's name in the reply.
+        texts: texts of tokens, for log-probabilities and traces.
+    """
+
+    framing: Framing = EVENTS
+    """How the chunks of a stream are written."""
+
+    def __init__(self, model: str, texts: TokenTexts):
+        self.model, self.texts = model, texts
+
+    @abstractmethod
+    def stream(self, job: Job, options: ReplyOptions) -> AsyncIterator[Json]:
+        """The chunks of a stream. Call this or `collect`, once.
+
+        Args:
+            job: the answers. This iterates over it.
+            options: what the request wants besides the answers.
+
+        Raises `ApiError` if the job fails.
+        """
+
+    @abstractmethod
+    async def collect(self, job: Job, options: ReplyOptions) -> Json | list[Json]:
+        """Wait for all answers, and return the whole reply. Raises `ApiError` if the job fails."""
+
+    def failure(self, error: ApiError) -> Json:
+        """The last chunk of a stream whose job fails."""
+        return error.body
+
+
+def join(parts: Sequence[ParsedPart]) -> ParsedPart:
+    """All parts as one."""
+    return ParsedPart(
+        "".join(part.content for part in parts),
+        [call for part in parts for call in part.calls],
+        "".join(part.reasoning for part in parts),
+    )
+
+
+def list_logprobs(texts: TokenTexts, logprobs: Iterable[TokenLogprobs]) -> Iterator[Json]:
+    """The log-probabilities of tokens, as chats list them. A part of a character has no `bytes`."""
+
+    def entry(token: int, logprob: float) -> Json:
+        text = texts(token)
+        spelling = None if "\ufffd" in text else list(text.encode())
+        return {"token": text, "logprob": logprob, "bytes": spelling}
+
+    for one in logprobs:
+        yield {**entry(one.token, one.logprob), "top_logprobs": [entry(*pair) for pair in one.top.items()]}
+
+
+def logprobs_of(updates: Sequence[AnswerUpdate]) -> list[TokenLogprobs] | None:
+    """The log-probabilities of all updates; None: not requested."""
+    parts = [update.logprobs for update in updates if update.logprobs is not None]
+    return [one for part in parts for one in part] if parts else None

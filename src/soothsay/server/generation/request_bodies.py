@@ -1,0 +1,344 @@
+"""The bodies of requests. `unknown_fields.py` says what happens to fields that are not here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from soothsay.server.generation.foreign_fields import as_ours
+from soothsay.server.generation.left_out import as_text, without_other_tools
+from soothsay.server.http.json_streams import to_line
+from soothsay.server.http.safe_json import JsonError, read_json
+
+T = TypeVar("T")
+
+MAX_FIELDS = 2048
+"""Limit of fields of one object. Each wrong one makes an error, of which the client gets the first."""
+
+MAX_CHOICES = 16_384
+"""Limit of texts that an answer may have to be one of. As a grammar, more would be too large."""
+
+
+def _limited(data: Any) -> Any:
+    """Refuse an object with too many fields before its fields are checked."""
+    if isinstance(data, Mapping) and len(data) > MAX_FIELDS:
+        raise PydanticCustomError("too_many_fields", f"an object must not have more than {MAX_FIELDS} fields")
+    return data
+
+
+Items = Annotated[list[T], Field(fail_fast=True)]
+"""A list. Its first wrong item ends validation: thousands of errors would take gigabytes."""
+
+Fields = Annotated[dict[str, T], BeforeValidator(_limited)]
+"""An object whose fields may have any name."""
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _all_whole(value: Any) -> Any:
+    return [*map(_whole, value)] if isinstance(value, list) else value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+"""A whole number, which may be written as 12 or as 12.0: JSON has one type of number (RFC 8259)."""
+
+TokenIds = Annotated[list[int], Field(fail_fast=True), BeforeValidator(_all_whole)]
+"""A list of whole numbers."""
+
+
+class Body(BaseModel):
+    """Unknown fields are dropped. Null means the default, in every field that has one."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_null(cls, data: Any) -> Any:
+        if not isinstance(_limited(data), Mapping):
+            return data
+        return {name: value for name, value in data.items() if value is not None}
+
+
+Choices = Annotated[Items[str], Field(max_length=MAX_CHOICES)]
+
+
+class StreamOptions(Body):
+    """Options of a stream."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # usage in every chunk
+
+
+class Speculation(Body):
+    """How to speculate: drafter, verifier, limit of draft tokens, and whether to report each step."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    drafter: str | None = None
+    verifier: str | None = None
+    max_nodes: Whole | None = Field(default=None, ge=0)
+    trace: bool | None = None
+
+
+class StructuredOutputs(Body):
+    """vLLM's field for a form that the answer must have. Only one of its fields may be set."""
+
+    json_: Annotated[str | dict[str, Any] | None, Field(alias="json")] = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Choices | None = None
+    grammar: str | None = None
+    structural_tag: Any = None  # not supported
+
+
+class GenerationRequest(Body):
+    """The fields that chats and completions share. None always means the default."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str | None = None  # the server has one
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Whole | None = None
+    min_p: float | None = None
+    seed: Whole | None = Field(default=None, ge=-(2**63), lt=2**63)  # -1: a random one
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: Fields[float] | None = None
+    allowed_token_ids: TokenIds | None = None
+    bad_words: Items[str] | None = None
+    stop: str | Items[str] | None = None
+    stop_token_ids: TokenIds | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Whole | None = None
+    max_tokens: Whole | None = None
+    n: Whole | None = None
+    prompt_logprobs: Whole | None = None
+    truncate_prompt_tokens: Whole | None = Field(default=None, ge=-1)  # -1: what the context holds
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    speculation: Speculation | bool | None = None
+    priority: Whole | None = Field(default=None, ge=-(2**31), lt=2**31)
+    cache_salt: Annotated[str, Field(max_length=128)] | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _translate(cls, data: Any) -> Any:
+        return as_ours(data) if isinstance(data, Mapping) and len(data) <= MAX_FIELDS else data
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether the last chunk of a stream has the usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def wants_usage_always(self) -> bool:
+        """Whether every chunk of a stream has the usage so far."""
+        return self.wants_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+
+class TextPart(Body):
+    """A part of a message. `left_out.py` says what becomes of images, sound and other parts."""
+
+    type: Literal["text"]
+    text: str
+
+    _as_text = model_validator(mode="before")(as_text)
+
+
+class CalledFunction(Body):
+    """The function of a call. `arguments` is JSON text."""
+
+    name: str
+    arguments: str = "{}"
+
+
+class Call(Body):
+    """A call in an earlier message of the model."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_function(cls, data: Any) -> Any:
+        """A call of a tool that is not a function, with its input as an argument."""
+        kind = data.get("type") if isinstance(data, Mapping) else None
+        called = data.get(kind) if isinstance(kind, str) else None
+        if kind == "function" or not isinstance(called, Mapping):
+            return data
+        arguments = to_line({name: value for name, value in called.items() if name != "name"})
+        return {"id": data.get("id"), "function": {"name": called.get("name"), "arguments": arguments}}
+
+
+class ChatMessage(Body):
+    """One message of a conversation. Clients send back messages that they got, with fields of all kinds."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Items[TextPart] | str | None = None  # errors name the part, since lists are tried first
+    name: str | None = None
+    tool_calls: Items[Call] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None  # for templates that show earlier reasoning
+    reasoning: str | None = None  # the same by another name
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as chat templates expect it: content is one text, arguments are a mapping."""
+        content = self.content
+        if isinstance(content, list):
+            content = "".join(part.text for part in content)
+        message: dict[str, Any] = {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": content or "",
+        }
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.function.name, "arguments": _parsed(call.function.arguments)},
+                }
+                for call in self.tool_calls
+            ]
+        for name in ("name", "tool_call_id", "reasoning_content", "reasoning"):
+            if getattr(self, name) is not None:
+                message[name] = getattr(self, name)
+        return message
+
+
+ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
+"""The name of a tool, of the length that the APIs of OpenAI and Anthropic allow between them."""
+
+
+class Function(Body):
+    """A function that the model may call. `parameters` is a JSON schema."""
+
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None  # forced calls always follow it, as `strict` asks
+
+
+class Tool(Body):
+    """A tool that the model may call."""
+
+    type: Literal["function"] = "function"
+    function: Function
+
+
+class NamedFunction(Body):
+    """Names one of the functions."""
+
+    name: str
+
+
+class NamedTool(Body):
+    """Names the tool that the model must call."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class ToolSubset(Body):
+    """Some of the tools, by name, and whether one of them must be called."""
+
+    mode: Literal["auto", "required"]
+    tools: Items[NamedTool]
+
+
+class AllowedTools(Body):
+    """Names the tools that the model may or must call."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: ToolSubset
+
+
+class JsonSchema(Body):
+    """A JSON schema, which answers always follow. None: any object."""
+
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+
+
+class ResponseFormat(Body):
+    """The form of an answer: text, any JSON object, or JSON that follows a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class ChatRequest(GenerationRequest):
+    """The body of `POST /v1/chat/completions`."""
+
+    messages: Annotated[Items[ChatMessage], Field(min_length=1)]
+    max_completion_tokens: Whole | None = None
+    logprobs: bool | None = None
+    top_logprobs: Whole | None = None
+    tools: Items[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
+    parallel_tool_calls: bool | None = None  # False: at most one call
+    response_format: ResponseFormat | None = None
+    chat_template_kwargs: Fields[Any] | None = None
+    modalities: Items[Literal["text"]] | None = None
+    reasoning_effort: Annotated[str, Field(max_length=32)] | None = None  # a variable of the template
+    separate_reasoning: bool | None = None  # False: thoughts stay in the text, as in SGLang
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    echo: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out(cls, data: Any) -> Any:
+        return without_other_tools(data) if isinstance(data, Mapping) else data
+
+
+class CompletionRequest(GenerationRequest):
+    """The body of `POST /v1/completions`."""
+
+    prompt: str | Items[str] | TokenIds | Items[TokenIds]
+    logprobs: Whole | None = None
+    echo: bool | None = None
+    best_of: Whole | None = None
+    response_format: ResponseFormat | None = None
+
+
+class TokenizeRequest(Body):
+    """The body of `POST /tokenize`: a text or a conversation. `content` and `add_special` are llama.cpp's."""
+
+    model: str | None = None
+    prompt: str | None = None
+    content: str | None = None
+    messages: Annotated[Items[ChatMessage], Field(min_length=1)] | None = None
+    add_special_tokens: bool = True
+    add_special: bool = False
+    with_pieces: bool = False  # whether tokens of `content` come with their texts
+
+
+class DetokenizeRequest(Body):
+    """The body of `POST /detokenize`."""
+
+    model: str | None = None
+    tokens: TokenIds
+
+
+def _parsed(arguments: str) -> Any:
+    """JSON text as a value, or the text itself if it is not JSON, or nested too deep."""
+    try:
+        return read_json(arguments.encode())
+    except JsonError:
+        return arguments  # an earlier answer of a model

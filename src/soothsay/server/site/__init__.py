@@ -1,0 +1,1 @@
+"""The page at `/`: plain files, and the routes that serve them."""
