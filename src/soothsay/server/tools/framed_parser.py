@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -48,12 +49,13 @@ class FramedParser(ToolCallParser):
             bare: whether the tag was not the first of `frames`.
             closed: whether the second tag has come.
         """
-        value = parsed_json(inside.strip())
-        calls = [as_call(one, "arguments") for one in (value if isinstance(value, list) else [value])]
-        return [call for call in calls if call] if all(calls) else []
+        return as_calls(parsed_json(inside.strip()))
 
-    def push(self, text: str) -> ParsedPart:
-        """Return the text up to the first character that may belong to a call, and the complete calls."""
+    def parse(self, text: str, *, final: bool = False) -> ParsedPart:
+        """Return the text up to the first character that may belong to a call, and the complete calls.
+
+        The last call may lack its closing tag, if an end token replaced it.
+        """
         self._held += text
         self._skip_after_call()
         content, calls = "", list[ToolCall]()
@@ -69,14 +71,16 @@ class FramedParser(ToolCallParser):
             self._held = self._held[end[1] :]
             self._after_call = self._trailer_may_come = bool(found)
             self._skip_after_call()
+        if final:
+            rest = self._last(start)
+            return ParsedPart(content + rest.content, [*calls, *rest.calls])
         certain = self._num_certain() if start is None else len(self._held[: start[0]].rstrip())
         content, self._held = content + self._held[:certain], self._held[certain:]
         return ParsedPart(content, calls)
 
-    def end(self) -> ParsedPart:
-        """Return what was held back. The last call may lack its closing tag, if an end token replaced it."""
-        start, held = self._start(), self._held
-        self._held = ""
+    def _last(self, start: tuple[int, int] | None) -> ParsedPart:
+        """What the held text is at the end of the answer. `start`: see `_start`."""
+        held, self._held = self._held, ""
         if start is None:
             return ParsedPart(held)
         begin, frame = start
@@ -124,14 +128,25 @@ class FramedParser(ToolCallParser):
         return any(tag.startswith(text) and len(text) < len(tag) for tag, _ in self.frames)
 
 
-def as_call(value: Any, arguments: str, own_id: str | None = None, *, name: str = "name") -> ToolCall | None:
+def as_calls(value: Any, **fields: Any) -> list[ToolCall]:
+    """The calls that a JSON value is, or the values in a list; none if any of them is no call.
+
+    `fields`: see `as_call`.
+    """
+    calls = [as_call(one, **fields) for one in (value if isinstance(value, list) else [value])]
+    return [call for call in calls if call] if all(calls) else []
+
+
+def as_call(
+    value: Any, *, name: str = "name", arguments: str = "arguments", short_ids: bool = False
+) -> ToolCall | None:
     """The call that a JSON value is; None if it is none.
 
     Args:
         value: of any type.
-        arguments: the field that has the arguments.
-        own_id: the id of a call that brings none of nine letters and digits. None: every call gets a new one.
         name: the field that has the function's name.
+        arguments: the field that has the arguments.
+        short_ids: whether the id of a call must have nine letters and digits. Then its own is kept if it has.
     """
     if not isinstance(value, dict) or not isinstance(called := value.get(name), str):
         return None
@@ -140,10 +155,10 @@ def as_call(value: Any, arguments: str, own_id: str | None = None, *, name: str 
         text = encodable(given) if isinstance(given, str) else to_json(given)
     except RecursionError:
         return None
-    if own_id is None:
+    if not short_ids:
         return ToolCall(encodable(called), text)
     told = str(value.get("id"))
-    return ToolCall(encodable(called), text, told if _is_short_id(told) else own_id)
+    return ToolCall(encodable(called), text, told if re.fullmatch(r"[A-Za-z0-9]{9}", told) else short_id())
 
 
 def to_json(value: Any) -> str:
@@ -151,8 +166,9 @@ def to_json(value: Any) -> str:
     return encodable(json.dumps(value, ensure_ascii=False))
 
 
-def _is_short_id(told: str) -> bool:
-    return re.fullmatch(r"[A-Za-z0-9]{9}", told) is not None
+def short_id() -> str:
+    """A new id of nine letters and digits."""
+    return secrets.token_hex(5)[:9]
 
 
 def is_name(text: str) -> bool:

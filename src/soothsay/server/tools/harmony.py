@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from soothsay.core.grammar import spelled
@@ -106,17 +106,9 @@ class HarmonyParser(ToolCallParser):
         self._begun = False  # whether this message has said anything
         self._said = set[_In]()  # kinds of messages that have said anything
 
-    def push(self, text: str) -> ParsedPart:
-        """Return what is certain: thoughts, text and complete calls."""
+    def parse(self, text: str, *, final: bool = False) -> ParsedPart:
+        """Return what is certain: thoughts, text and complete calls. A header that is cut off has no text."""
         self._held += text
-        return self._read(final=False)
-
-    def end(self) -> ParsedPart:
-        """Return what was held back. A message's header that was cut off has no text."""
-        part, last = self._read(final=True), self._parser.end()
-        return ParsedPart(part.content + last.content, [*part.calls, *last.calls], part.reasoning)
-
-    def _read(self, *, final: bool) -> ParsedPart:
         thoughts, rest = "", ""
         while True:
             if self._in is _In.HEADER:
@@ -133,8 +125,7 @@ class HarmonyParser(ToolCallParser):
                 break
             rest += END if self._in is _In.CALL else ""
             self._in, self._begun = _In.HEADER, False
-        part = self._parser.push(rest)
-        return ParsedPart(part.content, part.calls, thoughts)
+        return replace(self._parser.parse(rest, final=final), reasoning=thoughts)
 
     def _read_header(self, *, final: bool) -> str | None:
         """Read what stands before a message. Returns how a call begins, or ""; None: more has to come."""

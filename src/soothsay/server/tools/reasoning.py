@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from soothsay.core.grammar import spelled
@@ -128,21 +128,12 @@ class ReasoningParser(ToolCallParser):
         self._begun = False  # whether any of the thoughts was returned
         self._held = ""
 
-    def push(self, text: str) -> ParsedPart:
+    def parse(self, text: str, *, final: bool = False) -> ParsedPart:
         """Return the thoughts and the rest, up to what may be a part of a tag."""
         self._held += text
-        self._leave_start(final=False)
-        thoughts = self._read_thoughts(final=False)
-        part = self._parser.push(self._read_text())
-        return ParsedPart(part.content, part.calls, thoughts)
-
-    def end(self) -> ParsedPart:
-        """Return what was held back."""
-        self._leave_start(final=True)
-        thoughts = self._read_thoughts(final=True)
-        parts = [self._parser.push(self._read_text()), self._parser.end()]
-        content, calls = "".join(part.content for part in parts), [c for part in parts for c in part.calls]
-        return ParsedPart(content, calls, thoughts)
+        self._leave_start(final=final)
+        thoughts = self._read_thoughts(final=final)
+        return replace(self._parser.parse(self._read_text(), final=final), reasoning=thoughts)
 
     def _leave_start(self, *, final: bool) -> None:
         if self._state is not _State.START:
@@ -194,15 +185,10 @@ class AnswerParser(ToolCallParser):
         self._begun = False
         self._closing = ""  # the tag that is still to come
 
-    def push(self, text: str) -> ParsedPart:
+    def parse(self, text: str, *, final: bool = False) -> ParsedPart:
         """Read the next piece."""
         self._held += text
-        return self._parser.push(self._read(final=False))
-
-    def end(self) -> ParsedPart:
-        """Return what was held back."""
-        first, last = self._parser.push(self._read(final=True)), self._parser.end()
-        return ParsedPart(first.content + last.content, [*first.calls, *last.calls])
+        return self._parser.parse(self._read(final=final), final=final)
 
     def _read(self, *, final: bool) -> str:
         if not self._begun:

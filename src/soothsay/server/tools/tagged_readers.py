@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 
 from soothsay.server.tools.framed_parser import CLOSE, OPEN, FramedParser, is_name, to_json
 from soothsay.server.tools.tool_arguments import schema_of, typed
-from soothsay.server.tools.tool_calls import ToolCall
+from soothsay.server.tools.tool_calls import ToolCall, Tools
 
 
 class QwenCoderParser(FramedParser):
@@ -32,12 +32,10 @@ class QwenCoderParser(FramedParser):
         elif not closed:
             return []
         name, tag, rest = inside.partition(">")
-        found = list(_matches(self._PARAMETER, rest)) if tag and is_name(name) else None
-        if found is None or rest[found[-1].end() if found else 0 :].strip():
+        found = _all_matches(self._PARAMETER, rest) if tag and is_name(name) else None
+        if found is None:
             return []
-        schema = schema_of(self._tools, name)
-        values = {match[1]: typed(_without_breaks(match[2]), match[1], schema) for match in found}
-        return [ToolCall(name, to_json(values))]
+        return [_call(self._tools, name, {key: _without_breaks(value) for key, value in found})]
 
 
 class SeedParser(QwenCoderParser):
@@ -62,13 +60,11 @@ class GlmParser(FramedParser):
         first = inside.find("<arg_key>")
         name, rest = (inside, "") if first < 0 else (inside[:first], inside[first:])
         name = name.strip()
-        found = list(_matches(self._PAIR, rest))
+        found = _all_matches(self._PAIR, rest)
         known = found or any(tool["function"]["name"] == name for tool in self._tools)
-        if not (closed and known and is_name(name)) or rest[found[-1].end() if found else 0 :].strip():
+        if found is None or not (closed and known and is_name(name)):
             return super().read(inside, bare=bare, closed=closed)
-        schema = schema_of(self._tools, name)
-        values = {match[1].strip(): typed(match[2], match[1].strip(), schema) for match in found}
-        return [ToolCall(name, to_json(values))]
+        return [_call(self._tools, name, {key.strip(): value for key, value in found})]
 
 
 class MiniMaxParser(FramedParser):
@@ -84,18 +80,21 @@ class MiniMaxParser(FramedParser):
 
     def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall]:
         """See `FramedParser`."""
-        found = list(_matches(self._CALL, inside))
-        calls = [self._call(match[1], match[2]) for match in found]
-        if not found or inside[found[-1].end() :].strip():
+        found = _all_matches(self._CALL, inside)
+        if not found:
             return super().read(inside, bare=bare, closed=closed)
-        return [call for call in calls if call] if all(calls) else []
+        calls = []
+        for name, parameters in found:
+            if (pairs := _all_matches(self._PARAMETER, parameters)) is None:
+                return []
+            calls.append(_call(self._tools, name, {key: _without_breaks(value) for key, value in pairs}))
+        return calls
 
-    def _call(self, name: str, inside: str) -> ToolCall | None:
-        found = list(_matches(self._PARAMETER, inside))
-        if inside[found[-1].end() if found else 0 :].strip():
-            return None
-        schema = schema_of(self._tools, name)
-        return ToolCall(name, to_json({m[1]: typed(_without_breaks(m[2]), m[1], schema) for m in found}))
+
+def _call(tools: Tools, name: str, texts: Mapping[str, str]) -> ToolCall:
+    """A call with arguments as texts, which get the types of the tool's schema."""
+    schema = schema_of(tools, name)
+    return ToolCall(name, to_json({key: typed(text, key, schema) for key, text in texts.items()}))
 
 
 def _without_breaks(text: str) -> str:
@@ -103,9 +102,10 @@ def _without_breaks(text: str) -> str:
     return text.removeprefix("\n").removesuffix("\n")
 
 
-def _matches(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
-    """Matches that follow each other, from the start of a text on."""
-    place = 0
+def _all_matches(pattern: re.Pattern[str], text: str) -> list[tuple[str, str]] | None:
+    """The two groups of matches that follow each other; None if a text has anything but such matches."""
+    groups, place = [], 0
     while (found := pattern.match(text, place)) is not None:
-        yield found
+        groups.append((found[1], found[2]))
         place = found.end()
+    return None if text[place:].strip() else groups

@@ -48,12 +48,19 @@ class ToolCallParser(ABC):
     """
 
     @abstractmethod
-    def push(self, text: str) -> ParsedPart:
-        """Read the next piece. Returns the text and the calls that later pieces cannot change."""
+    def parse(self, text: str, *, final: bool = False) -> ParsedPart:
+        """Read the next piece. Returns the text and the calls that later pieces cannot change.
 
-    @abstractmethod
+        `final`: it is the last piece. Then nothing is held back.
+        """
+
+    def push(self, text: str) -> ParsedPart:
+        """Read a piece that is not the last one."""
+        return self.parse(text)
+
     def end(self) -> ParsedPart:
         """End the answer. Returns what was held back."""
+        return self.parse("", final=True)
 
 
 def overlap(text: str, tag: str) -> int:
@@ -64,13 +71,9 @@ def overlap(text: str, tag: str) -> int:
 class PlainParser(ToolCallParser):
     """Finds no calls: the whole answer is text."""
 
-    def push(self, text: str) -> ParsedPart:
+    def parse(self, text: str, *, final: bool = False) -> ParsedPart:
         """Return all of it as text."""
         return ParsedPart(text)
-
-    def end(self) -> ParsedPart:
-        """Return nothing, since nothing was held back."""
-        return ParsedPart()
 
 
 class OneCall(ToolCallParser):
@@ -79,15 +82,9 @@ class OneCall(ToolCallParser):
     def __init__(self, parser: ToolCallParser):
         self._parser, self._called = parser, False
 
-    def push(self, text: str) -> ParsedPart:
+    def parse(self, text: str, *, final: bool = False) -> ParsedPart:
         """Read the next piece."""
-        return self._first(self._parser.push(text))
-
-    def end(self) -> ParsedPart:
-        """End the answer."""
-        return self._first(self._parser.end())
-
-    def _first(self, part: ParsedPart) -> ParsedPart:
+        part = self._parser.parse(text, final=final)
         calls = [] if self._called else part.calls[:1]
         self._called = self._called or bool(calls)
         return ParsedPart(part.content, calls, part.reasoning)

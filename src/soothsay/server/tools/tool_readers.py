@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import re
-import secrets
 from collections.abc import Sequence
 
-from soothsay.server.tools.framed_parser import CLOSE, MAX_NAME, OPEN, FramedParser, as_call, is_name, to_json
+from soothsay.server.tools.framed_parser import (
+    CLOSE,
+    MAX_NAME,
+    OPEN,
+    FramedParser,
+    as_call,
+    as_calls,
+    is_name,
+    short_id,
+    to_json,
+)
 from soothsay.server.tools.tool_arguments import first_json, parsed_json
 from soothsay.server.tools.tool_calls import ParsedPart, ToolCall, ToolCallParser, Tools
 
@@ -37,26 +46,19 @@ class HermesParser(FramedParser):
         self._bare = ""  # the answer so far, while it may consist of calls without tags
         self._may_be_bare = True
 
-    def push(self, text: str) -> ParsedPart:
+    def parse(self, text: str, *, final: bool = False) -> ParsedPart:
         """Hold the answer back while it may consist of calls without tags."""
         if not self._may_be_bare:
-            return super().push(text)
+            return super().parse(text, final=final)
         self._bare += text
         start = "".join(self._bare[:MAX_BEGINNING].split())
         if any(one.startswith(start) or start.startswith(one) for one in self._beginnings):
-            return ParsedPart()
+            if not final:
+                return ParsedPart()
+            if calls := self._bare_calls():
+                return ParsedPart("", calls)
         self._may_be_bare = False
-        return super().push(self._bare)
-
-    def end(self) -> ParsedPart:
-        """Return what was held back, or the calls without tags."""
-        if not self._may_be_bare:
-            return super().end()
-        if calls := self._bare_calls():
-            return ParsedPart("", calls)
-        part = super().push(self._bare)
-        rest = super().end()
-        return ParsedPart(part.content + rest.content, [*part.calls, *rest.calls])
+        return super().parse(self._bare, final=final)
 
     def _bare_calls(self) -> Sequence[ToolCall]:
         """The calls that the whole answer consists of; none if there is anything else."""
@@ -64,7 +66,7 @@ class HermesParser(FramedParser):
         calls = []
         while rest:
             value, end = first_json(rest)
-            call = as_call(value, "arguments")
+            call = as_call(value)
             if call is None or call.name not in self._names or "arguments" not in value:
                 return []
             calls.append(call)
@@ -103,12 +105,8 @@ class CommandParser(FramedParser):
 
     def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall]:
         """See `FramedParser`."""
-        value = parsed_json(inside.strip())
-        given = value if isinstance(value, list) else [value]
-        calls = [as_call(one, "parameters", name="tool_name") for one in given]
-        if given and all(calls):
-            return [call for call in calls if call]
-        return super().read(inside, bare=bare, closed=closed)
+        calls = as_calls(parsed_json(inside.strip()), name="tool_name", arguments="parameters")
+        return calls or super().read(inside, bare=bare, closed=closed)
 
 
 class MistralParser(FramedParser):
@@ -128,15 +126,8 @@ class MistralParser(FramedParser):
         named = self._NAMED.match(inside)
         if named is not None:
             values = parsed_json(inside[named.end() :])
-            return [] if values is None else [ToolCall(named[1], to_json(values), named[2] or self._id())]
-        value = parsed_json(inside)
-        calls = [
-            as_call(one, "arguments", self._id()) for one in (value if isinstance(value, list) else [value])
-        ]
-        return [call for call in calls if call] if all(calls) else []
-
-    def _id(self) -> str:
-        return secrets.token_hex(5)[:9]
+            return [] if values is None else [ToolCall(named[1], to_json(values), named[2] or short_id())]
+        return as_calls(parsed_json(inside), short_ids=True)
 
 
 class KimiParser(FramedParser):
@@ -201,23 +192,22 @@ class Llama3Parser(ToolCallParser):
         self._held = ""
         self._is_text = False  # the answer begins unlike a call
 
-    def push(self, text: str) -> ParsedPart:
-        """Return the text if the answer begins unlike a call. Otherwise hold it back."""
+    def parse(self, text: str, *, final: bool = False) -> ParsedPart:
+        """Return the text if the answer begins unlike a call. Otherwise hold it back to its end."""
         self._held += text
         start = self._held.lstrip().removeprefix(PYTHON_TAG).lstrip()
         self._is_text = self._is_text or (bool(start) and not start.startswith(("{", "<")))
-        if not self._is_text:
+        if not self._is_text and not final:
             return ParsedPart()
-        content, self._held = self._held, ""
-        return ParsedPart(content)
-
-    def end(self) -> ParsedPart:
-        """Return the calls if the answer consists of calls only. Otherwise return it as text."""
         held, self._held = self._held, ""
+        return ParsedPart(held) if self._is_text else self._whole(held)
+
+    def _whole(self, held: str) -> ParsedPart:
+        """The calls if the answer consists of calls only. Otherwise the text."""
         rest, calls = held.strip().removeprefix(PYTHON_TAG).strip(), []
         while rest:
             value, end = first_json(rest)
-            call = as_call(value, "parameters")
+            call = as_call(value, arguments="parameters")
             if call is None or call.name not in self._names:
                 return ParsedPart(held)
             calls.append(call)
