@@ -54,7 +54,7 @@ from soothsay.server.generation.request_parameters import (
 )
 from soothsay.server.generation.service import Asked, ChatReply, CompletionReply
 from soothsay.server.generation.unknown_fields import HEADER, ignored_fields
-from soothsay.server.http.api_errors import ApiError
+from soothsay.server.http.api_errors import ApiError, invalid, unsupported
 from soothsay.server.http.body_reader import BodyReader
 from soothsay.server.http.json_streams import EventStream, JsonReply, while_connected
 from soothsay.server.http.missing_routes import missing_routes, no_such_path
@@ -166,7 +166,7 @@ class Server:
         self.check_model(body.model)
         tools, forced = chosen_tools(body)
         if tools and not self.tools.supported:
-            raise ApiError(400, "this model's chat template has no tools", "unsupported", param="tools")
+            raise unsupported("tools", "this model's chat template has no tools")
         params = sampling_params(body, self.config, self.model.sampling_defaults)
         ids, text = self.read_chat(body, tools)
         form, continued = self.reasoning, continued_text(body)
@@ -189,7 +189,7 @@ class Server:
         """Token ids of a conversation in the chat template, and its text. Raises `ApiError`."""
         variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
         if taken := next((name for name in RESERVED if name in variables), None):
-            raise ApiError(400, f"{taken} cannot be set here", "invalid_value", param="chat_template_kwargs")
+            raise invalid("chat_template_kwargs", f"{taken} cannot be set here")
         if tools:
             variables["tools"] = list(tools)
         return chat_ids(self.prompts, body, variables, self.model.max_context)
@@ -210,8 +210,7 @@ class Server:
         self.check_model(body.model)
         prompts = _prompts(body.prompt)
         if not 0 < len(prompts) <= self.config.max_prompts:
-            message = f"give between 1 and {self.config.max_prompts} prompts"
-            raise ApiError(400, message, "invalid_value", param="prompt")
+            raise invalid("prompt", f"give between 1 and {self.config.max_prompts} prompts")
         ids, echoed = completion_ids(self.prompts, body, prompts, self.model.max_context)
         return self._asked(http, body, ids, params, reply(echoed))
 
@@ -226,7 +225,7 @@ class Server:
         if options.drafter not in (None, *self._drafters):
             choices = ", ".join(self._drafters)
             message = f"drafter {options.drafter!r} is not offered here; choose from {choices}"
-            raise ApiError(400, message, "invalid_value", param="speculation.drafter")
+            raise invalid("speculation.drafter", message)
         least = self.config.min_priority if account is None else account.key.priority
         if body.priority is None:
             options = replace(options, priority=max(least, 0))

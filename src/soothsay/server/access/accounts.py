@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from soothsay.server.http.api_errors import ApiError
+from soothsay.server.http.api_errors import ApiError, try_later
 from soothsay.server.http.client_addresses import network
 
 PRIORITIES = -(2**31), 2**31 - 1
@@ -180,5 +180,4 @@ class FailedKeys:
 
 
 def _used_up(message: str, seconds: float) -> ApiError:
-    retry = {"Retry-After": str(math.ceil(seconds))}
-    return ApiError(429, message, "rate_limit_exceeded", headers=retry)
+    return try_later(message, "rate_limit_exceeded", status=429, seconds=seconds)

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from soothsay.server.access.accounts import Account, FailedKeys
 from soothsay.server.access.api_keys import KeyFileError, KeyRing
 from soothsay.server.fleet.server_metrics import Metrics
-from soothsay.server.http.api_errors import ApiError, internal_error
+from soothsay.server.http.api_errors import ApiError, internal_error, try_later
 from soothsay.server.http.json_streams import DisconnectedError
 from soothsay.server.server_config import ServerConfig
 
@@ -163,8 +163,7 @@ class Gate:
         try:
             account = keys.find(given.strip())
         except KeyFileError:
-            message = "the server cannot read its API keys"
-            raise ApiError(503, message, "keys_unreadable", headers={"Retry-After": "5"}) from None
+            raise try_later("the server cannot read its API keys", "keys_unreadable", seconds=5) from None
         if account is None:
             if given:
                 self._failed_keys.count((scope.get("client") or ("",))[0])

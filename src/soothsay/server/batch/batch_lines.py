@@ -16,7 +16,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
 from soothsay.errors import RequestError
-from soothsay.server.http.api_errors import ApiError
+from soothsay.server.http.api_errors import ApiError, unsupported
 from soothsay.server.http.body_reader import parse
 from soothsay.server.server_config import ServerConfig
 
@@ -153,7 +153,7 @@ def _problem(fields: _Fields) -> ApiError | None:
     if fields.body is None:
         return ApiError(400, "body: Field required", "missing_required_parameter", param="body")
     if isinstance(fields.body, dict) and fields.body.get("stream") is True:
-        return ApiError(400, "a batch has no streams; leave stream out", "unsupported", param="stream")
+        return unsupported("stream", "a batch has no streams; leave stream out")
     return None
 
 

@@ -17,7 +17,7 @@ from soothsay.core.grammar import Grammar
 from soothsay.core.tenant import Tenant
 from soothsay.safe_path import module_environment
 from soothsay.server.engines.grammar_process import LENGTH
-from soothsay.server.http.api_errors import MAX_SHOWN, ApiError
+from soothsay.server.http.api_errors import MAX_SHOWN, ApiError, invalid, try_later
 from soothsay.tokenizer import Tokenizer
 
 log = logging.getLogger("soothsay.server")
@@ -92,7 +92,7 @@ class GrammarChecker:
         """Wait until no other grammar of a key is in trial. Raises `ApiError` 429 if too many wait."""
         if self._waiting[name] >= MAX_WAITING:
             message = f"{MAX_WAITING} new grammars wait to be compiled; try again later"
-            raise ApiError(429, message, "queue_full", headers={"Retry-After": "5"})
+            raise try_later(message, "queue_full", status=429, seconds=5)
         self._waiting[name] += 1
         try:
             async with self._turns.setdefault(name, asyncio.Lock()):
@@ -173,9 +173,8 @@ async def _kill(process: Process) -> None:
 
 
 def _refused(problem: str) -> ApiError:
-    return ApiError(400, problem, "invalid_value", param=PARAM)
+    return invalid(PARAM, problem)
 
 
 def _no_process() -> ApiError:
-    message = "the server cannot try grammars now; try again later"
-    return ApiError(503, message, "unavailable", headers={"Retry-After": "5"})
+    return try_later("the server cannot try grammars now; try again later", "unavailable", seconds=5)

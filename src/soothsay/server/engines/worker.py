@@ -40,7 +40,7 @@ from soothsay.server.engines.engine_messages import (
 )
 from soothsay.server.engines.idle_work import IdleWork
 from soothsay.server.engines.numeric_probe import numerics
-from soothsay.server.http.api_errors import ApiError, internal_error
+from soothsay.server.http.api_errors import ApiError, internal_error, invalid
 from soothsay.server.http.json_log import log_to_stderr
 
 log = logging.getLogger("soothsay.server")
@@ -368,6 +368,6 @@ def _refusal(error: Exception, drafter: str | None) -> ApiError:
     if isinstance(error, DrafterError):  # its message may contain paths
         log.warning("drafter not available", extra={"drafter": drafter, "reason": str(error)})
         message = f"drafter {drafter!r} does not fit this model, or its files are missing"
-        return ApiError(400, message, "invalid_value", param="speculation.drafter")
+        return invalid("speculation.drafter", message)
     log.error("request failed", exc_info=error)
     return internal_error()

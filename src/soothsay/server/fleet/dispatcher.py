@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,7 +24,7 @@ from soothsay.server.engines.engine_messages import (
 from soothsay.server.fleet.flight import Flight
 from soothsay.server.fleet.replica import EngineState, Replica
 from soothsay.server.fleet.router import Router
-from soothsay.server.http.api_errors import ApiError
+from soothsay.server.http.api_errors import ApiError, try_later
 
 log = logging.getLogger("soothsay.server")
 
@@ -219,8 +218,7 @@ class Dispatcher:
     def no_engine(self) -> ApiError:
         """The error while no engine is loaded. Clients are told when the next one starts."""
         message = "the engine has stopped, and is starting again; try again later"
-        seconds = max(math.ceil(self.restart_in or 0), 1)
-        return ApiError(503, message, "engine_stopped", headers={"Retry-After": str(seconds)})
+        return try_later(message, "engine_stopped", seconds=max(self.restart_in or 0, 1))
 
     def _place_all(self) -> None:
         """Place the jobs that have no engine. At most one of the suspects may be at an engine."""

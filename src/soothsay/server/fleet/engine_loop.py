@@ -13,7 +13,7 @@ from soothsay.server.fleet.engine_fleet import Fleet
 from soothsay.server.fleet.jobs import Job
 from soothsay.server.fleet.replica import EngineState, Replica
 from soothsay.server.fleet.server_metrics import Metrics
-from soothsay.server.http.api_errors import ApiError
+from soothsay.server.http.api_errors import ApiError, invalid, try_later
 from soothsay.server.server_config import ServerConfig
 
 
@@ -98,11 +98,9 @@ class EngineLoop:
 
     def _check_room(self, job: Job) -> None:
         if job.size > self.max_in_flight:
-            message = f"this asks for {job.size} answers at once; ask for fewer"
-            raise ApiError(400, message, "invalid_value", param="n")
+            raise invalid("n", f"this asks for {job.size} answers at once; ask for fewer")
         if job.counted and self.in_flight + job.size > self.max_in_flight:
-            message = "too many requests are waiting; try again later"
-            raise ApiError(429, message, "queue_full", headers={"Retry-After": "1"})
+            raise try_later("too many requests are waiting; try again later", "queue_full", status=429)
 
     def _receive(self, told: Admitted | EngineUpdate) -> None:
         if isinstance(told, EngineUpdate):

@@ -12,7 +12,7 @@ from starlette.routing import Route
 from soothsay.server.fleet.engine_fleet import Fleet
 from soothsay.server.fleet.replica import Replica
 from soothsay.server.generation.request_bodies import Whole
-from soothsay.server.http.api_errors import ApiError
+from soothsay.server.http.api_errors import ApiError, invalid
 from soothsay.server.http.body_reader import BodyReader
 
 REPLICAS = "/replicas"
@@ -82,7 +82,7 @@ def _checked(fleet: Fleet, size: int) -> int:
     bounds = fleet.scaler.bounds
     if size != bounds.clamp(size):
         message = f"this server has {bounds.least} to {bounds.most} engines (soothsay serve --replicas)"
-        raise ApiError(400, message, "invalid_value", param="replicas")
+        raise invalid("replicas", message)
     return size
 
 

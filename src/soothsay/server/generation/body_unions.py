@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ConfigDict, Discriminator
 
 from soothsay.server.generation.request_bodies import Body
-from soothsay.server.http.api_errors import ApiError
+from soothsay.server.http.api_errors import ApiError, unsupported
 
 # Errors leave out the names of branches that end with a bracket.
 TEXT_OR_MORE = Discriminator(lambda value: "[text]" if isinstance(value, str) else "[more]")
@@ -58,7 +58,7 @@ def refuse(extra: Mapping[str, Any] | None, refused: Mapping[str, str], renamed:
     """
     for name, value in (extra or {}).items():
         if name in refused and value not in (None, False, "", [], {}):
-            raise ApiError(400, f"{name}: {refused[name]}", "unsupported", param=name)
+            raise unsupported(name, f"{name}: {refused[name]}")
         if name in renamed:
             hint = f"; use {renamed[name]}" if renamed[name] else ""
             message = f"{name} is not a parameter of this path{hint}"

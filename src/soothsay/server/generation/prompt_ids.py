@@ -11,7 +11,7 @@ from soothsay.server.apis.openai.openai_replies import Echo
 from soothsay.server.generation.prompt_reader import PromptReader
 from soothsay.server.generation.request_bodies import ChatRequest, CompletionRequest
 from soothsay.server.generation.request_parameters import truncated
-from soothsay.server.http.api_errors import ApiError
+from soothsay.server.http.api_errors import ApiError, invalid
 
 MAX_READ = 1 << 20
 """Limit of tokens of the prompts in one request, each counted for each of its answers, which hold a copy. A
@@ -82,14 +82,14 @@ def check_totals(prompts: Sequence[list[int]], params: SamplingParams) -> None:
     answers = f"n={params.n} answers to each of {len(prompts)} prompts"
     if num_tokens > MAX_READ and params.n * len(prompts) > 1:
         message = f"{answers} read {num_tokens} tokens together, and {MAX_READ} is the limit; ask for fewer"
-        raise ApiError(400, message, "invalid_value", param="prompt")
+        raise invalid("prompt", message)
     for_each = 0 if params.prompt_logprobs is None else 1 + params.prompt_logprobs
     if num_tokens * for_each > MAX_SCORES:
         message = (
             f"{answers} list {num_tokens * for_each} log-probabilities of prompts, {for_each} a token, and "
             f"{MAX_SCORES} is the limit of a reply; ask for fewer prompts, answers or alternatives"
         )
-        raise ApiError(400, message, "invalid_value", param="prompt_logprobs")
+        raise invalid("prompt_logprobs", message)
 
 
 def _render(reader: PromptReader, messages: list[dict[str, Any]], variables: dict[str, Any]) -> str:

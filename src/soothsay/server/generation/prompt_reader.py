@@ -7,7 +7,7 @@ from typing import Any
 
 from soothsay.server.engines.engine_messages import LoadedModel
 from soothsay.server.generation.text_bounds import TextBound
-from soothsay.server.http.api_errors import ApiError
+from soothsay.server.http.api_errors import ApiError, invalid, unsupported
 from soothsay.tokenizer import NO_TOKENIZER, Message, Tokenizer
 
 CUT = 4
@@ -29,7 +29,7 @@ class PromptReader:
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
         if self._model.tokenizer is None:
-            raise ApiError(400, f"{NO_TOKENIZER}. Give token ids", "unsupported", param="prompt")
+            raise unsupported("prompt", f"{NO_TOKENIZER}. Give token ids")
         return self._model.tokenizer
 
     @property
@@ -55,9 +55,7 @@ class PromptReader:
         try:
             return tokenizer.encode(text, special=special)
         except Exception as error:  # the library raises plain Exception
-            raise ApiError(
-                400, f"the tokenizer refused the text: {error}", "invalid_value", param=field
-            ) from None
+            raise invalid(field, f"the tokenizer refused the text: {error}") from None
 
     def render(self, messages: Sequence[Message], variables: dict[str, Any]) -> str:
         """A conversation in the model's chat template."""
@@ -65,8 +63,7 @@ class PromptReader:
         try:
             return tokenizer.render(messages, **variables)
         except Exception as error:  # a template may raise anything
-            message = str(error) or type(error).__name__
-            raise ApiError(400, message, "invalid_value", param="messages") from None
+            raise invalid("messages", str(error) or type(error).__name__) from None
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of token ids that were checked."""
@@ -76,7 +73,7 @@ class PromptReader:
         """Refuse token ids that the model does not have."""
         last = self._model.vocab_size - 1
         if ids and not 0 <= min(ids) <= max(ids) <= last:
-            raise ApiError(400, f"token ids of this model are 0 to {last}", "invalid_value", param=field)
+            raise invalid(field, f"token ids of this model are 0 to {last}")
 
     def check_prompt(self, ids: list[int]) -> list[int]:
         """Refuse a prompt that has unknown token ids or more than the context holds. Returns the prompt."""

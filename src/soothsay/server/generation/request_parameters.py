@@ -18,7 +18,7 @@ from soothsay.server.generation.request_bodies import (
     NamedTool,
     Speculation,
 )
-from soothsay.server.http.api_errors import ApiError
+from soothsay.server.http.api_errors import ApiError, invalid
 from soothsay.server.server_config import ServerConfig
 
 SHARED = (
@@ -145,8 +145,7 @@ def chosen_tools(body: ChatRequest) -> tuple[list[dict[str, Any]], bool]:
     by_name = {tool["function"]["name"]: tool for tool in tools}
     for name in names:
         if name not in by_name:
-            message = f"no such tool in tools: {name!r}"
-            raise ApiError(400, message, "invalid_value", param="tool_choice")
+            raise invalid("tool_choice", f"no such tool in tools: {name!r}")
     forced = isinstance(choice, NamedTool) or choice.allowed_tools.mode == "required"
     return [by_name[name] for name in names], forced
 
@@ -325,4 +324,4 @@ def _make_grammar(kind: str, form: Any) -> Grammar:
 
 
 def _invalid(param: str, message: str) -> ApiError:
-    return ApiError(400, message, "invalid_value", param=param)
+    return invalid(param, message)

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from soothsay.server.generation.request_bodies import GenerationRequest
-from soothsay.server.http.api_errors import ApiError
+from soothsay.server.http.api_errors import ApiError, unsupported
 
 HEADER = "X-Ignored-Fields"
 
@@ -75,8 +75,7 @@ def ignored_fields(body: GenerationRequest) -> list[str]:
     names = []
     for name in given[:MAX_NAMES]:
         if name in MISSING:
-            message = f"{name} is not supported: {MISSING[name]}"
-            raise ApiError(400, message, "unsupported", param=name)
+            raise unsupported(name, f"{name} is not supported: {MISSING[name]}")
         if name in WITHOUT_EFFECT or not PLAIN.fullmatch(name):
             continue
         if meant := get_close_matches(name, type(body).model_fields, n=1, cutoff=SIMILAR):

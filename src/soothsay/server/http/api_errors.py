@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -179,6 +180,21 @@ def _is_alternative(part: str) -> bool:
 def _shown(text: str) -> str:
     """A text that may come from a client, of limited length."""
     return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 4]} ..."
+
+
+def invalid(param: str | None, message: str) -> ApiError:
+    """A field that has a wrong value."""
+    return ApiError(400, message, "invalid_value", param=param)
+
+
+def unsupported(param: str | None, message: str) -> ApiError:
+    """A field that asks for what this server, or its model, cannot do."""
+    return ApiError(400, message, "unsupported", param=param)
+
+
+def try_later(message: str, code: str = "overloaded", *, status: int = 503, seconds: float = 1) -> ApiError:
+    """A failure that ends by itself. `seconds`: when to try again."""
+    return ApiError(status, message, code, headers={"Retry-After": str(math.ceil(seconds))})
 
 
 def internal_error() -> ApiError:

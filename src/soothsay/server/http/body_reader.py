@@ -10,7 +10,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from soothsay.server.http.api_errors import ApiError
+from soothsay.server.http.api_errors import ApiError, try_later
 from soothsay.server.http.json_streams import DisconnectedError
 from soothsay.server.http.safe_json import JsonError, read_json
 
@@ -64,8 +64,7 @@ class BodyReader:
                 size += len(part)
                 self._held += len(part)
                 if self._held > self._max_held and size > SMALL:
-                    message = "the server is reading too many large bodies; try again later"
-                    raise ApiError(503, message, "overloaded", headers={"Retry-After": "1"})
+                    raise try_later("the server is reading too many large bodies; try again later")
             content = b"".join(parts)
             parts.clear()
             thread = None if size <= SMALL else self._thread

@@ -21,7 +21,7 @@ import h11
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from soothsay.server.http.api_errors import ApiError
+from soothsay.server.http.api_errors import try_later
 from soothsay.server.http.client_addresses import network
 from soothsay.server.server_config import ServerConfig
 
@@ -229,7 +229,7 @@ class ClientConnection(H11Protocol):
 
     def refuse(self, message: str) -> None:
         """Send an error and close the connection, without reading a request."""
-        response = ApiError(503, message, "overloaded", headers={"Retry-After": "1"}).response("")
+        response = try_later(message).response("")
         headers = b"".join(b"%s: %s\r\n" % pair for pair in response.raw_headers)
         self.transport.write(
             b"HTTP/1.1 503 Service Unavailable\r\n%sconnection: close\r\n\r\n%s" % (headers, response.body)

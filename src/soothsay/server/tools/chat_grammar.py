@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from soothsay.core.grammar import Grammar
 from soothsay.errors import RequestError
-from soothsay.server.http.api_errors import ApiError
+from soothsay.server.http.api_errors import invalid, unsupported
 from soothsay.server.tools.reasoning import Thoughts
 from soothsay.server.tools.tool_calls import Tools
 from soothsay.server.tools.tool_format import ToolFormat
@@ -36,10 +36,10 @@ class ChatGrammars:
         try:
             call = self.calls.forced_call(tools) if tools else None
         except RequestError as error:
-            raise ApiError(400, str(error), "invalid_value", param="tools") from None
+            raise invalid("tools", str(error)) from None
         if call is None:
             problem = "this model's format of tool calls is unknown" if tools else "no such tool in tools"
-            raise ApiError(400, problem, "unsupported", param="tool_choice")
+            raise unsupported("tool_choice", problem)
         return self._after_thoughts({"calls": call})
 
     def answer(self, text: Grammar, tools: Tools) -> Grammar:
@@ -48,7 +48,7 @@ class ChatGrammars:
             calls = self.calls.free_calls(tools, self.special) if tools else None
             return self._after_thoughts({"text": text} if calls is None else {"text": text, "calls": calls})
         except RequestError as error:
-            raise ApiError(400, str(error), "invalid_value", param="response_format") from None
+            raise invalid("response_format", str(error)) from None
 
     def _after_thoughts(self, parts: Mapping[str, Grammar]) -> Grammar:
         form, first = self.thoughts, "start: body\n"

@@ -11,7 +11,7 @@ from soothsay.server.generation.body_unions import TEXT_OR_MORE, LenientBody, Ot
 from soothsay.server.generation.reply_format import Json
 from soothsay.server.generation.request_bodies import ChatRequest, TextPart, ToolName, Whole
 from soothsay.server.generation.service import make_body
-from soothsay.server.http.api_errors import ApiError
+from soothsay.server.http.api_errors import ApiError, invalid, unsupported
 from soothsay.server.http.json_streams import to_line
 
 REFUSED = {
@@ -251,10 +251,10 @@ class PromptRequest(LenientBody):
         messages = [*system, *(part for message in self.messages for part in message.chat())]
         if self.is_begun and "tool_calls" in messages[-1]:
             message = "the last message calls a tool; send the tool_result in a message of the user"
-            raise ApiError(400, message, "invalid_value", param=f"messages.{len(self.messages) - 1}")
+            raise invalid(f"messages.{len(self.messages) - 1}", message)
         if self.is_begun and not messages[-1]["content"].strip():
             message = "the last message is the beginning of the answer, and it is empty; leave it out"
-            raise ApiError(400, message, "invalid_value", param=f"messages.{len(self.messages) - 1}")
+            raise invalid(f"messages.{len(self.messages) - 1}", message)
         return messages
 
     def _thinking(self, extra: Json, *, able: bool) -> Json:
@@ -288,7 +288,7 @@ class AnthropicRequest(PromptRequest):
         given = (self.model_extra or {}).get("speculation")
         if isinstance(given, dict) and given.get("trace"):
             message = "traces are part of streams of chats only; use /v1/chat/completions"
-            raise ApiError(400, message, "unsupported", param="speculation.trace")
+            raise unsupported("speculation.trace", message)
         user = None if self.metadata is None else self.metadata.user_id
         return fields if user is None else {**fields, "user": user}
 

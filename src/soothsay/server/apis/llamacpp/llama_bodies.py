@@ -20,7 +20,7 @@ from soothsay.server.generation.request_bodies import (
 )
 from soothsay.server.generation.request_parameters import nearest
 from soothsay.server.generation.service import make_body
-from soothsay.server.http.api_errors import ApiError
+from soothsay.server.http.api_errors import invalid, unsupported
 
 Parts = list[int | str]
 """A prompt as token ids and texts, in order."""
@@ -76,7 +76,7 @@ class LlamaRequest(GenerationRequest):
         """The completion that this request asks for, of prompts that were read. Raises `ApiError`."""
         if self.n_probs and self.post_sampling_probs:
             message = "post_sampling_probs is not supported: probabilities are those of the model itself"
-            raise ApiError(400, message, "unsupported", param="post_sampling_probs")
+            raise unsupported("post_sampling_probs", message)
         theirs = (
             LlamaRequest.model_fields.keys() - GenerationRequest.model_fields.keys() - {"response_format"}
         )
@@ -116,7 +116,7 @@ class LlamaCompletionRequest(LlamaRequest):
             single = [part for part in given if isinstance(part, int | str)]
             if len(single) < len(given):
                 message = "prompt has token ids beside lists or objects; put the token ids into a list"
-                raise ApiError(400, message, "invalid_value", param="prompt")
+                raise invalid("prompt", message)
             return [single]
         return [_parts(one) for one in given if not isinstance(one, int)]
 
@@ -160,6 +160,5 @@ def _parts(prompt: str | LlamaPrompt | list[int | str]) -> Parts:
     if isinstance(prompt, list):
         return prompt
     if prompt.multimodal_data:
-        message = "multimodal_data is not supported: this model reads text"
-        raise ApiError(400, message, "unsupported", param="prompt.multimodal_data")
+        raise unsupported("prompt.multimodal_data", "multimodal_data is not supported: this model reads text")
     return [prompt.prompt_string]

@@ -23,7 +23,7 @@ from soothsay.server.generation.prompt_reader import CUT, PromptReader
 from soothsay.server.generation.request_bodies import ChatRequest
 from soothsay.server.generation.request_parameters import chosen_tools, sampling_params, truncated
 from soothsay.server.generation.service import Asked, Service, make_body
-from soothsay.server.http.api_errors import ApiError, renamed
+from soothsay.server.http.api_errors import invalid, renamed, try_later, unsupported
 
 SLOTS = "/slots"
 """The route that shows how many requests of all clients run."""
@@ -65,7 +65,7 @@ class LlamaApi:
         def ask(body: InfillRequest) -> Asked:
             if self._gap is None:
                 message = "this model cannot fill gaps: its vocabulary lacks the tokens; use /completion"
-                raise ApiError(400, message, "unsupported", param="input_prefix")
+                raise unsupported("input_prefix", message)
             ends = [*(body.stop_token_ids or ()), *self._gap.ends]
             ended = body.model_copy(update={"stop_token_ids": ends})
             return self._ask(http, ended, [self._gap.prompt(body)])
@@ -87,7 +87,7 @@ class LlamaApi:
         """`GET /slots`: which answers run, without their text."""
         total, busy = self._service.model.max_requests, self._num_answers()
         if http.query_params.get("fail_on_no_slot") and busy >= total:
-            raise ApiError(503, "all slots are busy", "overloaded", headers={"Retry-After": "1"})
+            raise try_later("all slots are busy")
         n_ctx = self._service.model.max_context
         return JSONResponse(
             [
@@ -106,8 +106,7 @@ class LlamaApi:
         service = self._service
         service.check_model(body.model)
         if not 0 < len(prompts) <= service.config.max_prompts:
-            message = f"give between 1 and {service.config.max_prompts} prompts"
-            raise ApiError(400, message, "invalid_value", param="prompt")
+            raise invalid("prompt", f"give between 1 and {service.config.max_prompts} prompts")
         room = service.model.max_context
         ids, texts = read_prompts(service.prompts, body, prompts, room)
         with renamed(RENAMED):

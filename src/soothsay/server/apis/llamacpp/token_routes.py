@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from soothsay.server.generation.request_bodies import ChatRequest, DetokenizeRequest, TokenizeRequest
 from soothsay.server.generation.service import Service
-from soothsay.server.http.api_errors import ApiError
+from soothsay.server.http.api_errors import invalid
 
 
 def token_routes(service: Service) -> list[Route]:
@@ -21,7 +21,7 @@ def token_routes(service: Service) -> list[Route]:
         def work(body: TokenizeRequest) -> Response:
             service.check_model(body.model)
             if sum(given is not None for given in (body.prompt, body.content, body.messages)) != 1:
-                raise ApiError(400, "give either prompt or messages", "invalid_value", param="prompt")
+                raise invalid("prompt", "give either prompt or messages")
             if body.messages is not None:
                 chat = ChatRequest(model=service.config.name, messages=body.messages)
                 ids, _ = service.read_chat(chat, ())

@@ -12,7 +12,7 @@ from soothsay.server.generation.reply_format import Json
 from soothsay.server.generation.request_bodies import ChatRequest, CompletionRequest, Items, Whole
 from soothsay.server.generation.request_parameters import nearest
 from soothsay.server.generation.service import make_body
-from soothsay.server.http.api_errors import ApiError
+from soothsay.server.http.api_errors import unsupported
 from soothsay.server.server_config import ServerConfig
 
 Truncated = Annotated[int, BeforeValidator(lambda value: int(value) if isinstance(value, float) else value)]
@@ -81,7 +81,7 @@ class OllamaRequest(LenientBody):
         Raises `ApiError` if it has none and shall think.
         """
         if self.think and not able:
-            raise ApiError(400, f"{self.model!r} does not support thinking", "unsupported", param="think")
+            raise unsupported("think", f"{self.model!r} does not support thinking")
         if self.think is None or not able:
             return {}
         variables = dict.fromkeys(("enable_thinking", "thinking"), bool(self.think))
@@ -197,7 +197,7 @@ class OllamaGenerateRequest(OllamaRequest):
             ("context", self.context, "send the conversation to /api/chat"),
         ):
             if value:
-                raise ApiError(400, f"{name} is not supported: {hint}", "unsupported", param=name)
+                raise unsupported(name, f"{name} is not supported: {hint}")
 
     def chat(self, config: ServerConfig, *, able: bool) -> ChatRequest:
         """The chat that this request asks for: the prompt as a message. Raises `ApiError`."""
@@ -229,4 +229,4 @@ def tagged(name: str) -> str:
 
 def _refuse_images(images: list[Any] | None) -> None:
     if images:
-        raise ApiError(400, "images are not supported; send text", "unsupported", param="images")
+        raise unsupported("images", "images are not supported; send text")

@@ -12,7 +12,7 @@ from soothsay.server.generation.body_unions import TEXT_OR_MORE, LenientBody, Ot
 from soothsay.server.generation.reply_format import Json
 from soothsay.server.generation.request_bodies import ChatRequest, TextPart, Whole
 from soothsay.server.generation.service import make_body
-from soothsay.server.http.api_errors import ApiError
+from soothsay.server.http.api_errors import invalid, unsupported
 from soothsay.server.http.json_streams import to_line
 
 STATELESS = "this server stores nothing; send the whole conversation as input"
@@ -237,7 +237,7 @@ class ResponsesRequest(LenientBody):
         chat = make_body(ChatRequest, body)
         if getattr(chat.speculation, "trace", None):
             message = "traces are part of streams of chats only; use /v1/chat/completions"
-            raise ApiError(400, message, "unsupported", param="speculation.trace")
+            raise unsupported("speculation.trace", message)
         return chat
 
     @property
@@ -299,7 +299,7 @@ class ResponsesRequest(LenientBody):
         }
         if (size := len(to_line(told))) > MAX_ECHO:
             message = f"metadata, text and user have {size} characters; the reply repeats at most {MAX_ECHO}"
-            raise ApiError(400, message, "invalid_value", param="metadata")
+            raise invalid("metadata", message)
         tools = [tool.model_dump() for tool in self.tools or () if isinstance(tool, FunctionTool)]
         return {**told, "instructions": self.instructions, "tools": tools}  # both are in the prompt too
 
