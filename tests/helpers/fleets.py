@@ -21,6 +21,7 @@ from soothsay.server.engines.engine_messages import (
     LoadedModel,
     Ping,
     Pong,
+    RequestOptions,
     Said,
     Submit,
 )
@@ -30,7 +31,6 @@ from soothsay.server.fleet.jobs import Job
 from soothsay.server.fleet.replica import Replica
 from soothsay.server.fleet.scaling import Bounds
 from soothsay.server.fleet.server_metrics import Metrics
-from soothsay.server.generation.request_parameters import RequestOptions
 from soothsay.server.server_config import ServerConfig
 
 NUMERICS = Numerics("native, avx2", 100, "0123")

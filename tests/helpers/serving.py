@@ -24,7 +24,7 @@ from openai import OpenAI
 
 from soothsay import LLM, REGISTRY
 from soothsay.server.access.api_keys import KeyRing
-from soothsay.server.engines.engine_link import Engine
+from soothsay.server.engines.engine_messages import Engine
 from soothsay.server.engines.engine_process import EngineProcess, Process, _run_worker
 from soothsay.server.engines.nursery import Nursery
 from soothsay.server.fleet.engine_fleet import Fleet

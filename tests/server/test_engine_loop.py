@@ -10,12 +10,11 @@ from fleets import Fixture, heard, job, run, text, tokens, until
 from soothsay.core.load import EngineLoad
 from soothsay.core.params import SamplingParams
 from soothsay.errors import ModelError
-from soothsay.server.engines.engine_messages import EngineUpdate
+from soothsay.server.engines.engine_messages import EngineUpdate, RequestOptions
 from soothsay.server.fleet.engine_loop import without_canary
 from soothsay.server.fleet.jobs import Job
 from soothsay.server.fleet.replica import EngineState
 from soothsay.server.fleet.restart_delays import Backoff
-from soothsay.server.generation.request_parameters import RequestOptions
 from soothsay.server.http.api_errors import ApiError
 
 pytestmark = pytest.mark.usefixtures("each_loop")

@@ -27,11 +27,18 @@ from soothsay.core.tenant import Tenant
 from soothsay.errors import SoothsayError
 from soothsay.server.engines import engine_process as process
 from soothsay.server.engines import worker
-from soothsay.server.engines.engine_messages import Admitted, Cancel, CatchUp, EngineUpdate, Said, Submit
+from soothsay.server.engines.engine_messages import (
+    Admitted,
+    Cancel,
+    CatchUp,
+    EngineUpdate,
+    RequestOptions,
+    Said,
+    Submit,
+)
 from soothsay.server.engines.engine_process import EngineProcess
 from soothsay.server.engines.worker import Prepared, Worker
 from soothsay.server.fleet.engine_fleet import Fleet
-from soothsay.server.generation.request_parameters import RequestOptions
 from soothsay.server.http.api_errors import ApiError
 
 ENDLESS = {"model": "sibyl", "prompt": "A man", "temperature": 0, "max_tokens": 5000, "ignore_eos": True}

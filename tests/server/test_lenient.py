@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from all_routes import BODIES
 from pydantic import BaseModel
 from serving import Running
 from starlette.datastructures import Headers
@@ -19,7 +20,6 @@ from soothsay.server.generation.request_bodies import ChatRequest, CompletionReq
 from soothsay.server.generation.request_parameters import sampling_params
 from soothsay.server.http.api_errors import ApiError
 from soothsay.server.http.body_reader import _is_safe, parse
-from soothsay.server.http_server import BODIES
 from soothsay.server.server_config import ServerConfig
 
 HELLO: Any = [{"role": "user", "content": "Hi"}]

@@ -16,13 +16,13 @@ from tokenizers import decoders, models
 
 from soothsay import LLM, FinishReason, SamplingParams, SpeculationStats, Tokenizer
 from soothsay.server.apis.openai.openai_replies import ChatFormat
-from soothsay.server.engines.engine_messages import AnswerUpdate
+from soothsay.server.engines.engine_messages import AnswerUpdate, RequestOptions
 from soothsay.server.fleet.jobs import AnswerProgress, Job
-from soothsay.server.generation.reply_format import Json, TokenTexts
+from soothsay.server.generation.reply_format import TokenTexts
 from soothsay.server.generation.reply_reports import timings, usage
-from soothsay.server.generation.request_parameters import RequestOptions
 from soothsay.server.http import json_streams as events
 from soothsay.server.http.api_errors import ApiError
+from soothsay.server.http.body_types import Json
 from soothsay.server.http.json_streams import PART, JsonReply
 from soothsay.server.tools.tool_readers import HermesParser
 

@@ -22,8 +22,9 @@ from soothsay.server.apis.openai.responses_bodies import MAX_ECHO, ResponsesRequ
 from soothsay.server.apis.openai.responses_replies import ResponsesFormat, with_bytes
 from soothsay.server.engines.engine_messages import AnswerUpdate
 from soothsay.server.fleet.jobs import AnswerProgress
-from soothsay.server.generation.reply_format import Json, ReplyOptions, TokenTexts
+from soothsay.server.generation.reply_format import ReplyOptions, TokenTexts
 from soothsay.server.http.api_errors import ApiError
+from soothsay.server.http.body_types import Json
 from soothsay.server.http.json_streams import NAMED_EVENTS, EventStream
 from soothsay.server.tools.reasoning import ReasoningFormat
 from soothsay.server.tools.tool_calls import PlainParser, ToolCallParser

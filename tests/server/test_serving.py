@@ -21,6 +21,7 @@ from typing import Any
 import engines
 import httpx
 import pytest
+from all_routes import BODIES
 from openai import APIError, APIStatusError, InternalServerError, OpenAI, RateLimitError
 from serving import Running, serving
 from typer.testing import CliRunner
@@ -28,7 +29,6 @@ from typer.testing import CliRunner
 from soothsay import LLM, SamplingParams, SpeculationStats
 from soothsay.server.fleet.server_metrics import Metrics
 from soothsay.server.http.json_log import JsonLines
-from soothsay.server.http_server import BODIES
 
 ENDLESS: dict[str, Any] = {
     "model": "sibyl",

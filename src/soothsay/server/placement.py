@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from soothsay.errors import SoothsayError
 from soothsay.processors import granted_processors
-from soothsay.server.engines.engine_link import Engine
+from soothsay.server.engines.engine_messages import Engine
 from soothsay.server.engines.engine_process import EngineProcess
 from soothsay.server.engines.nursery import Nursery
 

@@ -7,9 +7,8 @@ from typing import Any
 
 from soothsay.core.answer import FinishReason, SpeculationStats, TokenLogprobs
 from soothsay.core.params import SamplingParams
-from soothsay.server.engines.engine_messages import AnswerUpdate, Submit
+from soothsay.server.engines.engine_messages import AnswerUpdate, RequestOptions, Submit
 from soothsay.server.fleet.flight import Flight
-from soothsay.server.generation.request_parameters import RequestOptions
 
 
 def flight(n: int = 1, **params: Any) -> Flight[str]:

@@ -7,7 +7,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -15,8 +15,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from soothsay.server.access.accounts import Account, FailedKeys
 from soothsay.server.access.api_keys import KeyFileError, KeyRing
-from soothsay.server.fleet.server_metrics import Metrics
 from soothsay.server.http.api_errors import ApiError, internal_error, try_later
+from soothsay.server.http.api_route import ApiRoute
 from soothsay.server.http.json_streams import DisconnectedError
 from soothsay.server.server_config import ServerConfig
 
@@ -24,15 +24,6 @@ log = logging.getLogger("soothsay.server")
 
 DISCONNECTED = 499
 """Status in log and metrics if the client disconnected before the response began."""
-
-LARGE_REPLIES = frozenset({"/openapi.json", "/props"})
-"""Paths without a body that count as requests of a key. The replies of the others have some hundred bytes, or
-are for operators, whose monitors poll them."""
-
-WITHOUT_ANSWERS = LARGE_REPLIES | {
-    *("/apply-template", "/detokenize", "/replicas", "/tokenize", "/v1/messages/count_tokens")
-}
-"""Paths of requests that count and ask for no answer of the model."""
 
 ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """The form of a request id that a client may choose itself."""
@@ -47,25 +38,25 @@ class Gate:
     Args:
         app: the application.
         config: the limits.
-        metrics: counts the responses.
+        count: called with the path and the status of each response.
         keys: the valid API keys; None: no key is needed.
-        paths: the application's paths. Metrics and the log call all others "other".
-        keyless: paths that need no key.
-        operator: paths for operators' keys only.
+        routes: the application's routes. Metrics and the log call all other paths "other".
     """
 
     def __init__(
         self,
         app: ASGIApp,
         config: ServerConfig,
-        metrics: Metrics,
+        count: Callable[[str, int], None],
         keys: KeyRing | None,
-        paths: frozenset[str],
-        keyless: frozenset[str],
-        operator: frozenset[str] = frozenset(),
+        routes: Sequence[ApiRoute],
     ):
-        self._app, self._config, self._metrics, self._keys = app, config, metrics, keys
-        self._paths, self._keyless, self._operator = paths, keyless, operator
+        self._app, self._config, self._count, self._keys = app, config, count, keys
+        self._paths = {route.path for route in routes}
+        self._keyless = {route.path for route in routes if route.keyless}
+        self._operator = {route.path for route in routes if route.operator}
+        self._counted = {route.path for route in routes if route.counted}
+        self._without_answers = {route.path for route in routes if not route.answers}
         self._failed_keys = FailedKeys(config.max_failed_keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -102,7 +93,7 @@ class Gate:
     ) -> None:
         """Count the response, and write its line in the log."""
         path = scope["path"] if scope["path"] in self._paths else "other"
-        self._metrics.observe_response(path, status)
+        self._count(path, status)
         facts = {"method": scope["method"], "path": path, "status": status, "seconds": round(seconds, 4)}
         log.info("request", extra={**first, **facts, **last})
 
@@ -148,8 +139,8 @@ class Gate:
             return
         if path in self._operator and not account.key.operator:
             raise ApiError(403, "this needs an operator's key (soothsay keys add --operator)", "not_allowed")
-        if scope["method"] == "POST" or path in LARGE_REPLIES:
-            account.charge_request(with_answers=path not in WITHOUT_ANSWERS)
+        if scope["method"] == "POST" or path in self._counted:
+            account.charge_request(with_answers=path not in self._without_answers)
 
     def _account(self, scope: Scope, headers: Mapping[bytes, bytes], keys: KeyRing) -> Account:
         """The account of a request's key. Raises `ApiError` if there is none.

@@ -8,9 +8,8 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
-from typing import Any
 
-Json = dict[str, Any]
+from soothsay.server.http.body_types import Json
 
 TIMES = ("created", "created_at", "completed_at")
 """Fields with times. OpenAI's schema requires them, so they are 0."""

@@ -25,8 +25,7 @@ from soothsay.errors import SoothsayError
 from soothsay.processors import granted_processors
 from soothsay.server.cluster.actors import end_of, first_call
 from soothsay.server.cluster.switchboard import Number, Switchboard, call
-from soothsay.server.engines.engine_link import Received
-from soothsay.server.engines.engine_messages import EngineUpdate, Incoming, Loaded
+from soothsay.server.engines.engine_messages import EngineUpdate, Incoming, Loaded, Received
 from soothsay.server.engines.engine_process import read_messages, write_messages
 
 if TYPE_CHECKING:

@@ -1,22 +1,35 @@
-"""The messages between the server's process and the engine's process."""
+"""What an engine is to the server: messages in, messages out, in a process of this machine or another one."""
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Protocol, Self
 
 from soothsay.core.answer import FinishReason, SpeculationStats, StepTrace, TokenLogprobs
 from soothsay.core.load import EngineLoad
 from soothsay.core.numerics import Numerics
 from soothsay.core.params import SamplingParams
 from soothsay.core.scores import PromptScores
-from soothsay.server.generation.request_parameters import RequestOptions
+from soothsay.core.tenant import EVERYBODY, Tenant
+from soothsay.errors import SoothsayError
 from soothsay.server.http.api_errors import ApiError
 from soothsay.tokenizer import Tokenizer
 
 # to the engine
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """How the engine shall serve a request. None of this changes the answer."""
+
+    drafter: str | None = None  # by name; None: the model's own
+    max_nodes: int | None = None  # limit of draft tokens in a step; None: the engine decides
+    traced: bool = False  # whether to report the tree of every step
+    priority: int = 0  # lower numbers are served first
+    tenant: Tenant = EVERYBODY  # whose request it is
+    session: str = ""  # requests of a session prefer the same engine; empty: it has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,3 +162,43 @@ Incoming = Submit | CatchUp | Cancel | Ping
 
 Outgoing = Loaded | Admitted | EngineUpdate | Pong
 """Messages from the engine."""
+
+Received = Outgoing | SoothsayError | None
+"""What an engine sends. An error says why the model could not be loaded; None is the end."""
+
+
+class Engine(Protocol):
+    """An engine that can be started again and again. `EngineProcess` is the example.
+
+    Only `wait` blocks, and `end` for at most some seconds.
+    """
+
+    @property
+    def pid(self) -> int | None:
+        """Process id; None if it is not known."""
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code of the process; None while it runs, or if it is not known."""
+
+    @property
+    def host(self) -> str:
+        """The machine's name; empty: this machine."""
+
+    def start(self) -> None:
+        """Begin to load the model. Raises `OSError` if that cannot be tried now."""
+
+    def wait(self) -> Loaded:
+        """Wait until the model is loaded. Call it before `listen`, or not at all. Raises `SoothsayError`."""
+
+    def listen(self, receive: Callable[[Received], None]) -> None:
+        """Call `receive`, from a thread, with each message from now on, and with None at the end."""
+
+    def send(self, message: Incoming) -> None:
+        """Queue a message."""
+
+    def kill(self) -> None:
+        """Kill the engine. `listen` then tells its end."""
+
+    def end(self) -> None:
+        """End the engine if it has not ended. Idempotent."""

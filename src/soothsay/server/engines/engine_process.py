@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from soothsay.errors import SoothsayError
 from soothsay.processors import claim_cores
 from soothsay.safe_path import SAFE_PATH
-from soothsay.server.engines.engine_link import Received
-from soothsay.server.engines.engine_messages import Incoming, Loaded
+from soothsay.server.engines.engine_messages import Incoming, Loaded, Received
 
 if TYPE_CHECKING:
     from soothsay.llm import LLM

@@ -11,11 +11,11 @@ from secrets import token_hex
 
 from soothsay.core.params import SamplingParams
 from soothsay.core.tenant import Tenant
+from soothsay.server.engines.engine_messages import RequestOptions
 from soothsay.server.fleet.engine_fleet import Fleet
 from soothsay.server.fleet.engine_loop import EngineLoop
 from soothsay.server.fleet.jobs import Job
 from soothsay.server.fleet.replica import EngineState, Replica
-from soothsay.server.generation.request_parameters import RequestOptions
 from soothsay.server.http.api_errors import ApiError
 from soothsay.server.server_config import ServerConfig
 

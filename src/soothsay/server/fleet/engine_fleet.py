@@ -10,8 +10,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from soothsay.errors import SoothsayError
-from soothsay.server.engines.engine_link import Engine, Received
-from soothsay.server.engines.engine_messages import Admitted, EngineUpdate, Loaded, LoadedModel
+from soothsay.server.engines.engine_messages import (
+    Admitted,
+    Engine,
+    EngineUpdate,
+    Loaded,
+    LoadedModel,
+    Received,
+)
 from soothsay.server.fleet.dispatcher import Dispatcher, Told
 from soothsay.server.fleet.replica import EngineState, Replica
 from soothsay.server.fleet.scaling import Bounds, Crowd, Scaler

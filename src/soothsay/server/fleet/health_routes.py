@@ -6,7 +6,6 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from soothsay.server.access.accounts import Account
 from soothsay.server.access.api_keys import KeyFileError, KeyRing
@@ -14,9 +13,10 @@ from soothsay.server.fleet.canary import Watch
 from soothsay.server.fleet.engine_fleet import Fleet
 from soothsay.server.fleet.replica import EngineState
 from soothsay.server.fleet.replica_routes import facts
+from soothsay.server.http.api_route import ApiRoute
 
 
-def health_routes(fleet: Fleet, watch: Watch, keys: KeyRing | None) -> list[Route]:
+def health_routes(fleet: Fleet, watch: Watch, keys: KeyRing | None) -> list[ApiRoute]:
     """The routes for load balancers and supervisors. None of them needs an API key.
 
     If the server has keys, only an operator's key shows more than the status: load, process ids and reasons
@@ -46,9 +46,10 @@ def health_routes(fleet: Fleet, watch: Watch, keys: KeyRing | None) -> list[Rout
         return JSONResponse({"status": "not ready", **reason}, 503)
 
     return [
-        *(Route(path, health) for path in ("/health", "/v1/health")),
-        Route("/ping", health, methods=["GET", "POST"]),
-        Route("/ready", ready),
+        ApiRoute("/health", health, described=True, keyless=True),
+        ApiRoute("/v1/health", health, keyless=True),
+        ApiRoute("/ping", health, methods=["GET", "POST"], keyless=True),
+        ApiRoute("/ready", ready, described=True, keyless=True),
     ]
 
 

@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 from soothsay.core.answer import SpeculationStats
 from soothsay.core.params import SamplingParams
 from soothsay.server.access.accounts import Charge
-from soothsay.server.engines.engine_messages import AnswerUpdate
-from soothsay.server.generation.request_parameters import RequestOptions
+from soothsay.server.engines.engine_messages import AnswerUpdate, RequestOptions
 from soothsay.server.http.api_errors import ApiError
 
 T = TypeVar("T")

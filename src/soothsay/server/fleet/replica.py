@@ -11,8 +11,7 @@ from enum import StrEnum
 
 from soothsay.core.load import EngineLoad
 from soothsay.core.numerics import UNKNOWN, Numerics
-from soothsay.server.engines.engine_link import Engine, Received
-from soothsay.server.engines.engine_messages import EngineUpdate, Incoming, Loaded, Ping
+from soothsay.server.engines.engine_messages import Engine, EngineUpdate, Incoming, Loaded, Ping, Received
 from soothsay.server.fleet.restart_delays import Backoff
 from soothsay.server.server_config import ServerConfig
 

@@ -7,15 +7,13 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from soothsay.server.fleet.engine_fleet import Fleet
 from soothsay.server.fleet.replica import Replica
-from soothsay.server.generation.request_bodies import Whole
 from soothsay.server.http.api_errors import ApiError, invalid
+from soothsay.server.http.api_route import ApiRoute
 from soothsay.server.http.body_reader import BodyReader
-
-REPLICAS = "/replicas"
+from soothsay.server.http.body_types import Whole
 
 
 class ReplicasRequest(BaseModel):
@@ -27,11 +25,7 @@ class ReplicasRequest(BaseModel):
     drain: Whole | None = None  # the number of an engine
 
 
-REPLICAS_BODIES = {REPLICAS: ReplicasRequest}
-"""The class of the body of each path."""
-
-
-def replica_routes(fleet: Fleet, bodies: BodyReader) -> list[Route]:
+def replica_routes(fleet: Fleet, bodies: BodyReader) -> list[ApiRoute]:
     """The routes to show and to change the engines of a fleet."""
 
     async def show(_: Request) -> Response:
@@ -49,7 +43,10 @@ def replica_routes(fleet: Fleet, bodies: BodyReader) -> list[Route]:
             fleet.scale(None)
         return JSONResponse(_state(fleet))
 
-    return [Route(REPLICAS, show), Route(REPLICAS, change, methods=["POST"])]
+    return [
+        ApiRoute("/replicas", show, described=True, operator=True),
+        ApiRoute("/replicas", change, body=ReplicasRequest, operator=True, answers=False),
+    ]
 
 
 def facts(replica: Replica) -> dict[str, Any]:

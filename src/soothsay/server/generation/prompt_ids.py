@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from soothsay.core.params import SamplingParams
-from soothsay.server.apis.openai.openai_replies import Echo
 from soothsay.server.generation.prompt_reader import PromptReader
 from soothsay.server.generation.request_bodies import ChatRequest, CompletionRequest
 from soothsay.server.generation.request_parameters import truncated
@@ -24,6 +24,14 @@ MAX_SCORES = 1 << 20
 BILLING = re.compile(r"^x-anthropic-billing-header:.*\n?", re.MULTILINE)
 """A line in the system message of Claude Code. It has a hash of the request, so no two requests would share a
 prefix that begins with it, and it tells the model nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A prompt that a reply begins with. With log-probabilities, these list all of its tokens too."""
+
+    text: str
+    ids: list[int]
 
 
 def chat_ids(
@@ -54,7 +62,7 @@ def continued_text(body: ChatRequest) -> str:
 
 
 def completion_ids(
-    reader: PromptReader, body: CompletionRequest, prompts: list[str | list[int]], room: int
+    reader: PromptReader, body: CompletionRequest, prompts: Sequence[str | list[int]], room: int
 ) -> tuple[list[list[int]], list[Echo]]:
     """Token ids of prompts, and what each answer begins with: nothing, or its prompt.
 

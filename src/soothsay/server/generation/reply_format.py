@@ -5,19 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 from soothsay.core.answer import TokenLogprobs
 from soothsay.server.engines.engine_messages import AnswerUpdate
 from soothsay.server.fleet.jobs import Job
 from soothsay.server.generation.request_bodies import CompletionRequest, GenerationRequest
 from soothsay.server.http.api_errors import ApiError
+from soothsay.server.http.body_types import Json
 from soothsay.server.http.json_streams import EVENTS, Framing
 from soothsay.server.tools.tool_calls import ParsedPart, ToolCallParser
 from soothsay.tokenizer import Tokenizer
-
-Json = dict[str, Any]
-"""A JSON object. Long lists in it are iterators, which make their items when they are written."""
 
 MakeParser = Callable[[], ToolCallParser]
 """Makes the parser of tool calls for one answer."""

@@ -6,11 +6,9 @@ from collections import Counter
 from collections.abc import Callable
 from functools import wraps
 from itertools import zip_longest
-from typing import Any
 
 from soothsay.server.fleet.jobs import Job
-
-Json = dict[str, Any]
+from soothsay.server.http.body_types import Json
 
 
 def _once(make: Callable[[Job], Json]) -> Callable[[Job], Json]:

@@ -2,67 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import ConfigDict, Field, model_validator
 
 from soothsay.server.generation.foreign_fields import as_ours
 from soothsay.server.generation.left_out import as_text, without_other_tools
+from soothsay.server.http.body_types import MAX_FIELDS, Body, Fields, Items, Json, TokenIds, Whole
 from soothsay.server.http.json_streams import to_line
 from soothsay.server.http.safe_json import JsonError, read_json
 
-T = TypeVar("T")
-
-MAX_FIELDS = 2048
-"""Limit of fields of one object. Each wrong one makes an error, of which the client gets the first."""
-
 MAX_CHOICES = 16_384
 """Limit of texts that an answer may have to be one of. As a grammar, more would be too large."""
-
-
-def _limited(data: Any) -> Any:
-    """Refuse an object with too many fields before its fields are checked."""
-    if isinstance(data, Mapping) and len(data) > MAX_FIELDS:
-        raise PydanticCustomError("too_many_fields", f"an object must not have more than {MAX_FIELDS} fields")
-    return data
-
-
-Items = Annotated[list[T], Field(fail_fast=True)]
-"""A list. Its first wrong item ends validation: thousands of errors would take gigabytes."""
-
-Fields = Annotated[dict[str, T], BeforeValidator(_limited)]
-"""An object whose fields may have any name."""
-
-
-def _whole(value: Any) -> Any:
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _all_whole(value: Any) -> Any:
-    return [*map(_whole, value)] if isinstance(value, list) else value
-
-
-Whole = Annotated[int, BeforeValidator(_whole)]
-"""A whole number, which may be written as 12 or as 12.0: JSON has one type of number (RFC 8259)."""
-
-TokenIds = Annotated[list[int], Field(fail_fast=True), BeforeValidator(_all_whole)]
-"""A list of whole numbers."""
-
-
-class Body(BaseModel):
-    """Unknown fields are dropped. Null means the default, in every field that has one."""
-
-    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_null(cls, data: Any) -> Any:
-        if not isinstance(_limited(data), Mapping):
-            return data
-        return {name: value for name, value in data.items() if value is not None}
-
 
 Choices = Annotated[Items[str], Field(max_length=MAX_CHOICES)]
 
@@ -162,6 +114,22 @@ class TextPart(Body):
     _as_text = model_validator(mode="before")(as_text)
 
 
+def joined_text(content: str | Sequence[TextPart], separator: str = "") -> str:
+    """A text, or the texts of its parts."""
+    return content if isinstance(content, str) else separator.join(part.text for part in content)
+
+
+def call_of(number: str, name: str, arguments: Any) -> Json:
+    """A call of a function in an earlier message, as chats have it."""
+    return {"id": number, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def tool_of(name: str, description: str | None, parameters: Json | None) -> Json:
+    """A function that the model may call, as chats have it."""
+    function = {"name": name, "description": description, "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
 class CalledFunction(Body):
     """The function of a call. `arguments` is JSON text."""
 
@@ -201,20 +169,11 @@ class ChatMessage(Body):
 
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates expect it: content is one text, arguments are a mapping."""
-        content = self.content
-        if isinstance(content, list):
-            content = "".join(part.text for part in content)
-        message: dict[str, Any] = {
-            "role": "system" if self.role == "developer" else self.role,
-            "content": content or "",
-        }
+        role = "system" if self.role == "developer" else self.role
+        message: Json = {"role": role, "content": joined_text(self.content or "")}
         if self.tool_calls:
             message["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {"name": call.function.name, "arguments": _parsed(call.function.arguments)},
-                }
+                call_of(call.id, call.function.name, _parsed(call.function.arguments))
                 for call in self.tool_calls
             ]
         for name in ("name", "tool_call_id", "reasoning_content", "reasoning"):
@@ -267,6 +226,18 @@ class AllowedTools(Body):
 
     type: Literal["allowed_tools"]
     allowed_tools: ToolSubset
+
+
+class OtherKind(Body):
+    """A tool, or a choice of one, that is not a function. Chats leave it out."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+
+    def chat(self) -> dict[str, Any]:
+        """The same in a chat."""
+        return self.model_dump()
 
 
 class JsonSchema(Body):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from soothsay.core.grammar import Grammar
 from soothsay.core.params import BOUNDS, SamplingParams
-from soothsay.core.tenant import EVERYBODY, Tenant
+from soothsay.core.tenant import Tenant
 from soothsay.errors import RequestError
+from soothsay.server.engines.engine_messages import RequestOptions
 from soothsay.server.generation.request_bodies import (
     AllowedTools,
     ChatRequest,
@@ -55,18 +55,6 @@ MAX_SESSION = 256
 
 UNLIMITED = -1
 """`max_tokens` of clients that want as many tokens as the context holds."""
-
-
-@dataclass(frozen=True, slots=True)
-class RequestOptions:
-    """How the engine shall serve a request. None of this changes the answer."""
-
-    drafter: str | None = None  # by name; None: the model's own
-    max_nodes: int | None = None  # limit of draft tokens in a step; None: the engine decides
-    traced: bool = False  # whether to report the tree of every step
-    priority: int = 0  # lower numbers are served first
-    tenant: Tenant = EVERYBODY  # whose request it is
-    session: str = ""  # requests of a session prefer the same engine; empty: it has none
 
 
 def request_options(body: GenerationRequest, owner: str = "") -> RequestOptions:

@@ -8,6 +8,7 @@ not be what was asked for: features that are missing here, and names that look l
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -61,8 +62,38 @@ many or too few in six. Names of other servers' own fields are less similar to o
 MAX_NAMES = 32
 """Limit of unknown names that are looked at. Clients that are meant to work send a handful."""
 
+UNSET: tuple[Any, ...] = (None, False, "", [], {})
+"""Values that ask for nothing."""
+
 PLAIN = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 """What a name must look like to be repeated in a header and in the log."""
+
+
+def further_fields(
+    extra: Mapping[str, Any] | None,
+    refused: Mapping[str, str],
+    renamed: Mapping[str, str],
+    ignored: Collection[str],
+) -> dict[str, Any]:
+    """The fields of a body of another API that go to the chat as they are.
+
+    Args:
+        extra: the fields of the body that its class does not list.
+        refused: fields that cannot be served, unless they are empty, and what to do instead.
+        renamed: fields of chats that the API has under another name; empty: not at all.
+        ignored: fields that have no effect.
+
+    Raises `ApiError` for fields that this server, or the API, does not have.
+    """
+    for name, value in (extra or {}).items():
+        if name in refused and value not in UNSET:
+            raise unsupported(name, f"{name}: {refused[name]}")
+        if name in renamed:
+            hint = f"; use {renamed[name]}" if renamed[name] else ""
+            message = f"{name} is not a parameter of this path{hint}"
+            raise ApiError(400, message, "unknown_parameter", param=name)
+    known = {*ignored, *refused}
+    return {name: value for name, value in (extra or {}).items() if name not in known}
 
 
 def ignored_fields(body: GenerationRequest) -> list[str]:
@@ -70,8 +101,7 @@ def ignored_fields(body: GenerationRequest) -> list[str]:
 
     Raises `ApiError` for a field that asks for what is missing here, or that looks like a misspelt one.
     """
-    unset: tuple[Any, ...] = (None, False, "", [], {})
-    given = [name for name, value in (body.model_extra or {}).items() if value not in unset]
+    given = [name for name, value in (body.model_extra or {}).items() if value not in UNSET]
     names = []
     for name in given[:MAX_NAMES]:
         if name in MISSING:

@@ -95,7 +95,7 @@ class ApiError(Exception):
         kind = ANTHROPIC_KINDS.get(self.status, otherwise)
         return {"type": "error", "error": {"type": kind, "message": self.message}}
 
-    def renamed(self, names: Mapping[str, str | None]) -> ApiError:
+    def renamed(self, names: Mapping[str, str]) -> ApiError:
         """The same error with another API's name of the field."""
         before = self.param or ""
         first, dot, rest = before.partition(".")
@@ -140,11 +140,11 @@ class ApiError(Exception):
 
 @contextmanager
 def renamed(names: Mapping[str, str]) -> Iterator[None]:
-    """Give errors that are raised inside another API's names of fields."""
+    """Give errors that are raised inside another API's names of fields. Unknown ones keep their names."""
     try:
         yield
     except ApiError as error:
-        raise error.renamed(names) from None
+        raise (error if error.code == "unknown_parameter" else error.renamed(names)) from None
 
 
 def _first(errors: Sequence[ErrorDetails]) -> tuple[str, str, str]:

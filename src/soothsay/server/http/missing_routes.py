@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from soothsay.server.http.api_errors import ApiError
+from soothsay.server.http.api_route import ApiRoute, Handler
 
 NOT_TEXT = {
     "embeddings": ("/v1/embeddings", "/embeddings", "/embedding", "/api/embed", "/api/embeddings"),
@@ -47,20 +45,18 @@ MAX_PATH = 128
 """Limit of characters of a path that an error repeats."""
 
 
-def missing_routes() -> list[Route]:
+def missing_routes() -> list[ApiRoute]:
     """The routes that say what is missing."""
     only_text = "this server offers no {}; it only generates text"
-    refused = [(only_text.format(what), path) for what, path in _pairs(NOT_TEXT)]
+    refused = {**{only_text.format(what): paths for what, paths in NOT_TEXT.items()}, **ELSEWHERE}
     return [
-        Route(path, _refusal(message), methods=METHODS) for message, path in (*refused, *_pairs(ELSEWHERE))
+        ApiRoute(path, _refusal(message), methods=METHODS)
+        for message, paths in refused.items()
+        for path in paths
     ]
 
 
-def _pairs(paths: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
-    return [(key, path) for key, several in paths.items() for path in several]
-
-
-def _refusal(message: str) -> Callable[[Request], Awaitable[Response]]:
+def _refusal(message: str) -> Handler:
     async def refuse(_: Request) -> Response:
         raise ApiError(404, message, "not_found")
 

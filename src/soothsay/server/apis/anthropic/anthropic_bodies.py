@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, Tag
 
-from soothsay.server.generation.body_unions import TEXT_OR_MORE, LenientBody, OtherKind, by_type, refuse
-from soothsay.server.generation.reply_format import Json
-from soothsay.server.generation.request_bodies import ChatRequest, TextPart, ToolName, Whole
+from soothsay.server.generation.request_bodies import (
+    ChatRequest,
+    OtherKind,
+    TextPart,
+    ToolName,
+    call_of,
+    joined_text,
+    tool_of,
+)
 from soothsay.server.generation.service import make_body
-from soothsay.server.http.api_errors import ApiError, invalid, unsupported
+from soothsay.server.generation.unknown_fields import further_fields
+from soothsay.server.http.api_errors import ApiError, invalid
+from soothsay.server.http.body_types import Body, Items, Json, TextOr, Whole, by_type
 from soothsay.server.http.json_streams import to_line
 
 REFUSED = {
@@ -20,18 +27,9 @@ REFUSED = {
 }
 """Fields that would change the answer and cannot be served, and what to do instead."""
 
-IGNORED = frozenset(
-    {
-        "betas",
-        "cache_control",
-        "context_management",
-        "diagnostics",
-        "inference_geo",
-        "service_tier",
-        "speed",
-        "user_profile_id",
-        "workspace_id",
-    }
+IGNORED = (
+    *("betas", "cache_control", "context_management", "diagnostics", "inference_geo"),
+    *("service_tier", "speed", "user_profile_id", "workspace_id"),
 )
 """Fields that have no effect here. They concern caching, accounting and speed."""
 
@@ -52,20 +50,20 @@ RENAMED = {
 """Fields of chats that this API has under another name, or not at all."""
 
 
-class ThinkingBlock(LenientBody):
+class ThinkingBlock(Body):
     """Thoughts of the model in an earlier answer. The signature is not looked at."""
 
     type: Literal["thinking"]
     thinking: str
 
 
-class RedactedThinkingBlock(LenientBody):
+class RedactedThinkingBlock(Body):
     """Thoughts that cannot be read. They are dropped."""
 
     type: Literal["redacted_thinking"]
 
 
-class ToolUseBlock(LenientBody):
+class ToolUseBlock(Body):
     """A call of a tool in an earlier answer."""
 
     type: Literal["tool_use"]
@@ -74,14 +72,11 @@ class ToolUseBlock(LenientBody):
     input: Annotated[Json, Field(default_factory=dict)]
 
 
-Texts = Annotated[
-    Annotated[str, Tag("[text]")] | Annotated[list[TextPart], Field(fail_fast=True), Tag("[more]")],
-    TEXT_OR_MORE,
-]
+Texts = TextOr[Items[TextPart]]
 """A text, whole or in blocks."""
 
 
-class ToolResultBlock(LenientBody):
+class ToolResultBlock(Body):
     """What a called tool returned."""
 
     type: Literal["tool_result"]
@@ -100,14 +95,11 @@ Block = Annotated[
 """A block of a message. Blocks of other types become texts."""
 
 
-class AnthropicMessage(LenientBody):
+class AnthropicMessage(Body):
     """One message of a conversation."""
 
     role: Literal["user", "assistant", "system"]
-    content: Annotated[
-        Annotated[str, Tag("[text]")] | Annotated[list[Block], Field(fail_fast=True), Tag("[more]")],
-        TEXT_OR_MORE,
-    ]
+    content: TextOr[Items[Block]]
 
     def chat(self) -> list[Json]:
         """The messages of a chat that say the same: one for each result of a tool, and one for the rest.
@@ -124,8 +116,7 @@ class AnthropicMessage(LenientBody):
                 case ThinkingBlock():
                     thoughts.append(block.thinking)
                 case ToolUseBlock():
-                    function = {"name": block.name, "arguments": to_line(block.input)}
-                    calls.append({"id": block.id, "type": "function", "function": function})
+                    calls.append(call_of(block.id, block.name, to_line(block.input)))
                 case ToolResultBlock():
                     content = joined(block.content)
                     results.append({"role": "tool", "content": content, "tool_call_id": block.tool_use_id})
@@ -137,7 +128,7 @@ class AnthropicMessage(LenientBody):
         return [*results, message] if texts or thoughts or calls or not results else results
 
 
-class AnthropicTool(LenientBody):
+class AnthropicTool(Body):
     """A tool that the model may call. `input_schema` is a JSON schema."""
 
     type: Literal["custom"] | None = "custom"
@@ -147,11 +138,16 @@ class AnthropicTool(LenientBody):
 
     def chat(self) -> Json:
         """The same tool in a chat."""
-        function = {"name": self.name, "description": self.description, "parameters": self.input_schema}
-        return {"type": "function", "function": function}
+        return tool_of(self.name, self.description, self.input_schema)
 
 
-class AnthropicToolChoice(LenientBody):
+AnyTool = Annotated[
+    Annotated[AnthropicTool, Tag("[custom]")] | Annotated[OtherKind, Tag("[other]")],
+    by_type("custom", missing="custom"),
+]
+
+
+class AnthropicToolChoice(Body):
     """Whether the model may or must call a tool, and which."""
 
     type: Literal["auto", "any", "tool", "none"]
@@ -168,52 +164,41 @@ class AnthropicToolChoice(LenientBody):
         return {"type": "function", "function": {"name": self.name}}
 
 
-class Thinking(LenientBody):
+class Thinking(Body):
     """Whether the model shall think, where its chat template has a switch for that."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
 
 
-class JsonFormat(LenientBody):
+class JsonFormat(Body):
     """The form of an answer: JSON that follows a schema."""
 
     type: Literal["json_schema"]
     schema_: Annotated[Json, Field(alias="schema")]
 
 
-class OutputConfig(LenientBody):
+class OutputConfig(Body):
     """How much the model shall think, and the form of its answer."""
 
     effort: str | None = None
     format: JsonFormat | None = None
 
 
-class RequestMetadata(LenientBody):
+class RequestMetadata(Body):
     """Whose request it is."""
 
     user_id: str | None = None
 
 
-class PromptRequest(LenientBody):
+class PromptRequest(Body):
     """The fields that decide the prompt. It is the body of `POST /v1/messages/count_tokens`."""
 
     model_config = ConfigDict(extra="allow")
 
     model: str
-    messages: Annotated[list[AnthropicMessage], Field(min_length=1, fail_fast=True)]
+    messages: Annotated[Items[AnthropicMessage], Field(min_length=1)]
     system: Texts | None = None
-    tools: (
-        Annotated[
-            list[
-                Annotated[
-                    Annotated[AnthropicTool, Tag("[custom]")] | Annotated[OtherKind, Tag("[other]")],
-                    by_type("custom", missing="custom"),
-                ]
-            ],
-            Field(fail_fast=True),
-        ]
-        | None
-    ) = None
+    tools: Items[AnyTool] | None = None
     tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -224,9 +209,7 @@ class PromptRequest(LenientBody):
 
     def fields(self, *, able: bool) -> Json:
         """The fields of that chat. Raises `ApiError`."""
-        refuse(self.model_extra, REFUSED, RENAMED)
-        known = {*IGNORED, *REFUSED}
-        extra = {name: value for name, value in (self.model_extra or {}).items() if name not in known}
+        extra = further_fields(self.model_extra, REFUSED, RENAMED, IGNORED)
         output, choice = self.output_config or OutputConfig(), self.tool_choice
         form = None if output.format is None else {"schema": output.format.schema_}
         return {
@@ -249,12 +232,15 @@ class PromptRequest(LenientBody):
     def _messages(self) -> list[Json]:
         system = [] if self.system is None else [{"role": "system", "content": joined(self.system)}]
         messages = [*system, *(part for message in self.messages for part in message.chat())]
+        last = f"messages.{len(self.messages) - 1}"
         if self.is_begun and "tool_calls" in messages[-1]:
-            message = "the last message calls a tool; send the tool_result in a message of the user"
-            raise invalid(f"messages.{len(self.messages) - 1}", message)
+            raise invalid(
+                last, "the last message calls a tool; send the tool_result in a message of the user"
+            )
         if self.is_begun and not messages[-1]["content"].strip():
-            message = "the last message is the beginning of the answer, and it is empty; leave it out"
-            raise invalid(f"messages.{len(self.messages) - 1}", message)
+            raise invalid(
+                last, "the last message is the beginning of the answer, and it is empty; leave it out"
+            )
         return messages
 
     def _thinking(self, extra: Json, *, able: bool) -> Json:
@@ -274,25 +260,18 @@ class AnthropicRequest(PromptRequest):
 
     max_tokens: Annotated[Whole, Field(ge=0)]
     stream: bool | None = None
-    stop_sequences: Annotated[list[str], Field(fail_fast=True)] | None = None
+    stop_sequences: Items[str] | None = None
     metadata: RequestMetadata | None = None
 
     def fields(self, *, able: bool) -> Json:
         """The fields of the chat that this request asks for. Raises `ApiError`."""
-        fields = {
-            **super().fields(able=able),
-            "max_tokens": self.max_tokens,
-            "stream": self.stream,
-            "stop": self.stop_sequences or None,
-        }
-        given = (self.model_extra or {}).get("speculation")
-        if isinstance(given, dict) and given.get("trace"):
-            message = "traces are part of streams of chats only; use /v1/chat/completions"
-            raise unsupported("speculation.trace", message)
-        user = None if self.metadata is None else self.metadata.user_id
-        return fields if user is None else {**fields, "user": user}
+        fields = super().fields(able=able)
+        if self.metadata is not None and self.metadata.user_id is not None:
+            fields["user"] = self.metadata.user_id
+        stops = self.stop_sequences or None
+        return {**fields, "max_tokens": self.max_tokens, "stream": self.stream, "stop": stops}
 
 
-def joined(content: str | Sequence[TextPart]) -> str:
+def joined(content: str | list[TextPart]) -> str:
     """A text, or the texts of blocks, one a line."""
-    return content if isinstance(content, str) else "\n".join(block.text for block in content)
+    return joined_text(content, "\n")

@@ -7,20 +7,16 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from soothsay.server.generation.reply_format import Json
 from soothsay.server.generation.request_bodies import (
-    Body,
     ChatMessage,
     CompletionRequest,
-    Fields,
     GenerationRequest,
-    Items,
     ResponseFormat,
-    Whole,
 )
-from soothsay.server.generation.request_parameters import nearest
+from soothsay.server.generation.request_parameters import UNLIMITED, nearest
 from soothsay.server.generation.service import make_body
 from soothsay.server.http.api_errors import invalid, unsupported
+from soothsay.server.http.body_types import Body, Fields, Items, Json, Whole
 
 Parts = list[int | str]
 """A prompt as token ids and texts, in order."""
@@ -88,7 +84,7 @@ class LlamaRequest(GenerationRequest):
             {
                 **nearest(fields),
                 "prompt": list(prompts),
-                "max_tokens": -1 if self.max_tokens is None else self.max_tokens,
+                "max_tokens": UNLIMITED if self.max_tokens is None else self.max_tokens,
                 "seed": -1 if self.seed == RANDOM_SEED else self.seed,
                 "logprobs": self.n_probs or None,
             },

@@ -10,8 +10,9 @@ from soothsay.core.answer import FinishReason, TokenLogprobs
 from soothsay.server.apis.llamacpp.llama_bodies import LlamaRequest
 from soothsay.server.engines.engine_messages import AnswerUpdate
 from soothsay.server.fleet.jobs import Job
-from soothsay.server.generation.reply_format import Json, ReplyFormat, ReplyOptions, TokenTexts
+from soothsay.server.generation.reply_format import ReplyFormat, ReplyOptions, TokenTexts
 from soothsay.server.generation.reply_reports import timings, usage
+from soothsay.server.http.body_types import Json
 from soothsay.server.http.json_streams import EVENTS
 
 NO_SLOT = -1

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
+from soothsay import __version__
 from soothsay.server.apis.llamacpp.infill import GapTokens
 from soothsay.server.apis.llamacpp.llama_bodies import (
     RENAMED,
@@ -21,99 +20,75 @@ from soothsay.server.apis.llamacpp.llama_bodies import (
 from soothsay.server.apis.llamacpp.llama_replies import LlamaFormat
 from soothsay.server.generation.prompt_reader import CUT, PromptReader
 from soothsay.server.generation.request_bodies import ChatRequest
-from soothsay.server.generation.request_parameters import chosen_tools, sampling_params, truncated
+from soothsay.server.generation.request_parameters import truncated
 from soothsay.server.generation.service import Asked, Service, make_body
-from soothsay.server.http.api_errors import invalid, renamed, try_later, unsupported
-
-SLOTS = "/slots"
-"""The route that shows how many requests of all clients run."""
-
-LLAMA_BODIES: dict[str, type[BaseModel]] = {
-    "/completion": LlamaCompletionRequest,
-    "/completions": LlamaCompletionRequest,
-    "/infill": InfillRequest,
-    "/apply-template": ApplyTemplateRequest,
-}
-"""The class of the body of each path."""
+from soothsay.server.http.api_errors import try_later, unsupported
+from soothsay.server.http.api_route import ApiRoute
 
 
-class LlamaApi:
-    """llama.cpp's API on top of a server.
+def llama_routes(service: Service) -> list[ApiRoute]:
+    """The routes of this API."""
+    model, tokenizer = service.model, service.model.tokenizer
+    gap = None if tokenizer is None else GapTokens.of(tokenizer.vocabulary())
 
-    Args:
-        service: answers completions.
-        num_answers: how many answers run or wait now.
-    """
+    def complete(http: Request, body: LlamaCompletionRequest) -> Asked:
+        return _asked(service, http, body, body.prompts())
 
-    def __init__(self, service: Service, num_answers: Callable[[], int]):
-        self._service, self._num_answers = service, num_answers
-        tokenizer = service.model.tokenizer
-        self._gap = None if tokenizer is None else GapTokens.of(tokenizer.vocabulary())
+    def infill(http: Request, body: InfillRequest) -> Asked:
+        if gap is None:
+            message = "this model cannot fill gaps: its vocabulary lacks the tokens; use /completion"
+            raise unsupported("input_prefix", message)
+        ends = [*(body.stop_token_ids or ()), *gap.ends]
+        return _asked(service, http, body.model_copy(update={"stop_token_ids": ends}), [gap.prompt(body)])
 
-    async def complete(self, http: Request) -> Response:
-        """`POST /completion`."""
-        return await self._answer(
-            http,
-            await self._service.read(
-                http, LlamaCompletionRequest, lambda body: self._ask(http, body, body.prompts())
-            ),
-        )
+    def apply_template(_: Request, body: ApplyTemplateRequest) -> Response:
+        """A conversation as the model reads it."""
+        service.check_model(body.model)
+        return JSONResponse({"prompt": service.read_chat(make_body(ChatRequest, body.fields))[1]})
 
-    async def infill(self, http: Request) -> Response:
-        """`POST /infill`."""
-
-        def ask(body: InfillRequest) -> Asked:
-            if self._gap is None:
-                message = "this model cannot fill gaps: its vocabulary lacks the tokens; use /completion"
-                raise unsupported("input_prefix", message)
-            ends = [*(body.stop_token_ids or ()), *self._gap.ends]
-            ended = body.model_copy(update={"stop_token_ids": ends})
-            return self._ask(http, ended, [self._gap.prompt(body)])
-
-        return await self._answer(http, await self._service.read(http, InfillRequest, ask))
-
-    async def apply_template(self, http: Request) -> Response:
-        """`POST /apply-template`: a conversation as the model reads it."""
-
-        def work(body: ApplyTemplateRequest) -> Response:
-            self._service.check_model(body.model)
-            chat = make_body(ChatRequest, body.fields)
-            _, text = self._service.read_chat(chat, chosen_tools(chat)[0])
-            return JSONResponse({"prompt": text})
-
-        return await self._service.read(http, ApplyTemplateRequest, work)
-
-    async def slots(self, http: Request) -> Response:
-        """`GET /slots`: which answers run, without their text."""
-        total, busy = self._service.model.max_requests, self._num_answers()
+    async def slots(http: Request) -> Response:
+        """Which answers run, without their text."""
+        total, busy = model.max_requests, service.loop.in_flight
         if http.query_params.get("fail_on_no_slot") and busy >= total:
             raise try_later("all slots are busy")
-        n_ctx = self._service.model.max_context
+        slot = {"n_ctx": model.max_context, "speculative": True}
+        return JSONResponse([{"id": i, **slot, "is_processing": i < busy} for i in range(total)])
+
+    async def props(_: Request) -> Response:
+        """What clients of llama.cpp's server ask for first."""
+        special = {} if tokenizer is None else tokenizer.special
+        settings = {"n_ctx": model.max_context, "params": dict(model.sampling_defaults)}
         return JSONResponse(
-            [
-                {"id": number, "n_ctx": n_ctx, "speculative": True, "is_processing": number < busy}
-                for number in range(total)
-            ]
+            {
+                "default_generation_settings": settings,
+                "total_slots": model.max_requests,
+                "model_alias": service.config.name,
+                "chat_template": "" if tokenizer is None else tokenizer.templates.get("default", ""),
+                "bos_token": special.get("bos_token", ""),
+                "eos_token": special.get("eos_token", ""),
+                "modalities": {"vision": False, "audio": False},
+                "build_info": f"soothsay {__version__}",
+                "is_sleeping": False,
+            }
         )
 
-    async def _answer(self, http: Request, asked: Asked) -> Response:
-        """Answer. Raises `ApiError`, with this API's names of fields."""
-        with renamed(RENAMED):
-            return await self._service.answer(http, asked)
+    return [
+        service.post("/completion", LlamaCompletionRequest, complete, names=RENAMED),
+        service.post("/completions", LlamaCompletionRequest, complete, names=RENAMED),
+        service.post("/infill", InfillRequest, infill, names=RENAMED),
+        service.post("/apply-template", ApplyTemplateRequest, apply_template, answers=False),
+        ApiRoute("/slots", slots, described=True, operator=True),
+        ApiRoute("/props", props, counted=True, answers=False),
+    ]
 
-    def _ask(self, http: Request, body: LlamaRequest, prompts: list[Parts]) -> Asked:
-        """What a body with these prompts asks for. Raises `ApiError`, with this API's names of fields."""
-        service = self._service
-        service.check_model(body.model)
-        if not 0 < len(prompts) <= service.config.max_prompts:
-            raise invalid("prompt", f"give between 1 and {service.config.max_prompts} prompts")
-        room = service.model.max_context
-        ids, texts = read_prompts(service.prompts, body, prompts, room)
-        with renamed(RENAMED):
-            completion = body.completion(ids)
-            params = sampling_params(completion, service.config, service.model.sampling_defaults)
-            reply = LlamaFormat(service.config.name, service.texts, body, texts, room)
-            return service.complete(http, completion, params, lambda _: reply)
+
+def _asked(service: Service, http: Request, body: LlamaRequest, prompts: list[Parts]) -> Asked:
+    """What a body with these prompts asks for. Raises `ApiError`."""
+    service.check_model(body.model)
+    room = service.model.max_context
+    ids, texts = read_prompts(service.prompts, body, service.checked(prompts), room)
+    reply = LlamaFormat(service.config.name, service.texts, body, texts, room)
+    return service.complete(http, body.completion(ids), lambda _: reply)
 
 
 def read_prompts(
@@ -144,15 +119,3 @@ def read_prompts(
         all_ids.append(ids)
         texts.append("" if reader.has_no_tokenizer else reader.decode(ids, skip_special=False))
     return all_ids, texts
-
-
-def llama_routes(service: Service, num_answers: Callable[[], int]) -> list[Route]:
-    """The routes of this API. `num_answers` says how many answers run or wait."""
-    api = LlamaApi(service, num_answers)
-    return [
-        Route("/completion", api.complete, methods=["POST"]),
-        Route("/completions", api.complete, methods=["POST"]),
-        Route("/infill", api.infill, methods=["POST"]),
-        Route("/apply-template", api.apply_template, methods=["POST"]),
-        Route(SLOTS, api.slots),
-    ]

@@ -7,49 +7,42 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from soothsay.server.generation.request_bodies import ChatRequest, DetokenizeRequest, TokenizeRequest
 from soothsay.server.generation.service import Service
 from soothsay.server.http.api_errors import invalid
+from soothsay.server.http.api_route import ApiRoute
 
 
-def token_routes(service: Service) -> list[Route]:
+def token_routes(service: Service) -> list[ApiRoute]:
     """The routes that turn texts into token ids and back."""
 
-    async def tokenize(http: Request) -> Response:
-        def work(body: TokenizeRequest) -> Response:
-            service.check_model(body.model)
-            if sum(given is not None for given in (body.prompt, body.content, body.messages)) != 1:
-                raise invalid("prompt", "give either prompt or messages")
-            if body.messages is not None:
-                chat = ChatRequest(model=service.config.name, messages=body.messages)
-                ids, _ = service.read_chat(chat, ())
-            else:
-                special = body.add_special_tokens if body.content is None else body.add_special
-                ids = service.prompts.encode(body.content or body.prompt or "", special=special)
-            tokens: list[Any] = list(ids)
-            if body.content is not None and body.with_pieces:
-                tokens = [_piece(service, token) for token in ids]
-            facts = {"count": len(ids), "max_model_len": service.model.max_context, "tokens": tokens}
-            return JSONResponse(facts)
+    def tokenize(_: Request, body: TokenizeRequest) -> Response:
+        service.check_model(body.model)
+        if sum(given is not None for given in (body.prompt, body.content, body.messages)) != 1:
+            raise invalid("prompt", "give either prompt or messages")
+        if body.messages is not None:
+            ids, _ = service.read_chat(ChatRequest(messages=body.messages))
+        else:
+            special = body.add_special_tokens if body.content is None else body.add_special
+            ids = service.prompts.encode(body.content or body.prompt or "", special=special)
+        tokens: list[Any] = list(ids)
+        if body.content is not None and body.with_pieces:
+            tokens = [_piece(service, token) for token in ids]
+        facts = {"count": len(ids), "max_model_len": service.model.max_context, "tokens": tokens}
+        return JSONResponse(facts)
 
-        return await service.read(http, TokenizeRequest, work)
-
-    async def detokenize(http: Request) -> Response:
-        def work(body: DetokenizeRequest) -> Response:
-            service.check_model(body.model)
-            if len(body.tokens) > service.model.max_context:
-                raise service.prompts.over_long(f"{len(body.tokens)} tokens", "tokens")
-            service.prompts.check(body.tokens, "tokens")
-            text = service.prompts.decode(body.tokens, skip_special=False)
-            return JSONResponse({"prompt": text, "content": text})
-
-        return await service.read(http, DetokenizeRequest, work)
+    def detokenize(_: Request, body: DetokenizeRequest) -> Response:
+        service.check_model(body.model)
+        if len(body.tokens) > service.model.max_context:
+            raise service.prompts.over_long(f"{len(body.tokens)} tokens", "tokens")
+        service.prompts.check(body.tokens, "tokens")
+        text = service.prompts.decode(body.tokens, skip_special=False)
+        return JSONResponse({"prompt": text, "content": text})
 
     return [
-        Route("/tokenize", tokenize, methods=["POST"]),
-        Route("/detokenize", detokenize, methods=["POST"]),
+        service.post("/tokenize", TokenizeRequest, tokenize, answers=False),
+        service.post("/detokenize", DetokenizeRequest, detokenize, answers=False),
     ]
 
 

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from soothsay.server.generation.body_unions import LenientBody
-from soothsay.server.generation.reply_format import Json
-from soothsay.server.generation.request_bodies import ChatRequest, CompletionRequest, Items, Whole
-from soothsay.server.generation.request_parameters import nearest
+from soothsay.server.generation.request_bodies import ChatRequest, CompletionRequest, call_of
+from soothsay.server.generation.request_parameters import UNLIMITED, nearest
 from soothsay.server.generation.service import make_body
 from soothsay.server.http.api_errors import unsupported
+from soothsay.server.http.body_types import Body, Items, Json, Whole
+from soothsay.server.http.json_streams import to_line
 from soothsay.server.server_config import ServerConfig
 
 Truncated = Annotated[int, BeforeValidator(lambda value: int(value) if isinstance(value, float) else value)]
 """A number whose fraction is dropped, as Ollama does with options."""
 
 
-class OllamaOptions(LenientBody):
+class OllamaOptions(Body):
     """How to sample. What is not given has this server's default."""
 
     temperature: float | None = None
@@ -27,30 +26,22 @@ class OllamaOptions(LenientBody):
     top_p: float | None = None
     min_p: float | None = None
     seed: Truncated | None = None
-    num_predict: Truncated | None = None
+    num_predict: Truncated | None = Field(default=None, serialization_alias="max_tokens")
     stop: str | Items[str] | None = None
-    repeat_penalty: float | None = None
+    repeat_penalty: float | None = Field(default=None, serialization_alias="repetition_penalty")
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
 
     def fields(self, config: ServerConfig) -> Json:
         """The fields of a chat or a completion that mean the same. Negative numbers mean "no limit"."""
-        given: Json = {
-            "temperature": self.temperature,
-            "top_k": self.top_k,
-            "top_p": self.top_p,
-            "min_p": self.min_p,
-            "seed": None if self.seed is None or self.seed < 0 else self.seed,
-            "max_tokens": self.num_predict if (self.num_predict or 0) > 0 else None,
-            "stop": self.stop,
-            "repetition_penalty": self.repeat_penalty,
-            "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
-        }
+        given = self.model_dump(by_alias=True)
+        for name, least in (("seed", 0), ("max_tokens", 1)):
+            if given[name] is not None and given[name] < least:
+                given[name] = None
         return nearest(given, config)
 
 
-class OllamaRequest(LenientBody):
+class OllamaRequest(Body):
     """The fields that chats and generations share."""
 
     model: str
@@ -88,61 +79,56 @@ class OllamaRequest(LenientBody):
         effort = self.think if isinstance(self.think, str) else None
         return {"chat_template_kwargs": variables, "reasoning_effort": effort}
 
-    @property
-    def chat_logprobs(self) -> Json:
-        """The fields of a chat that ask for log-probabilities."""
-        return {"logprobs": True, "top_logprobs": self.top_logprobs or 0} if self.logprobs else {}
+    def chat_of(
+        self, config: ServerConfig, messages: list[Json], *, tools: list[Json] | None = None, able: bool
+    ) -> ChatRequest:
+        """The chat of some messages that this request asks for. `able`: see `thinking`. Raises `ApiError`."""
+        asked = {"logprobs": True, "top_logprobs": self.top_logprobs or 0} if self.logprobs else {}
+        fields = {**self.fields(config), **asked, **self.thinking(able=able)}
+        return make_body(ChatRequest, {**fields, "messages": messages, "tools": tools})
 
 
-class OllamaFunctionCall(LenientBody):
+class OllamaFunctionCall(Body):
     """The function of a call, with its arguments as an object."""
 
     name: str
     arguments: Annotated[Json, Field(default_factory=dict)]
 
 
-class OllamaCall(LenientBody):
+class OllamaCall(Body):
     """A call in an earlier message of the model."""
 
     id: str | None = None
     function: OllamaFunctionCall
 
 
-class OllamaMessage(LenientBody):
+class OllamaMessage(Body):
     """One message of a conversation."""
 
     role: str
     content: str | None = None
     images: list[Any] | None = None
     tool_calls: Items[OllamaCall] | None = None
-    thinking: str | None = None
-    tool_name: str | None = None
+    thinking: str | None = Field(default=None, serialization_alias="reasoning_content")
+    tool_name: str | None = Field(default=None, serialization_alias="name")
     tool_call_id: str | None = None
 
     def fields(self, number: int) -> Json:
         """The message of a chat. `number` tells apart the calls of messages. Raises `ApiError`."""
         _refuse_images(self.images)
-        message: Json = {"role": self.role, "content": self.content or ""}
+        others = {"content", "images", "tool_calls"}
+        message = self.model_dump(by_alias=True, exclude_none=True, exclude=others)
         if self.tool_calls:
             message["tool_calls"] = [
-                {
-                    "id": call.id or f"call_{number}_{place}",
-                    "function": {
-                        "name": call.function.name,
-                        "arguments": json.dumps(call.function.arguments, ensure_ascii=False),
-                    },
-                }
+                call_of(
+                    call.id or f"call_{number}_{place}", call.function.name, to_line(call.function.arguments)
+                )
                 for place, call in enumerate(self.tool_calls)
             ]
-        names = {
-            "name": self.tool_name,
-            "tool_call_id": self.tool_call_id,
-            "reasoning_content": self.thinking,
-        }
-        return message | {name: value for name, value in names.items() if value is not None}
+        return {**message, "content": self.content or ""}
 
 
-class OllamaFunction(LenientBody):
+class OllamaFunction(Body):
     """A function that the model may call. `parameters` is a JSON schema."""
 
     name: str
@@ -150,7 +136,7 @@ class OllamaFunction(LenientBody):
     parameters: Json | None = None
 
 
-class OllamaTool(LenientBody):
+class OllamaTool(Body):
     """A tool that the model may call."""
 
     function: OllamaFunction
@@ -165,16 +151,8 @@ class OllamaChatRequest(OllamaRequest):
     def chat(self, config: ServerConfig, *, able: bool) -> ChatRequest:
         """The chat that this request asks for. `able`: the model has thoughts. Raises `ApiError`."""
         tools = [{"type": "function", "function": tool.function.model_dump()} for tool in self.tools or ()]
-        return make_body(
-            ChatRequest,
-            {
-                **self.fields(config),
-                **self.chat_logprobs,
-                **self.thinking(able=able),
-                "messages": [message.fields(number) for number, message in enumerate(self.messages)],
-                "tools": tools or None,
-            },
-        )
+        messages = [message.fields(number) for number, message in enumerate(self.messages)]
+        return self.chat_of(config, messages, tools=tools or None, able=able)
 
 
 class OllamaGenerateRequest(OllamaRequest):
@@ -204,18 +182,19 @@ class OllamaGenerateRequest(OllamaRequest):
         messages = [{"role": "user", "content": self.prompt}]
         if self.system:
             messages.insert(0, {"role": "system", "content": self.system})
-        fields = {**self.fields(config), **self.chat_logprobs, **self.thinking(able=able)}
-        return make_body(ChatRequest, {**fields, "messages": messages})
+        return self.chat_of(config, messages, able=able)
 
     def completion(self, config: ServerConfig) -> CompletionRequest:
         """The completion that this request asks for: the prompt as it is. Raises `ApiError`."""
         self.thinking(able=False)
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         prompt = f"{self.system}\n\n{self.prompt}" if self.system and not self.raw else self.prompt
-        return make_body(CompletionRequest, {**self.fields(config), "prompt": prompt, "logprobs": logprobs})
+        fields = self.fields(config)
+        fields["max_tokens"] = fields["max_tokens"] or UNLIMITED
+        return make_body(CompletionRequest, {**fields, "prompt": prompt, "logprobs": logprobs})
 
 
-class OllamaShowRequest(LenientBody):
+class OllamaShowRequest(Body):
     """The body of `POST /api/show`. Older clients call the model `name`."""
 
     model: str = ""

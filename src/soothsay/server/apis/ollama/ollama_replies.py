@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from soothsay.core.answer import FinishReason, TokenLogprobs
 from soothsay.server.fleet.jobs import Job
 from soothsay.server.generation.reply_format import (
-    Json,
     MakeParser,
     ReplyFormat,
     ReplyOptions,
@@ -19,6 +18,7 @@ from soothsay.server.generation.reply_format import (
 )
 from soothsay.server.generation.reply_reports import usage
 from soothsay.server.http.api_errors import ApiError
+from soothsay.server.http.body_types import Json
 from soothsay.server.http.json_streams import LINES
 from soothsay.server.tools.tool_calls import ParsedPart
 

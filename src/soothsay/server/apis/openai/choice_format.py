@@ -12,8 +12,9 @@ from soothsay.core.answer import StepTrace
 from soothsay.server.apis.openai.reply_details import Details
 from soothsay.server.engines.engine_messages import AnswerUpdate
 from soothsay.server.fleet.jobs import Job
-from soothsay.server.generation.reply_format import Json, ReplyFormat, ReplyOptions, TokenTexts, logprobs_of
+from soothsay.server.generation.reply_format import ReplyFormat, ReplyOptions, TokenTexts, logprobs_of
 from soothsay.server.generation.reply_reports import reports, usage
+from soothsay.server.http.body_types import Json
 
 
 class ChoiceFormat(ReplyFormat):

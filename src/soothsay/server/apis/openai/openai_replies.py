@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 
 from soothsay.core.answer import FinishReason, TokenLogprobs
 from soothsay.core.scores import PromptScores
 from soothsay.server.apis.openai.choice_format import ChoiceFormat
 from soothsay.server.engines.engine_messages import AnswerUpdate
-from soothsay.server.generation.reply_format import (
-    Json,
-    MakeParser,
-    TokenTexts,
-    join,
-    list_logprobs,
-    logprobs_of,
-)
+from soothsay.server.generation.prompt_ids import Echo
+from soothsay.server.generation.reply_format import MakeParser, TokenTexts, join, list_logprobs, logprobs_of
+from soothsay.server.http.body_types import Json
 from soothsay.server.tools.tool_calls import ToolCall, ToolCallParser
 
 
@@ -91,14 +85,6 @@ class ChatFormat(ChoiceFormat):
         if logprobs is None:
             return None
         return {"content": list_logprobs(self.texts, logprobs), "refusal": None}
-
-
-@dataclass(frozen=True, slots=True)
-class Echo:
-    """A prompt that a reply begins with. With log-probabilities, these list all of its tokens too."""
-
-    text: str
-    ids: list[int]
 
 
 class CompletionFormat(ChoiceFormat):

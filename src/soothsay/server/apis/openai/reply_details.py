@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any
 
 from soothsay.core.answer import TokenLogprobs
 from soothsay.server.engines.engine_messages import AnswerUpdate
 from soothsay.server.generation.reply_format import ReplyOptions, TokenTexts
-
-Json = dict[str, Any]
+from soothsay.server.http.body_types import Json
 
 
 class Details:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from soothsay.server.generation.body_unions import TEXT_OR_MORE, LenientBody, OtherKind, by_type, refuse
-from soothsay.server.generation.reply_format import Json
-from soothsay.server.generation.request_bodies import ChatRequest, TextPart, Whole
+from soothsay.server.generation.request_bodies import (
+    ChatRequest,
+    OtherKind,
+    TextPart,
+    call_of,
+    joined_text,
+    tool_of,
+)
 from soothsay.server.generation.service import make_body
-from soothsay.server.http.api_errors import invalid, unsupported
+from soothsay.server.generation.unknown_fields import further_fields
+from soothsay.server.http.api_errors import invalid
+from soothsay.server.http.body_types import Body, Items, Json, TextOr, Whole, by_type
 from soothsay.server.http.json_streams import to_line
 
 STATELESS = "this server stores nothing; send the whole conversation as input"
@@ -43,14 +50,14 @@ RENAMED = {
 """Fields of chats that this API has under another name, or not at all."""
 
 
-Content = Annotated[
-    Annotated[str, Tag("[text]")] | Annotated[list[TextPart], Field(fail_fast=True), Tag("[more]")],
-    TEXT_OR_MORE,
-]
+SAME = {"model", "stream", "temperature", "top_p", "parallel_tool_calls"}
+"""Fields that chats have too, with the same meaning."""
+
+Content = TextOr[Items[TextPart]]
 """A text, whole or in parts."""
 
 
-class InputMessage(LenientBody):
+class InputMessage(Body):
     """A message of the conversation."""
 
     type: Literal["message"] = "message"
@@ -58,7 +65,7 @@ class InputMessage(LenientBody):
     content: Content
 
 
-class InputCall(LenientBody):
+class InputCall(Body):
     """A call of a function in an earlier answer. `arguments` is JSON text."""
 
     type: Literal["function_call"]
@@ -67,7 +74,7 @@ class InputCall(LenientBody):
     arguments: str = "{}"
 
 
-class InputCallOutput(LenientBody):
+class InputCallOutput(Body):
     """What a called function returned."""
 
     type: Literal["function_call_output"]
@@ -75,7 +82,7 @@ class InputCallOutput(LenientBody):
     output: Content = ""
 
 
-class InputReasoning(LenientBody):
+class InputReasoning(Body):
     """Thoughts of the model in an earlier answer. Those without a text are dropped."""
 
     type: Literal["reasoning"]
@@ -88,7 +95,7 @@ class InputReasoning(LenientBody):
         return "".join(text for text in texts if isinstance(text, str))
 
 
-class OtherItem(LenientBody):
+class OtherItem(Body):
     """An item that is left out."""
 
     type: str
@@ -130,7 +137,7 @@ InputItem = Annotated[
 ]
 
 
-class FunctionTool(LenientBody):
+class FunctionTool(Body):
     """A function that the model may call. `parameters` is a JSON schema."""
 
     type: Literal["function"]
@@ -141,11 +148,15 @@ class FunctionTool(LenientBody):
 
     def chat(self) -> Json:
         """The same tool in a chat."""
-        function = self.model_dump(include={"name", "description", "parameters"})
-        return {"type": "function", "function": function}
+        return tool_of(self.name, self.description, self.parameters)
 
 
-class TextFormat(LenientBody):
+AnyTool = Annotated[
+    Annotated[FunctionTool, Tag("[function]")] | Annotated[OtherKind, Tag("[other]")], by_type("function")
+]
+
+
+class TextFormat(Body):
     """The form of an answer: text, any JSON object, or JSON that follows a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -154,29 +165,25 @@ class TextFormat(LenientBody):
     schema_: Annotated[Json | None, Field(alias="schema")] = None
 
 
-class TextSettings(LenientBody):
+class TextSettings(Body):
     """Settings of the answer's text."""
 
     format: TextFormat | None = None
 
 
-class ReasoningSettings(LenientBody):
+class ReasoningSettings(Body):
     """How much the model shall think: a variable of the chat template."""
 
     effort: str | None = None
 
 
-class ResponsesRequest(LenientBody):
+class ResponsesRequest(Body):
     """The body of `POST /v1/responses`. Fields that are not listed here are those of chats."""
 
     model_config = ConfigDict(extra="allow")
 
     model: str | None = None
-    input: Annotated[
-        Annotated[str, Tag("[text]")]
-        | Annotated[list[InputItem], Field(min_length=1, fail_fast=True), Tag("[more]")],
-        TEXT_OR_MORE,
-    ]
+    input: TextOr[Annotated[Items[InputItem], Field(min_length=1)]]
     instructions: str | None = None
     stream: bool | None = None
     temperature: float | None = None
@@ -184,61 +191,32 @@ class ResponsesRequest(LenientBody):
     max_output_tokens: Annotated[Whole, Field(ge=1)] | None = None
     text: TextSettings | None = None
     reasoning: ReasoningSettings | None = None
-    tools: (
-        Annotated[
-            list[
-                Annotated[
-                    Annotated[FunctionTool, Tag("[function]")] | Annotated[OtherKind, Tag("[other]")],
-                    by_type("function"),
-                ]
-            ],
-            Field(fail_fast=True),
-        ]
-        | None
-    ) = None
-    tool_choice: (
-        Annotated[
-            Annotated[Literal["none", "auto", "required"], Tag("[text]")] | Annotated[Json, Tag("[more]")],
-            TEXT_OR_MORE,
-        ]
-        | None
-    ) = None
+    tools: Items[AnyTool] | None = None
+    tool_choice: TextOr[Json] | None = None
     parallel_tool_calls: bool | None = None
-    include: Annotated[list[str], Field(fail_fast=True)] | None = None
+    include: Items[str] | None = None
     top_logprobs: Whole | None = None
     metadata: Json | None = None
     user: str | None = None
 
-    def check(self) -> None:
-        """Raise `ApiError` for fields that this server, or this API, does not have."""
-        refuse(self.model_extra, REFUSED, RENAMED)
-
     def chat(self) -> ChatRequest:
         """The chat that this request asks for. Raises `ApiError`."""
-        known, choice = (*IGNORED, *REFUSED), self.tool_choice
+        extra = further_fields(self.model_extra, REFUSED, RENAMED, IGNORED)
         others = [item.type for item in self.input if isinstance(item, OtherItem)]
         body = {
-            **{name: value for name, value in (self.model_extra or {}).items() if name not in known},
+            **extra,
             **{f"input.{kind}": True for kind in others},  # reports them
-            "model": self.model,
+            **self.model_dump(include=SAME),
             "messages": self._messages(),
-            "stream": self.stream,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
             "max_completion_tokens": self.max_output_tokens,
             "tools": [tool.chat() for tool in self.tools or ()] or None,
-            "tool_choice": _chat_choice(choice) if isinstance(choice, dict) else choice,
-            "parallel_tool_calls": self.parallel_tool_calls,
+            "tool_choice": _chat_choice(self.tool_choice),
             "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
             "response_format": self._response_format(),
             "logprobs": self.with_logprobs or None,
             "top_logprobs": self.top_logprobs if self.with_logprobs else None,
         }
-        chat = make_body(ChatRequest, body)
-        if getattr(chat.speculation, "trace", None):
-            message = "traces are part of streams of chats only; use /v1/chat/completions"
-            raise unsupported("speculation.trace", message)
-        return chat
+        return make_body(ChatRequest, body)
 
     @property
     def with_logprobs(self) -> bool:
@@ -259,17 +237,16 @@ class ResponsesRequest(LenientBody):
                     thoughts = {"reasoning_content": item.text} if item.text else {}
                 case InputMessage():
                     own = thoughts if item.role == "assistant" else {}
-                    messages.append({"role": item.role, "content": _joined(item.content), **own})
+                    messages.append({"role": item.role, "content": joined_text(item.content), **own})
                     thoughts = {}
                 case InputCall():
                     if thoughts or not messages or messages[-1]["role"] != "assistant":
                         messages.append({"role": "assistant", "content": "", **thoughts})
                         thoughts = {}
-                    function = {"name": item.name, "arguments": item.arguments}
-                    call = {"id": item.call_id, "type": "function", "function": function}
+                    call = call_of(item.call_id, item.name, item.arguments)
                     messages[-1].setdefault("tool_calls", []).append(call)
                 case InputCallOutput():
-                    output = _joined(item.output)
+                    output = joined_text(item.output)
                     messages.append({"role": "tool", "content": output, "tool_call_id": item.call_id})
         return messages
 
@@ -286,13 +263,12 @@ class ResponsesRequest(LenientBody):
         if isinstance(choice, dict) and choice.get("type") not in ("function", "allowed_tools"):
             choice = "auto"  # it has no effect
         form = self.text.format if self.text is not None else None
+        shown = {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True)
         told = {
             "max_output_tokens": self.max_output_tokens,
             "metadata": self.metadata or {},
             "parallel_tool_calls": self.parallel_tool_calls is not False,
-            "text": {
-                "format": form.model_dump(by_alias=True, exclude_none=True) if form else {"type": "text"}
-            },
+            "text": {"format": shown},
             "tool_choice": choice,
             "top_logprobs": self.top_logprobs or 0,
             "user": self.user,
@@ -304,16 +280,14 @@ class ResponsesRequest(LenientBody):
         return {**told, "instructions": self.instructions, "tools": tools}  # both are in the prompt too
 
 
-def _chat_choice(choice: Json) -> Json:
+def _chat_choice(choice: str | Json | None) -> str | Json | None:
     """A choice of tools as chats have it. `ChatRequest` checks it."""
+    if not isinstance(choice, dict):
+        return choice
     kind, tools = choice.get("type"), choice.get("tools")
     if kind == "function":
         return {"type": kind, "function": {"name": choice.get("name")}}
     if kind == "allowed_tools" and isinstance(tools, list):
-        named = [_chat_choice(tool) if isinstance(tool, dict) else tool for tool in tools]
+        named = [*map(_chat_choice, tools)]
         return {"type": kind, "allowed_tools": {"mode": choice.get("mode"), "tools": named}}
     return choice
-
-
-def _joined(content: str | Sequence[TextPart]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)

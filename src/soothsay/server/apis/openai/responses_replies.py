@@ -12,7 +12,6 @@ from soothsay.core.answer import FinishReason
 from soothsay.server.engines.engine_messages import AnswerUpdate
 from soothsay.server.fleet.jobs import Job
 from soothsay.server.generation.reply_format import (
-    Json,
     MakeParser,
     ReplyFormat,
     ReplyOptions,
@@ -22,6 +21,7 @@ from soothsay.server.generation.reply_format import (
 )
 from soothsay.server.generation.reply_reports import usage
 from soothsay.server.http.api_errors import ApiError
+from soothsay.server.http.body_types import Json
 from soothsay.server.http.json_streams import NAMED_EVENTS
 from soothsay.server.tools.tool_calls import ToolCall
 

@@ -7,7 +7,8 @@ from importlib import resources
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+
+from soothsay.server.http.api_route import ApiRoute
 
 START = "index.html"
 """The file at `/`. Each other file is at `/site/` and its name."""
@@ -44,7 +45,7 @@ HEADERS = {
 }
 
 
-def page_routes() -> list[Route]:
+def page_routes() -> list[ApiRoute]:
     """One route for each file of the page. No other path is served, so none can leave the folder."""
     folder = resources.files("soothsay.server") / "site"
     return [
@@ -54,7 +55,7 @@ def page_routes() -> list[Route]:
     ]
 
 
-def _route(name: str, content: bytes) -> Route:
+def _route(name: str, content: bytes) -> ApiRoute:
     tag = f'"{blake2b(content, digest_size=16).hexdigest()}"'
     headers = {**HEADERS, "Content-Type": TYPES[_suffix(name)], "ETag": tag}
 
@@ -64,7 +65,7 @@ def _route(name: str, content: bytes) -> Route:
             return Response(status_code=304, headers=headers)
         return Response(content, headers=headers)
 
-    return Route("/" if name == START else f"/site/{name}", serve)
+    return ApiRoute("/" if name == START else f"/site/{name}", serve, keyless=True)
 
 
 def _suffix(name: str) -> str:

@@ -1,1 +1,0 @@
-"""The page at `/`: plain files, and the routes that serve them."""
