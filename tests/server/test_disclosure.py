@@ -162,7 +162,7 @@ def test_so_is_a_failure_without_an_answer(running: Running, monkeypatch: pytest
         raise ValueError(SECRET)
 
     monkeypatch.setattr("soothsay.server.generation.prompt_reader.PromptReader.encode", fail)
-    monkeypatch.setattr(running.server, "metrics", SimpleNamespace(text=fail))
+    monkeypatch.setattr(running.server.metrics, "text", fail)
     for reply in (
         httpx.post(f"{running.url}/tokenize", json={"prompt": "Hello"}),
         httpx.get(f"{running.url}/metrics"),
