@@ -13,8 +13,7 @@ from soothsay.errors import ModelError
 from soothsay.server.engines.engine_messages import EngineUpdate, RequestOptions
 from soothsay.server.fleet.engine_loop import without_canary
 from soothsay.server.fleet.jobs import Job
-from soothsay.server.fleet.replica import EngineState
-from soothsay.server.fleet.restart_delays import Backoff
+from soothsay.server.fleet.replica import Backoff, EngineState
 from soothsay.server.http.api_errors import ApiError
 
 pytestmark = pytest.mark.usefixtures("each_loop")

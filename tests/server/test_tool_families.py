@@ -160,7 +160,7 @@ def test_calls_go_there_and_back(openai: OpenAI, family: Family, sibyl: LLM) -> 
 def test_a_forced_call(
     server: Running, openai: OpenAI, family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server.server, "reasoning", None)
+    monkeypatch.setattr(server.server.service, "reasoning", None)
     tool = {"type": "function", "function": {"name": "only", "parameters": {"enum": [{"n": 1}]}}}
     said = openai.chat.completions.create(
         model="sibyl", messages=[QUESTION], tools=[tool], tool_choice="required", seed=0, max_tokens=120

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -12,6 +12,15 @@ from soothsay.server.generation.left_out import as_text, without_other_tools
 from soothsay.server.http.body_types import MAX_FIELDS, Body, Fields, Items, Json, TokenIds, Whole
 from soothsay.server.http.json_streams import to_line
 from soothsay.server.http.safe_json import JsonError, read_json
+
+COMPLETION_TOKENS = 16
+"""Default of `max_tokens` for completions, as OpenAI has it. A chat has no default limit."""
+
+UNLIMITED = -1
+"""`max_tokens` of clients that want as many tokens as the context holds."""
+
+Rule = tuple[str, Any, str]
+"""A field, whether it breaks the rule, and what is wrong then, to be read after the field's name."""
 
 MAX_CHOICES = 16_384
 """Limit of texts that an answer may have to be one of. As a grammar, more would be too large."""
@@ -93,6 +102,12 @@ class GenerationRequest(Body):
     @classmethod
     def _translate(cls, data: Any) -> Any:
         return as_ours(data) if isinstance(data, Mapping) and len(data) <= MAX_FIELDS else data
+
+    @property
+    def stops(self) -> list[str]:
+        """The stop strings. Empty ones, which would end every answer, are left out, as llama.cpp does."""
+        given = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return [stop for stop in given if stop]
 
     @property
     def wants_usage(self) -> bool:
@@ -213,6 +228,13 @@ class NamedTool(Body):
     type: Literal["function"]
     function: NamedFunction
 
+    forced: ClassVar = True
+
+    @property
+    def named(self) -> Sequence[NamedTool]:
+        """The tools that may be called."""
+        return [self]
+
 
 class ToolSubset(Body):
     """Some of the tools, by name, and whether one of them must be called."""
@@ -226,6 +248,16 @@ class AllowedTools(Body):
 
     type: Literal["allowed_tools"]
     allowed_tools: ToolSubset
+
+    @property
+    def named(self) -> Sequence[NamedTool]:
+        """The tools that may be called."""
+        return self.allowed_tools.tools
+
+    @property
+    def forced(self) -> bool:
+        """Whether one of them must be called."""
+        return self.allowed_tools.mode == "required"
 
 
 class OtherKind(Body):
@@ -272,6 +304,24 @@ class ChatRequest(GenerationRequest):
     continue_final_message: bool | None = None
     echo: bool | None = None
 
+    logprobs_field: ClassVar = "top_logprobs"
+
+    @property
+    def token_limit(self) -> int | None:
+        """The limit of tokens of an answer."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Log-probabilities that are listed beside each token's own; None: not even that."""
+        return self.top_logprobs or 0 if self.logprobs else None
+
+    def own_rules(self, _: int) -> Iterator[Rule]:
+        """Rules of fields that completions lack."""
+        yield "top_logprobs", self.top_logprobs and not self.logprobs, " needs logprobs=true"
+        both = self.continue_final_message and self.add_generation_prompt
+        yield "continue_final_message", both, " needs add_generation_prompt=false"
+
     @model_validator(mode="before")
     @classmethod
     def _leave_out(cls, data: Any) -> Any:
@@ -286,6 +336,27 @@ class CompletionRequest(GenerationRequest):
     echo: bool | None = None
     best_of: Whole | None = None
     response_format: ResponseFormat | None = None
+
+    logprobs_field: ClassVar = "logprobs"
+
+    @property
+    def token_limit(self) -> int | None:
+        """The limit of tokens of an answer."""
+        return COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Log-probabilities that are listed beside each token's own; None: not even that."""
+        return self.logprobs
+
+    def own_rules(self, max_n: int) -> Iterator[Rule]:
+        """Rules of fields that chats lack."""
+        n, best = self.n or 1, self.best_of
+        if best is not None:
+            limits = f"between n={n} and {max_n}"
+            yield "best_of", not n <= best <= max_n, f"={best} is not possible: it must be {limits}"
+            late = " needs stream=false: the best is known only when all answers have ended"
+            yield "best_of", self.stream and best > n, late
 
 
 class TokenizeRequest(Body):

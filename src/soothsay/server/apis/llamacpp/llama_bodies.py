@@ -8,12 +8,13 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from soothsay.server.generation.request_bodies import (
+    UNLIMITED,
     ChatMessage,
     CompletionRequest,
     GenerationRequest,
     ResponseFormat,
 )
-from soothsay.server.generation.request_parameters import UNLIMITED, nearest
+from soothsay.server.generation.request_parameters import nearest
 from soothsay.server.generation.service import make_body
 from soothsay.server.http.api_errors import invalid, unsupported
 from soothsay.server.http.body_types import Body, Fields, Items, Json, Whole

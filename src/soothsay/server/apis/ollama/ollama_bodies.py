@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from soothsay.server.generation.request_bodies import ChatRequest, CompletionRequest, call_of
-from soothsay.server.generation.request_parameters import UNLIMITED, nearest
+from soothsay.server.generation.request_bodies import UNLIMITED, ChatRequest, CompletionRequest, call_of
+from soothsay.server.generation.request_parameters import nearest
 from soothsay.server.generation.service import make_body
 from soothsay.server.http.api_errors import unsupported
 from soothsay.server.http.body_types import Body, Items, Json, Whole
