@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -264,6 +264,9 @@ class RequestDrafter(Protocol):
 
     @property
     def name(self) -> str: ...  # noqa: D102
+
+    @property
+    def decisions(self) -> Mapping[str, int]: ...  # noqa: D102
 
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]: ...  # noqa: D102
 

@@ -17,9 +17,8 @@ from queue import Empty, SimpleQueue
 from soothsay.core.answer import FinishReason
 from soothsay.core.constraint import Constraint
 from soothsay.core.load import EngineLoad
-from soothsay.core.request import Request, RequestDrafter
+from soothsay.core.request import Request
 from soothsay.drafters.base import Drafter
-from soothsay.drafters.control.controller import Controller
 from soothsay.drafters.registry import REGISTRY, build_drafter
 from soothsay.errors import DrafterError, RequestError, SoothsayError
 from soothsay.heap import TIDY_INTERVAL, return_freed_memory
@@ -144,7 +143,6 @@ class Worker:
         self._unprepared: dict[str, deque[Submit]] = {}  # by the name of the tenant; the next one's is first
         self._unprepared_lock = threading.Lock()
         self._drafters: dict[str, Drafter] = {}  # by the name that requests give
-        self._used_drafters: dict[RequestDrafter, None] = {}  # an ordered set
         self._load = EngineLoad(0, 0, 0.0)  # as last reported
         self._decisions: Counter[str] = Counter()  # as last reported
         self._reported = 0.0  # when text was last reported
@@ -169,7 +167,7 @@ class Worker:
                     self._idle_work.save()
                     return
                 self._act(message)
-            worked = self._step()
+            worked = self._engine.step()
             if not worked or self._is_due():
                 self._report(failed=not worked)
             self._idle_work.after_step()
@@ -259,15 +257,8 @@ class Worker:
             request.caller = options.tenant.name or submit.job
             if request.finish_reason is None:
                 self._engine.add(request)
-            self._used_drafters[request.drafter] = None
         self._jobs[submit.job] = requests
         self._send(Admitted(submit.job, [request.seed for request in requests]))
-
-    def _step(self) -> bool:
-        """Run a step. Returns False if it failed; the engine then finds the request that is to blame."""
-        num_failed = self._engine.recovery.num_failed
-        self._engine.step()
-        return self._engine.recovery.num_failed == num_failed
 
     def _tidy(self) -> None:
         """Return freed memory to the system, now and then."""
@@ -302,12 +293,9 @@ class Worker:
         load = self._engine.load
         if not updates and not ended and not failed and load == self._load:
             return
-        decisions = sum(
-            (drafter.decisions for drafter in self._used_drafters if isinstance(drafter, Controller)),
-            Counter[str](),
-        )
+        decisions, now = self._engine.decisions, time.monotonic()
         new_decisions = dict(decisions - self._decisions)
-        self._load, self._decisions, now = load, decisions, time.monotonic()
+        self._load, self._decisions = load, decisions
         if updates:
             self._reported = now
         self._send(EngineUpdate(now, updates, ended, load, new_decisions, failed))

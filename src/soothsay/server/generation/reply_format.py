@@ -5,9 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
-from soothsay.core.answer import TokenLogprobs
+from soothsay.core.answer import FinishReason, TokenLogprobs
 from soothsay.server.engines.engine_messages import AnswerUpdate
 from soothsay.server.fleet.jobs import Job
 from soothsay.server.generation.request_bodies import CompletionRequest, GenerationRequest
@@ -100,22 +100,38 @@ class ReplyFormat(ABC):
         return error.body
 
 
-def join(parts: Sequence[ParsedPart]) -> ParsedPart:
-    """All parts as one."""
-    return ParsedPart(
-        "".join(part.content for part in parts),
-        [call for part in parts for call in part.calls],
-        "".join(part.reasoning for part in parts),
-    )
+class OneAnswerFormat(ReplyFormat):
+    """Formats one answer that is split into text, thoughts and calls. `parser` makes what splits it."""
+
+    def __init__(self, model: str, texts: TokenTexts, parser: MakeParser):
+        super().__init__(model, texts)
+        self._parser = parser()
+        self.reason: FinishReason | None = None  # why the answer ended
+
+    async def parts(self, job: Job) -> AsyncIterator[tuple[ParsedPart, AnswerUpdate]]:
+        """Each update, split."""
+        async for update in job:
+            self.reason = update.finish_reason
+            yield self._parser.parse(update.text, final=self.reason is not None), update
 
 
-def list_logprobs(texts: TokenTexts, logprobs: Iterable[TokenLogprobs]) -> Iterator[Json]:
-    """The log-probabilities of tokens, as chats list them. A part of a character has no `bytes`."""
+def list_logprobs(
+    texts: TokenTexts, logprobs: Iterable[TokenLogprobs], *, no_bytes: Any = None, with_ids: bool = False
+) -> Iterator[Json]:
+    """The log-probabilities of tokens, as chats list them.
+
+    Args:
+        texts: of tokens.
+        logprobs: of the tokens.
+        no_bytes: what a part of a character has as `bytes`.
+        with_ids: whether the ids of tokens are listed too.
+    """
 
     def entry(token: int, logprob: float) -> Json:
         text = texts(token)
-        spelling = None if "\ufffd" in text else list(text.encode())
-        return {"token": text, "logprob": logprob, "bytes": spelling}
+        spelling = no_bytes if "\ufffd" in text else list(text.encode())
+        made = {"token": text, "logprob": logprob, "bytes": spelling}
+        return {"id": token, **made} if with_ids else made
 
     for one in logprobs:
         yield {**entry(one.token, one.logprob), "top_logprobs": [entry(*pair) for pair in one.top.items()]}

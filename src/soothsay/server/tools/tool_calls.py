@@ -40,6 +40,10 @@ class ParsedPart:
     calls: Sequence[ToolCall] = ()
     reasoning: str = ""
 
+    def __add__(self, other: ParsedPart) -> ParsedPart:
+        calls = [*self.calls, *other.calls]
+        return ParsedPart(self.content + other.content, calls, self.reasoning + other.reasoning)
+
 
 class ToolCallParser(ABC):
     """Splits one answer into text, thoughts and tool calls while it streams.

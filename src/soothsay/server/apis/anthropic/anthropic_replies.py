@@ -6,17 +6,21 @@ import secrets
 from collections.abc import AsyncIterator, Iterator
 
 from soothsay.core.answer import FinishReason
-from soothsay.server.engines.engine_messages import AnswerUpdate
 from soothsay.server.fleet.jobs import Job
-from soothsay.server.generation.reply_format import MakeParser, ReplyFormat, ReplyOptions, TokenTexts, join
+from soothsay.server.generation.reply_format import (
+    MakeParser,
+    OneAnswerFormat,
+    ReplyOptions,
+    TokenTexts,
+)
 from soothsay.server.generation.reply_reports import usage
 from soothsay.server.http.api_errors import ApiError
 from soothsay.server.http.body_types import Json
 from soothsay.server.http.json_streams import NAMED_EVENTS, to_line
-from soothsay.server.tools.tool_calls import ToolCall
+from soothsay.server.tools.tool_calls import ParsedPart, ToolCall
 
 
-class AnthropicFormat(ReplyFormat):
+class AnthropicFormat(OneAnswerFormat):
     """Formats one answer as a message: blocks of thoughts and text as they come, and then the calls.
 
     The whole message is what the events of the stream add up to. Calls come after all of the text, so that
@@ -32,8 +36,8 @@ class AnthropicFormat(ReplyFormat):
     framing = NAMED_EVENTS
 
     def __init__(self, model: str, texts: TokenTexts, parser: MakeParser, max_context: int):
-        super().__init__(model, texts)
-        self._parser, self._max_context = parser(), max_context
+        super().__init__(model, texts, parser)
+        self._max_context = max_context
         self._id = f"msg_{secrets.token_hex(12)}"
         self._content: list[Json] = []  # blocks; the last one grows while it is open
         self._is_open = False
@@ -44,40 +48,29 @@ class AnthropicFormat(ReplyFormat):
         """The events of a stream. The last but one has the reason of the end and the usage."""
         begun = {**_usage(job), "output_tokens": 0}  # the engine may be ahead of this stream
         yield {"type": "message_start", "message": self._message(begun, None, None)}
-        reason = None
-        async for update in job:
-            reason = update.finish_reason
-            for event in self._update(update):
+        async for part, update in self.parts(job):
+            self._calls += part.calls
+            self._stopped_by = update.stop
+            for event in self._update(part):
                 yield event
         for event in self._end():
             yield event
-        why, word = self._reason(job, reason)
+        why, word = self._reason(job)
         end = {"stop_reason": why, "stop_sequence": word}
         yield {"type": "message_delta", "delta": end, "usage": _usage(job)}
         yield {"type": "message_stop"}
 
     async def collect(self, job: Job, options: ReplyOptions) -> Json:
         """Wait for the answer, and return the whole message."""
-        reason = None
-        async for update in job:
-            reason = update.finish_reason
-            for _ in self._update(update):
-                pass
-        for _ in self._end():
+        async for _ in self.stream(job, options):
             pass
-        return self._message(_usage(job), *self._reason(job, reason))
+        return self._message(_usage(job), *self._reason(job))
 
     def failure(self, error: ApiError) -> Json:
         """The last event of a stream whose job fails."""
         return error.anthropic_body
 
-    def _update(self, update: AnswerUpdate) -> Iterator[Json]:
-        parts = [self._parser.push(update.text)]
-        if update.finish_reason is not None:
-            parts.append(self._parser.end())
-        part = join(parts)
-        self._calls += part.calls
-        self._stopped_by = update.stop
+    def _update(self, part: ParsedPart) -> Iterator[Json]:
         if part.reasoning:
             yield from self._grow("thinking", part.reasoning, signature="")
         if part.content:
@@ -121,9 +114,9 @@ class AnthropicFormat(ReplyFormat):
             yield self._delta({"type": "input_json_delta", "partial_json": to_line(values)})
         yield from self._stop()
 
-    def _reason(self, job: Job, reason: FinishReason | None) -> tuple[str, str | None]:
+    def _reason(self, job: Job) -> tuple[str, str | None]:
         """Why the answer ended, and the stop sequence that ended it."""
-        if reason is FinishReason.LENGTH:
+        if self.reason is FinishReason.LENGTH:
             (answer,) = job.answers
             full = answer.num_prompt + answer.num_output >= self._max_context
             limited = answer.num_output == job.params.max_tokens

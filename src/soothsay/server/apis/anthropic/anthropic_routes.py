@@ -28,7 +28,7 @@ def anthropic_routes(service: Service) -> list[ApiRoute]:
     def count(_: Request, body: PromptRequest) -> Response:
         """How many tokens the prompt of a message would have."""
         service.check_model(body.model)
-        ids, _ = service.read_chat(body.chat(able=able))
+        ids = service.read_chat(body.chat(able=able))[0]
         return JSONResponse({"input_tokens": len(ids)})
 
     return [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,7 +10,7 @@ from soothsay.core.answer import FinishReason, TokenLogprobs
 from soothsay.server.apis.llamacpp.llama_bodies import LlamaRequest
 from soothsay.server.engines.engine_messages import AnswerUpdate
 from soothsay.server.fleet.jobs import Job
-from soothsay.server.generation.reply_format import ReplyFormat, ReplyOptions, TokenTexts
+from soothsay.server.generation.reply_format import ReplyFormat, ReplyOptions, TokenTexts, list_logprobs
 from soothsay.server.generation.reply_reports import timings, usage
 from soothsay.server.http.body_types import Json
 from soothsay.server.http.json_streams import EVENTS
@@ -91,7 +91,7 @@ class LlamaFormat(ReplyFormat):
         }
         if self._with_timings:
             chunk["timings"] = timings(job)
-        return {**chunk, "completion_probabilities": map(self._probability, new)} if new else chunk
+        return {**chunk, "completion_probabilities": self._probabilities(new)} if new else chunk
 
     def _whole(self, job: Job, index: int, answer: _Answer, *, last: bool = False) -> Json:
         """A whole reply. `last`: its text was sent before."""
@@ -118,7 +118,7 @@ class LlamaFormat(ReplyFormat):
             "speculation": usage(job)["speculation"],
         }
         if answer.logprobs and not last:
-            made["completion_probabilities"] = map(self._probability, answer.logprobs)
+            made["completion_probabilities"] = self._probabilities(answer.logprobs)
         return made
 
     def _settings(self, job: Job, seed: int) -> Json:
@@ -155,11 +155,5 @@ class LlamaFormat(ReplyFormat):
                 found[name] = value
         return found
 
-    def _probability(self, one: TokenLogprobs) -> Json:
-        top = [self._entry(token, logprob) for token, logprob in one.top.items()]
-        return {**self._entry(one.token, one.logprob), "top_logprobs": top}
-
-    def _entry(self, token: int, logprob: float) -> Json:
-        text = self.texts(token)
-        spelling = [] if "\ufffd" in text else list(text.encode())
-        return {"id": token, "token": text, "bytes": spelling, "logprob": logprob}
+    def _probabilities(self, logprobs: list[TokenLogprobs]) -> Iterator[Json]:
+        return list_logprobs(self.texts, logprobs, no_bytes=[], with_ids=True)

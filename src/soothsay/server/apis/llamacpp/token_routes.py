@@ -22,7 +22,7 @@ def token_routes(service: Service) -> list[ApiRoute]:
         if sum(given is not None for given in (body.prompt, body.content, body.messages)) != 1:
             raise invalid("prompt", "give either prompt or messages")
         if body.messages is not None:
-            ids, _ = service.read_chat(ChatRequest(messages=body.messages))
+            ids = service.read_chat(ChatRequest(messages=body.messages))[0]
         else:
             special = body.add_special_tokens if body.content is None else body.add_special
             ids = service.prompts.encode(body.content or body.prompt or "", special=special)

@@ -6,14 +6,11 @@ from abc import abstractmethod
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
-from soothsay.core.answer import FinishReason, TokenLogprobs
+from soothsay.core.answer import TokenLogprobs
 from soothsay.server.fleet.jobs import Job
 from soothsay.server.generation.reply_format import (
-    MakeParser,
-    ReplyFormat,
+    OneAnswerFormat,
     ReplyOptions,
-    TokenTexts,
-    join,
     list_logprobs,
 )
 from soothsay.server.generation.reply_reports import usage
@@ -23,15 +20,10 @@ from soothsay.server.http.json_streams import LINES
 from soothsay.server.tools.tool_calls import ParsedPart
 
 
-class OllamaFormat(ReplyFormat):
-    """Formats one answer as Ollama does. `parser` makes the parser of tool calls."""
+class OllamaFormat(OneAnswerFormat):
+    """Formats one answer as Ollama does."""
 
     framing = LINES
-
-    def __init__(self, model: str, texts: TokenTexts, parser: MakeParser):
-        super().__init__(model, texts)
-        self._parser = parser()
-        self._reason: FinishReason | None = None
 
     @abstractmethod
     def content(self, part: ParsedPart) -> Json:
@@ -39,35 +31,28 @@ class OllamaFormat(ReplyFormat):
 
     async def stream(self, job: Job, options: ReplyOptions) -> AsyncIterator[Json]:
         """The lines of a stream. The last one has no text, and the counts and durations of the answer."""
-        async for part, logprobs in self._parts(job):
-            if part.content or part.calls or part.reasoning or logprobs:
-                yield self._reply(part, logprobs, {"done": False})
+        async for part, update in self.parts(job):
+            if part.content or part.calls or part.reasoning or update.logprobs:
+                yield self._reply(part, update.logprobs or [], {"done": False})
         yield self._reply(ParsedPart(), [], self._ending(job))
 
     async def collect(self, job: Job, options: ReplyOptions) -> Json:
         """Wait for the answer, and return the whole reply."""
-        parts, all_logprobs = list[ParsedPart](), list[TokenLogprobs]()
-        async for part, logprobs in self._parts(job):
-            parts.append(part)
-            all_logprobs += logprobs
-        return self._reply(join(parts), all_logprobs, self._ending(job))
+        whole, logprobs = ParsedPart(), list[TokenLogprobs]()
+        async for part, update in self.parts(job):
+            whole += part
+            logprobs += update.logprobs or []
+        return self._reply(whole, logprobs, self._ending(job))
 
     def failure(self, error: ApiError) -> Json:
         """The last line of a stream whose job fails."""
         return {"error": error.message}
 
-    async def _parts(self, job: Job) -> AsyncIterator[tuple[ParsedPart, list[TokenLogprobs]]]:
-        """Each update, and its log-probabilities."""
-        async for update in job:
-            self._reason = update.finish_reason
-            parts = [self._parser.push(update.text)]
-            if update.finish_reason is not None:
-                parts.append(self._parser.end())
-            yield join(parts), update.logprobs or []
-
     def _reply(self, part: ParsedPart, logprobs: list[TokenLogprobs], state: Json) -> Json:
         reply = {"model": self.model, "created_at": timestamp(), **self.content(part)}
-        return {**reply, **({"logprobs": list_logprobs(self.texts, logprobs)} if logprobs else {}), **state}
+        if logprobs:
+            reply["logprobs"] = list_logprobs(self.texts, logprobs)
+        return {**reply, **state}
 
     def _ending(self, job: Job) -> Json:
         """Why the answer ended, its counts of tokens, and its durations in nanoseconds."""
@@ -75,7 +60,7 @@ class OllamaFormat(ReplyFormat):
         first = answer.updated_at if answer.first_at is None else answer.first_at
         return {
             "done": True,
-            "done_reason": str(self._reason),
+            "done_reason": str(self.reason),
             "total_duration": _nanoseconds(answer.updated_at - job.arrived_at),
             "load_duration": 0,
             "prompt_eval_count": counts["prompt_tokens"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
@@ -10,7 +11,8 @@ from soothsay.core.scores import PromptScores
 from soothsay.server.apis.openai.choice_format import ChoiceFormat
 from soothsay.server.engines.engine_messages import AnswerUpdate
 from soothsay.server.generation.prompt_ids import Echo
-from soothsay.server.generation.reply_format import MakeParser, TokenTexts, join, list_logprobs, logprobs_of
+from soothsay.server.generation.reply_format import MakeParser, TokenTexts, list_logprobs, logprobs_of
+from soothsay.server.generation.request_bodies import call_of
 from soothsay.server.http.body_types import Json
 from soothsay.server.tools.tool_calls import ToolCall, ToolCallParser
 
@@ -31,7 +33,7 @@ class ChatFormat(ChoiceFormat):
         super().__init__(model, texts)
         self._make_parser, self._echoed = parser, echoed
         self._parsers: dict[int, ToolCallParser] = {}  # by answer
-        self._num_calls: dict[int, int] = {}  # by answer, so far
+        self._num_calls = Counter[int]()  # by answer, so far
 
     def opening(self, count: int) -> list[Json]:
         """The role of each answer's message, and the text that it begins with."""
@@ -44,33 +46,26 @@ class ChatFormat(ChoiceFormat):
         """The new text and calls; after the end also a choice with the reason."""
         index = update.index
         parser = self._parsers.setdefault(index, self._make_parser())
-        parsed = [parser.push(update.text)]
-        if update.finish_reason is not None:
-            parsed.append(parser.end())
-        part = join(parsed)
-        calls = part.calls
+        part = parser.parse(update.text, final=update.finish_reason is not None)
         logprobs = self._logprobs(update.logprobs)
         delta: Json = {"content": part.content} if part.content else {}
         if part.reasoning:
             delta["reasoning_content"] = part.reasoning
-        num_calls = self._num_calls.get(index, 0)
-        if calls:
-            delta["tool_calls"] = [
-                {"index": number, **_call(call)} for number, call in enumerate(calls, start=num_calls)
-            ]
-            self._num_calls[index] = num_calls + len(calls)
+        if part.calls:
+            first = self._num_calls[index]
+            self._num_calls[index] += len(part.calls)
+            delta["tool_calls"] = [{"index": n, **_call(call)} for n, call in enumerate(part.calls, first)]
         choices = []
         if delta or logprobs or update.traces:
             choices.append(self._traced(_choice(index, {"delta": delta}, logprobs, None), update.traces))
         if update.finish_reason is not None:
-            reason = _reason(update.finish_reason, called=bool(self._num_calls.get(index)))
+            reason = _reason(update.finish_reason, called=bool(self._num_calls[index]))
             choices.append(_choice(index, {"delta": {}}, None, reason))
         return choices
 
     def choice(self, index: int, seed: int, updates: Sequence[AnswerUpdate]) -> Json:
         """The message of a whole answer."""
-        parser = self._make_parser()
-        part = join([parser.push(_text(updates)), parser.end()])
+        part = self._make_parser().parse(_text(updates), final=True)
         content = self._echoed + part.content
         message: Json = {"role": "assistant", "content": content, "refusal": None}
         if part.reasoning:
@@ -103,7 +98,7 @@ class CompletionFormat(ChoiceFormat):
     def __init__(self, model: str, texts: TokenTexts, echoed: Sequence[Echo] = (), *, scored: bool = False):
         super().__init__(model, texts)
         self._echoed, self._scored = echoed, scored
-        self._offsets: dict[int, int] = {}  # characters with log-probabilities so far, by answer
+        self._offsets = Counter[int]()  # characters with log-probabilities so far, by answer
 
     def opening(self, count: int) -> list[Json]:
         """The prompts, if replies begin with them."""
@@ -153,9 +148,8 @@ class CompletionFormat(ChoiceFormat):
     def _next_offsets(self, index: int, tokens: Sequence[int]) -> Iterator[int]:
         """Where the texts of an answer's next tokens begin. Each chunk is written before the next is made."""
         for token in tokens:
-            offset = self._offsets.get(index, 0)
-            yield offset
-            self._offsets[index] = offset + len(self.texts(token))
+            yield self._offsets[index]
+            self._offsets[index] += len(self.texts(token))
 
 
 def _text(updates: Sequence[AnswerUpdate]) -> str:
@@ -166,15 +160,11 @@ def _choice(index: int, content: Json, logprobs: Json | None, reason: str | None
     return {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
 
 
-def _call(call: ToolCall) -> Json:
-    return {
-        "id": call.id,
-        "type": "function",
-        "function": {"name": call.name, "arguments": call.arguments},
-    }
-
-
 def _reason(reason: FinishReason | None, *, called: bool = False) -> str | None:
     if reason is FinishReason.STOP and called:
         return "tool_calls"
     return None if reason is None else str(reason)
+
+
+def _call(call: ToolCall) -> Json:
+    return call_of(call.id, call.name, call.arguments)

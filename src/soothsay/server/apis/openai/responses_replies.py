@@ -9,24 +9,22 @@ from itertools import count
 from typing import Any
 
 from soothsay.core.answer import FinishReason
-from soothsay.server.engines.engine_messages import AnswerUpdate
 from soothsay.server.fleet.jobs import Job
 from soothsay.server.generation.reply_format import (
     MakeParser,
-    ReplyFormat,
+    OneAnswerFormat,
     ReplyOptions,
     TokenTexts,
-    join,
     list_logprobs,
 )
 from soothsay.server.generation.reply_reports import usage
 from soothsay.server.http.api_errors import ApiError
 from soothsay.server.http.body_types import Json
 from soothsay.server.http.json_streams import NAMED_EVENTS
-from soothsay.server.tools.tool_calls import ToolCall
+from soothsay.server.tools.tool_calls import ParsedPart, ToolCall
 
 
-class ResponsesFormat(ReplyFormat):
+class ResponsesFormat(OneAnswerFormat):
     """Formats one answer as a response: thoughts and a message if there are any, then the calls.
 
     The whole response is that of the last event of the stream. Calls come after all of the text, so that the
@@ -42,8 +40,7 @@ class ResponsesFormat(ReplyFormat):
     framing = NAMED_EVENTS
 
     def __init__(self, model: str, texts: TokenTexts, parser: MakeParser, echo: Mapping[str, Any]):
-        super().__init__(model, texts)
-        self._parser = parser()
+        super().__init__(model, texts, parser)
         self._numbers = count()
         self._response: Json = {
             "id": _new_id("resp"),
@@ -72,12 +69,12 @@ class ResponsesFormat(ReplyFormat):
         self._response["seed"] = job.answers[0].seed
         for kind in ("created", "in_progress"):
             yield self._event(f"response.{kind}", response=self._snapshot("in_progress"))
-        reason = None
-        async for update in job:
-            reason = update.finish_reason
-            for event in self._update(update):
+        async for part, update in self.parts(job):
+            self._calls += part.calls
+            self._logprobs += list_logprobs(self.texts, update.logprobs or (), no_bytes=[])
+            for event in self._update(part):
                 yield event
-        status = "completed" if reason is FinishReason.STOP else "incomplete"
+        status = "completed" if self.reason is FinishReason.STOP else "incomplete"
         for event in self._end(status):
             yield event
         whole = self._snapshot(status, usage=_usage(job))
@@ -99,13 +96,7 @@ class ResponsesFormat(ReplyFormat):
         problem = {"code": "server_error", "message": error.message}
         return self._event("response.failed", response=self._snapshot("failed", error=problem))
 
-    def _update(self, update: AnswerUpdate) -> Iterator[Json]:
-        parts = [self._parser.push(update.text)]
-        if update.finish_reason is not None:
-            parts.append(self._parser.end())
-        part = join(parts)
-        self._calls += part.calls
-        self._logprobs += map(with_bytes, list_logprobs(self.texts, update.logprobs or ()))
+    def _update(self, part: ParsedPart) -> Iterator[Json]:
         if part.reasoning:
             yield from self._think(part.reasoning)
         if part.content:
@@ -220,10 +211,3 @@ def _thought(text: str) -> Json:
 
 def _new_id(prefix: str) -> str:
     return f"{prefix}_{secrets.token_hex(16)}"
-
-
-def with_bytes(entry: Json) -> Json:
-    """A token's log-probability with a list of bytes, empty for a part of a character: clients need one."""
-    tops = [with_bytes(top) for top in entry.get("top_logprobs", ())]
-    told = {**entry, "bytes": entry["bytes"] or []}
-    return {**told, "top_logprobs": tops} if "top_logprobs" in entry else told
