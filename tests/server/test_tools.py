@@ -33,7 +33,7 @@ from soothsay.server.tools.harmony import HarmonyCalls
 from soothsay.server.tools.notation_readers import Gemma4Parser, Lfm2Parser
 from soothsay.server.tools.tagged_readers import GlmParser, MiniMaxParser, QwenCoderParser, SeedParser
 from soothsay.server.tools.tool_calls import ParsedPart, ToolCallParser
-from soothsay.server.tools.tool_format import LLAMA3, SIGNS, ToolFormat
+from soothsay.server.tools.tool_format import LLAMA3, PARSERS, ToolFormat
 from soothsay.server.tools.tool_readers import (
     AprielParser,
     CommandParser,
@@ -47,7 +47,7 @@ from soothsay.server.tools.tool_readers import (
 from soothsay.tokenizer import Tokenizer
 
 Json = dict[str, Any]
-FORMS = [ToolFormat.by(parser) for parser in dict.fromkeys(SIGNS.values())] + [LLAMA3]
+FORMS = [ToolFormat.by(parser) for parser in PARSERS] + [LLAMA3]
 
 WRITTEN = (
     "{{% for t in tools %}}{{{{ t }}}}{{% endfor %}}{{% for m in messages %}}"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
-from functools import wraps
-from itertools import zip_longest
+from collections.abc import Callable, Sequence
+from functools import reduce, wraps
 
-from soothsay.server.fleet.jobs import Job
+from soothsay.core.answer import SpeculationStats
+from soothsay.server.fleet.jobs import AnswerProgress, Job
 from soothsay.server.http.body_types import Json
 
 
@@ -27,6 +26,16 @@ def _once(make: Callable[[Job], Json]) -> Callable[[Job], Json]:
     return report
 
 
+def _stats(job: Job) -> SpeculationStats:
+    """The statistics of all answers together."""
+    return reduce(SpeculationStats.plus, (answer.stats for answer in job.answers))
+
+
+def _prompts(job: Job) -> Sequence[AnswerProgress]:
+    """One answer of each prompt, so that a prompt counts once."""
+    return job.answers[:: job.params.n]
+
+
 def reports(job: Job) -> Json:
     """What a reply tells about speculation and time, as vLLM and llama.cpp do."""
     return {"metrics": {"speculative_decoding": speculative_decoding(job)}, "timings": timings(job)}
@@ -39,17 +48,14 @@ def speculative_decoding(job: Job) -> Json:
     draft tokens. A tree counts with all its nodes, so that the rate of trees is lower than that of chains.
     There is no `num_spec_tokens`, since drafts have no fixed length.
     """
-    stats = [answer.stats for answer in job.answers]
-    steps, accepted = sum(one.drafts for one in stats), sum(one.accepted for one in stats)
-    drafted = sum(one.drafted for one in stats)
-    counts = zip_longest(*(one.accepted_counts for one in stats), fillvalue=0)
+    stats = _stats(job)
     return {
-        "mean_acceptance_length": 1 + accepted / steps if steps else 1.0,
-        "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
-        "acceptance_histogram": [sum(of_all) for of_all in counts],
-        "num_spec_steps": steps,
-        "num_accepted_draft_tokens": accepted,
-        "num_draft_tokens": drafted,
+        "mean_acceptance_length": 1 + stats.accepted / stats.drafts if stats.drafts else 1.0,
+        "draft_acceptance_rate": stats.accepted / stats.drafted if stats.drafted else 0.0,
+        "acceptance_histogram": stats.accepted_counts,
+        "num_spec_steps": stats.drafts,
+        "num_accepted_draft_tokens": stats.accepted,
+        "num_draft_tokens": stats.drafted,
     }
 
 
@@ -60,20 +66,17 @@ def timings(job: Job) -> Json:
     Prompts are read until the first token of any answer. That includes the time in the waiting line. The
     answers take from then to the last token of all.
     """
-    answers = job.answers
-    prompts = answers[:: job.params.n]  # one answer of each prompt, so that a prompt counts once
-    num_cached = sum(answer.num_cached for answer in prompts)
-    num_read = sum(answer.num_prompt for answer in prompts) - num_cached
-    first = min(answer.first_at or answer.updated_at for answer in answers)
-    last = max(answer.updated_at for answer in answers)
-    drafted = sum(answer.stats.drafted for answer in answers)
+    num_cached = sum(answer.num_cached for answer in _prompts(job))
+    num_read = sum(answer.num_prompt for answer in _prompts(job)) - num_cached
+    first = min(answer.first_at or answer.updated_at for answer in job.answers)
+    last = max(answer.updated_at for answer in job.answers)
     found: Json = {
         "cache_n": num_cached,
         **_rates("prompt", num_read, first - job.arrived_at),
-        **_rates("predicted", sum(answer.num_output for answer in answers), last - first),
+        **_rates("predicted", sum(answer.num_output for answer in job.answers), last - first),
     }
-    if drafted:
-        found |= {"draft_n": drafted, "draft_n_accepted": sum(answer.stats.accepted for answer in answers)}
+    if (stats := _stats(job)).drafted:
+        found |= {"draft_n": stats.drafted, "draft_n_accepted": stats.accepted}
     return found
 
 
@@ -89,31 +92,22 @@ def _rates(name: str, count: int, seconds: float) -> Json:
 @_once
 def usage(job: Job) -> Json:
     """The tokens of a job so far: of prompts and answers, drafted and accepted."""
-    answers = job.answers
-    stats = [answer.stats for answer in answers]
-    steps, emitted = sum(s.steps for s in stats), sum(s.emitted for s in stats)
-    drafted, accepted = sum(s.drafted for s in stats), sum(s.accepted for s in stats)
-    first = answers[:: job.params.n]  # one answer of each prompt, so that a prompt counts once
-    num_prompt = sum(answer.num_prompt for answer in first)
-    num_cached = sum(answer.num_cached for answer in first)
-    num_output = sum(answer.num_output for answer in answers)
-    accepted_by: Counter[str] = Counter()
-    for one in stats:
-        accepted_by.update({author: sum(counts) for author, counts in one.accepted_by.items()})
+    stats, num_prompt = _stats(job), sum(answer.num_prompt for answer in _prompts(job))
+    num_output = sum(answer.num_output for answer in job.answers)
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_output,
         "total_tokens": num_prompt + num_output,
-        "prompt_tokens_details": {"cached_tokens": num_cached},
+        "prompt_tokens_details": {"cached_tokens": sum(answer.num_cached for answer in _prompts(job))},
         "completion_tokens_details": {
-            "accepted_prediction_tokens": accepted,
-            "rejected_prediction_tokens": drafted - accepted,
+            "accepted_prediction_tokens": stats.accepted,
+            "rejected_prediction_tokens": stats.drafted - stats.accepted,
         },
         "speculation": {
-            "drafted": drafted,
-            "accepted": accepted,
-            "accepted_by": dict(accepted_by),
-            "mean_accepted": round(emitted / steps, 3) if steps else 0.0,
+            "drafted": stats.drafted,
+            "accepted": stats.accepted,
+            "accepted_by": {author: sum(counts) for author, counts in stats.accepted_by.items()},
+            "mean_accepted": round(stats.mean_accepted, 3),
             "lossless": job.params.rule.lossless,
         },
     }

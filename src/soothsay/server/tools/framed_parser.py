@@ -15,6 +15,7 @@ from soothsay.server.tools.tool_arguments import parsed_json
 from soothsay.server.tools.tool_calls import ParsedPart, ToolCall, ToolCallParser, Tools
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+ON_LINES = f"{OPEN}\n", f"\n{CLOSE}"
 
 MAX_NAME = 256
 """Limit of a function's name in characters, where only tags say where it ends."""
@@ -29,6 +30,12 @@ class FramedParser(ToolCallParser):
 
     frames: ClassVar[Sequence[tuple[str, str]]]
     """Tags before and after a call. An empty second one: the call ends where the next one begins."""
+
+    signs: ClassVar[Sequence[str]] = ()
+    """What is in the prompts of the families that write such calls."""
+
+    forced: ClassVar[tuple[str, str] | None] = None
+    """Text before and after a forced call, in JSON; None: the first tags of `frames`."""
 
     openings: ClassVar[Sequence[str]] = ()
     """Texts with which calls begin; empty: the first tags of `frames`."""

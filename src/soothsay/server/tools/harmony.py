@@ -37,8 +37,8 @@ _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 class HarmonyCalls(FramedParser):
     """Finds `<|channel|>commentary to=functions.F<|message|>{...}<|call|>`."""
 
-    frames = ((CALL, END),)
-    openings = (CALL, " to=functions.")
+    frames, openings = ((CALL, END),), (CALL, " to=functions.")
+    signs, forced = ("<|channel|>commentary",), (f"{CALL}functions{MESSAGE}", END)
 
     def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall]:
         """See `FramedParser`."""

@@ -18,7 +18,7 @@ MAX_DEPTH = 64
 class Gemma4Parser(FramedParser):
     """Finds `<|tool_call>call:F{key:<|"|>text<|"|>,other:[1,true]}<tool_call|>`, as Gemma 4 writes it."""
 
-    frames = (("<|tool_call>", "<tool_call|>"),)
+    frames, signs = (("<|tool_call>", "<tool_call|>"),), ("<|tool_call>",)
 
     def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall]:
         """See `FramedParser`."""
@@ -128,6 +128,7 @@ class Lfm2Parser(FramedParser):
     """
 
     frames = (("<|tool_call_start|>", "<|tool_call_end|>"),)
+    signs = ("<|tool_call_start|>", "<|tool_list_start|>")
 
     def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall]:
         """See `FramedParser`."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
-from soothsay.server.tools.framed_parser import CLOSE, OPEN, FramedParser, is_name, to_json
+from soothsay.server.tools.framed_parser import CLOSE, ON_LINES, OPEN, FramedParser, is_name, to_json
 from soothsay.server.tools.tool_arguments import schema_of, typed
 from soothsay.server.tools.tool_calls import ToolCall, Tools
 
@@ -17,8 +18,9 @@ class QwenCoderParser(FramedParser):
     sometimes missing.
     """
 
-    frames = ((OPEN, CLOSE), ("<function=", "</function>"))
-    trailer = CLOSE
+    frames, trailer = ((OPEN, CLOSE), ("<function=", "</function>")), CLOSE
+    signs: ClassVar[Sequence[str]] = ("<parameter=",)
+    forced: ClassVar[tuple[str, str] | None] = ON_LINES
 
     _PARAMETER = re.compile(r"\s*<parameter=([^<>\n]*)>(.*?)</parameter>", re.DOTALL)
 
@@ -43,6 +45,7 @@ class SeedParser(QwenCoderParser):
 
     frames = (("<seed:tool_call>", "</seed:tool_call>"), ("<function=", "</function>"))
     trailer = "</seed:tool_call>"
+    signs, forced = (trailer,), None
 
 
 class GlmParser(FramedParser):
@@ -51,7 +54,7 @@ class GlmParser(FramedParser):
     GLM 4.5 and later write them.
     """
 
-    frames = ((OPEN, CLOSE),)
+    frames, signs, forced = ((OPEN, CLOSE),), ("<arg_key>",), ON_LINES
 
     _PAIR = re.compile(r"\s*<arg_key>([^<>]*)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
 
@@ -73,7 +76,7 @@ class MiniMaxParser(FramedParser):
     MiniMax M2 writes them. One pair of outer tags may have several calls.
     """
 
-    frames = (("<minimax:tool_call>", "</minimax:tool_call>"),)
+    frames, signs = (("<minimax:tool_call>", "</minimax:tool_call>"),), ("<minimax:tool_call>",)
 
     _CALL = re.compile(r"\s*<invoke name=\"?([\w.-]{1,256}+)\"?>(.*?)</invoke>", re.DOTALL)
     _PARAMETER = re.compile(r"\s*<parameter name=\"?([^<>\"\n]*)\"?>(.*?)</parameter>", re.DOTALL)

@@ -12,8 +12,8 @@ from typing import Any
 
 from soothsay.core.grammar import WHITESPACE, Grammar, bounded_json, quoted, spelled
 from soothsay.errors import RequestError
-from soothsay.server.tools.framed_parser import CLOSE, OPEN, FramedParser
-from soothsay.server.tools.harmony import CALL, END, MESSAGE, HarmonyCalls
+from soothsay.server.tools.framed_parser import FramedParser
+from soothsay.server.tools.harmony import HarmonyCalls
 from soothsay.server.tools.notation_readers import Gemma4Parser, Lfm2Parser
 from soothsay.server.tools.tagged_readers import GlmParser, MiniMaxParser, QwenCoderParser, SeedParser
 from soothsay.server.tools.tool_calls import PlainParser, ToolCallParser, Tools
@@ -52,39 +52,11 @@ CALLED: tuple[Message, ...] = (
 )
 """A conversation with a call. Mistral's templates want an id of nine letters and digits."""
 
-SIGNS: Mapping[str, type[FramedParser]] = {
-    "<|tool_call_argument_begin|>": KimiParser,
-    "<|channel|>commentary": HarmonyCalls,
-    "<|tool_call>": Gemma4Parser,
-    "<|tool_call_start|>": Lfm2Parser,
-    "<|tool_list_start|>": Lfm2Parser,
-    "<|START_ACTION|>": CommandParser,
-    "<minimax:tool_call>": MiniMaxParser,
-    DeepSeekParser.separator: DeepSeekParser,
-    "[TOOL_CALLS]": MistralParser,
-    SeedParser.trailer: SeedParser,
-    "<parameter=": QwenCoderParser,
-    "<arg_key>": GlmParser,
-    "<tool_calls>": AprielParser,
-    "<|tool_call|>": GraniteParser,
-    "<|/tool|>": GraniteParser,
-    OPEN: HermesParser,
-}
-"""What is in the prompts of a family, and the parser of its calls. The first one that fits is used."""
-
-FRAMES: Mapping[type[FramedParser], tuple[str, str]] = {
-    MistralParser: ("[TOOL_CALLS] [", "]"),
-    HarmonyCalls: (f"{CALL}functions{MESSAGE}", END),
-    **{
-        parser: parser.frames[0]
-        for parser in (
-            *(AprielParser, CommandParser, DeepSeekParser, Gemma4Parser, KimiParser, Lfm2Parser),
-            *(MiniMaxParser, SeedParser),
-        )
-    },
-    GraniteParser: (GraniteParser.frames[0][0], ""),
-}
-"""Text before and after a forced call, in JSON. The others have `<tool_call>` and line breaks."""
+PARSERS: Sequence[type[FramedParser]] = (
+    *(KimiParser, HarmonyCalls, Gemma4Parser, Lfm2Parser, CommandParser, MiniMaxParser, DeepSeekParser),
+    *(MistralParser, SeedParser, QwenCoderParser, GlmParser, AprielParser, GraniteParser, HermesParser),
+)
+"""The parsers of calls. The first one with a sign in the prompts of a family is used."""
 
 HERMES_BARE = (("", ""), (f"{FENCE}\n", "\n```"))
 LLAMA3_BARE = (("", ""), (PYTHON_TAG, ""))
@@ -174,12 +146,10 @@ class ToolFormat:
             return cls(supported=False)
         called = _rendered(tokenizer, CALLED, tools=[PROBE])
         shown = "".join(tokenizer.templates.values()) if called is None else prompt + called
-        parser = next((parser for sign, parser in SIGNS.items() if sign in shown), None)
+        parser = next((one for one in PARSERS if any(sign in shown for sign in one.signs)), None)
         if parser is not None:
-            form = cls.by(parser)
-            signs = [sign for sign, one in SIGNS.items() if one is parser]
-            tags = [*(tag for pair in parser.frames for tag in pair), *signs]
-            return replace(form, hidden=any(map(tokenizer.hides, tags)))
+            tags = [*(tag for pair in parser.frames for tag in pair), *parser.signs]
+            return replace(cls.by(parser), hidden=any(map(tokenizer.hides, tags)))
         return LLAMA3 if '{"name": function name, "parameters"' in prompt else cls(supported=True)
 
     @classmethod
@@ -188,7 +158,7 @@ class ToolFormat:
         return cls(
             supported=True,
             parser=parser,
-            frame=FRAMES.get(parser, (f"{OPEN}\n", f"\n{CLOSE}")),
+            frame=parser.forced or parser.frames[0],
             openings=tuple(parser.openings or (opening for opening, _ in parser.frames)),
             bare=HERMES_BARE if parser is HermesParser else (),
         )

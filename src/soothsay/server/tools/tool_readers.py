@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from soothsay.server.tools.framed_parser import (
     CLOSE,
     MAX_NAME,
+    ON_LINES,
     OPEN,
     FramedParser,
     as_call,
@@ -37,7 +38,7 @@ class HermesParser(FramedParser):
     tools, and of nothing else.
     """
 
-    frames = ((OPEN, CLOSE),)
+    frames, signs, forced = ((OPEN, CLOSE),), (OPEN,), ON_LINES
 
     def __init__(self, tools: Tools = ()) -> None:
         super().__init__(tools)
@@ -77,7 +78,7 @@ class HermesParser(FramedParser):
 class AprielParser(FramedParser):
     """Finds calls of the form `<tool_calls>[{"name": ..., "arguments": {...}}]</tool_calls>`, as Apriel's."""
 
-    frames = (("<tool_calls>", "</tool_calls>"),)
+    frames, signs = (("<tool_calls>", "</tool_calls>"),), ("<tool_calls>",)
 
 
 class GraniteParser(FramedParser):
@@ -86,7 +87,7 @@ class GraniteParser(FramedParser):
     Granite 3 writes them. Phi-4-mini writes `<|/tool_call|>` after them.
     """
 
-    frames = (("<|tool_call|>", ""),)
+    frames, signs = (("<|tool_call|>", ""),), ("<|tool_call|>", "<|/tool|>")
 
     def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall]:
         """See `FramedParser`."""
@@ -101,7 +102,7 @@ class CommandParser(FramedParser):
     numbers anew, so the ids are our own.
     """
 
-    frames = (("<|START_ACTION|>", "<|END_ACTION|>"),)
+    frames, signs = (("<|START_ACTION|>", "<|END_ACTION|>"),), ("<|START_ACTION|>",)
 
     def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall]:
         """See `FramedParser`."""
@@ -116,7 +117,7 @@ class MistralParser(FramedParser):
     only ids of nine letters and digits.
     """
 
-    frames = (("[TOOL_CALLS]", ""),)
+    frames, signs, forced = (("[TOOL_CALLS]", ""),), ("[TOOL_CALLS]",), ("[TOOL_CALLS] [", "]")
 
     _NAMED = re.compile(r"([\w.-]{1,256}+)\s*+(?:\[CALL_ID\]\s*+(\w{1,64}+)\s*+)?(?:\[ARGS\]\s*+)?(?=\{)")
 
@@ -138,7 +139,7 @@ class KimiParser(FramedParser):
 
     _CALL, _SECTION = ("<|tool_call_begin|>", "<|tool_call_end|>"), "<|tool_calls_section_begin|>"
     frames = (_CALL, (_SECTION + _CALL[0], _CALL[1]))
-    trailer = "<|tool_calls_section_end|>"
+    trailer, signs = "<|tool_calls_section_end|>", ("<|tool_call_argument_begin|>",)
 
     _ID = re.compile(r"(?:functions\.)?([\w.-]+?)(?::\d+)?")
 
@@ -168,6 +169,7 @@ class DeepSeekParser(FramedParser):
     frames = (_CALL, (_SECTION + _CALL[0], _CALL[1]))
     trailer = _wide("tool calls end")
     separator = _wide("tool sep")
+    signs = (separator,)
 
     def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall]:
         """See `FramedParser`."""
