@@ -85,10 +85,7 @@ class Nursery:
     """
 
     def __init__(
-        self,
-        factory: Callable[[], LLM],
-        cores: int,
-        environment: Mapping[str, str] = MappingProxyType({}),
+        self, factory: Callable[[], LLM], cores: int, environment: Mapping[str, str] = MappingProxyType({})
     ):
         self._arguments = factory, cores, dict(environment)
         self._numbers = itertools.count()

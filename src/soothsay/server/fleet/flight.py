@@ -116,8 +116,7 @@ class Flight(Generic[E]):
         else:
             self.successor = engine
             self._heard.setdefault(
-                self.runner,
-                [_Totals(answer.num_preemptions, answer.stats) for answer in self._answers],
+                self.runner, [_Totals(answer.num_preemptions, answer.stats) for answer in self._answers]
             )
         if self.successor is not None or self.has_begun:
             self._heard[engine] = [_Totals() for _ in self._answers]

@@ -7,12 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 
 from soothsay.core.answer import FinishReason
 from soothsay.server.fleet.jobs import Job
-from soothsay.server.generation.reply_format import (
-    MakeParser,
-    OneAnswerFormat,
-    ReplyOptions,
-    TokenTexts,
-)
+from soothsay.server.generation.reply_format import MakeParser, OneAnswerFormat, ReplyOptions, TokenTexts
 from soothsay.server.generation.reply_reports import usage
 from soothsay.server.http.api_errors import ApiError
 from soothsay.server.http.body_types import Json
@@ -90,11 +85,7 @@ class AnthropicFormat(OneAnswerFormat):
         yield from self._stop()
         self._content.append(block)
         self._is_open = True
-        yield {
-            "type": "content_block_start",
-            "index": len(self._content) - 1,
-            "content_block": dict(block),
-        }
+        yield {"type": "content_block_start", "index": len(self._content) - 1, "content_block": dict(block)}
 
     def _delta(self, delta: Json) -> Json:
         return {"type": "content_block_delta", "index": len(self._content) - 1, "delta": delta}

@@ -8,11 +8,7 @@ from datetime import UTC, datetime
 
 from soothsay.core.answer import TokenLogprobs
 from soothsay.server.fleet.jobs import Job
-from soothsay.server.generation.reply_format import (
-    OneAnswerFormat,
-    ReplyOptions,
-    list_logprobs,
-)
+from soothsay.server.generation.reply_format import OneAnswerFormat, ReplyOptions, list_logprobs
 from soothsay.server.generation.reply_reports import usage
 from soothsay.server.http.api_errors import ApiError
 from soothsay.server.http.body_types import Json

@@ -68,11 +68,7 @@ class Details:
         """The log-probabilities of a token of a prompt and of the likeliest ones, by token id."""
         ranks = {token: rank for rank, token in enumerate(one.top, start=1)}
         return {
-            str(token): {
-                "logprob": logprob,
-                "rank": ranks.get(token),
-                "decoded_token": self._texts(token),
-            }
+            str(token): {"logprob": logprob, "rank": ranks.get(token), "decoded_token": self._texts(token)}
             for token, logprob in {one.token: one.logprob, **one.top}.items()
         }
 
