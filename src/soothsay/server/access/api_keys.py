@@ -6,7 +6,6 @@ A key has 256 random bits, so one round of SHA-256 protects it as well as a slow
 from __future__ import annotations
 
 import hmac
-import logging
 import os
 import secrets
 import stat
@@ -22,9 +21,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from soothsay.errors import SoothsayError
 from soothsay.files import locked, write_json
 from soothsay.server.access.accounts import Account, Key
+from soothsay.server.http.json_log import log
 from soothsay.server.http.safe_json import JsonError, read_json
-
-log = logging.getLogger("soothsay.server")
 
 MAX_FILE = 1 << 20
 """Limit of bytes in a file of keys, four times what `MAX_KEYS` keys usually need."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 import secrets
 import time
@@ -17,10 +16,9 @@ from soothsay.server.access.accounts import Account, FailedKeys
 from soothsay.server.access.api_keys import KeyFileError, KeyRing
 from soothsay.server.http.api_errors import ApiError, internal_error, try_later
 from soothsay.server.http.api_route import ApiRoute
+from soothsay.server.http.json_log import log
 from soothsay.server.http.json_streams import DisconnectedError
 from soothsay.server.server_config import ServerConfig
-
-log = logging.getLogger("soothsay.server")
 
 DISCONNECTED = 499
 """Status in log and metrics if the client disconnected before the response began."""

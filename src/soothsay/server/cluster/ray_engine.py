@@ -27,11 +27,11 @@ from soothsay.server.cluster.actors import end_of, first_call
 from soothsay.server.cluster.switchboard import Number, Switchboard, call
 from soothsay.server.engines.engine_messages import EngineUpdate, Incoming, Loaded, Received
 from soothsay.server.engines.engine_process import read_messages, write_messages
+from soothsay.server.http.json_log import log
 
 if TYPE_CHECKING:
     from soothsay.llm import LLM
 
-log = logging.getLogger("soothsay.server")
 
 LOCAL = "local"
 """The address of a cluster that is started on this machine and ends with the server."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import os
 import signal
@@ -19,11 +18,11 @@ from soothsay.errors import SoothsayError
 from soothsay.processors import claim_cores
 from soothsay.safe_path import SAFE_PATH
 from soothsay.server.engines.engine_messages import Incoming, Loaded, Received
+from soothsay.server.http.json_log import log
 
 if TYPE_CHECKING:
     from soothsay.llm import LLM
 
-log = logging.getLogger("soothsay.server")
 
 PORTABLE = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "COMPATIBLE"}
 """Variables with which PyTorch computes with the instructions that all x86-64 processors have. With the

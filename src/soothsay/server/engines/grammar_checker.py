@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import pickle
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
@@ -18,9 +17,8 @@ from soothsay.core.tenant import Tenant
 from soothsay.safe_path import module_environment
 from soothsay.server.engines.grammar_process import LENGTH
 from soothsay.server.http.api_errors import MAX_SHOWN, ApiError, invalid, try_later
+from soothsay.server.http.json_log import log
 from soothsay.tokenizer import Tokenizer
-
-log = logging.getLogger("soothsay.server")
 
 AT_ONCE = 2
 """Grammars that are tried at the same time, one for each key."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 
 from soothsay.engine.engine import Engine
 from soothsay.errors import SoothsayError
-
-log = logging.getLogger("soothsay.server")
+from soothsay.server.http.json_log import log
 
 SAVE_INTERVAL = 300.0
 """Seconds of serving after which what was learned is saved, at the next moment without requests."""

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 
 from soothsay.core.numerics import Numerics
 from soothsay.core.params import SamplingParams
 from soothsay.core.tenant import Tenant
 from soothsay.llm import LLM
-
-log = logging.getLogger("soothsay.server")
+from soothsay.server.http.json_log import log
 
 PROBE = 32
 """Tokens of the prompt whose log-probabilities show which bits an engine computes."""

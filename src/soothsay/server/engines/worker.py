@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -40,9 +39,7 @@ from soothsay.server.engines.engine_messages import (
 from soothsay.server.engines.idle_work import IdleWork
 from soothsay.server.engines.numeric_probe import numerics
 from soothsay.server.http.api_errors import ApiError, internal_error, invalid
-from soothsay.server.http.json_log import log_to_stderr
-
-log = logging.getLogger("soothsay.server")
+from soothsay.server.http.json_log import log, log_to_stderr
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import time
 from contextlib import suppress
@@ -17,9 +16,8 @@ from soothsay.server.fleet.engine_loop import EngineLoop
 from soothsay.server.fleet.jobs import Job
 from soothsay.server.fleet.replica import EngineState, Replica
 from soothsay.server.http.api_errors import ApiError
+from soothsay.server.http.json_log import log
 from soothsay.server.server_config import ServerConfig
-
-log = logging.getLogger("soothsay.server")
 
 PARAMS = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
 """For the canary's answer. Its first step reads the prompt, and the next ones draft and verify."""

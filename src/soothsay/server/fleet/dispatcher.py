@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,8 +24,7 @@ from soothsay.server.fleet.flight import Flight
 from soothsay.server.fleet.replica import EngineState, Replica
 from soothsay.server.fleet.router import Router
 from soothsay.server.http.api_errors import ApiError, try_later
-
-log = logging.getLogger("soothsay.server")
+from soothsay.server.http.json_log import log
 
 IDLE_LOSSES = 2
 """Engines that may die under a job without a new token of it between, until it is suspected to kill them.

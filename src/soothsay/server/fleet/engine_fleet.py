@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 from collections.abc import Callable, Coroutine
-from types import TracebackType
 from typing import Any, Self
 
 from soothsay.errors import SoothsayError
@@ -21,9 +19,8 @@ from soothsay.server.engines.engine_messages import (
 from soothsay.server.fleet.dispatcher import Dispatcher, Told
 from soothsay.server.fleet.replica import EngineState, Replica
 from soothsay.server.fleet.scaling import Bounds, Crowd, Scaler
+from soothsay.server.http.json_log import log
 from soothsay.server.server_config import ServerConfig
-
-log = logging.getLogger("soothsay.server")
 
 TICK = 0.25
 """Seconds between two looks at all engines."""
@@ -76,9 +73,7 @@ class Fleet:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._end_all()
 
     def _end_all(self) -> None:

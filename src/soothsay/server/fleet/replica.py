@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,9 +11,8 @@ from enum import StrEnum
 from soothsay.core.load import EngineLoad
 from soothsay.core.numerics import UNKNOWN, Numerics
 from soothsay.server.engines.engine_messages import Engine, EngineUpdate, Incoming, Loaded, Ping, Received
+from soothsay.server.http.json_log import log
 from soothsay.server.server_config import ServerConfig
-
-log = logging.getLogger("soothsay.server")
 
 IDLE = EngineLoad(0, 0, 0.0)
 

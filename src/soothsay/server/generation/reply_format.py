@@ -137,6 +137,19 @@ def list_logprobs(
         yield {**entry(one.token, one.logprob), "top_logprobs": [entry(*pair) for pair in one.top.items()]}
 
 
+async def gathered(job: Job) -> list[list[AnswerUpdate]]:
+    """All updates of each answer. Waits for the end of the job."""
+    answers: list[list[AnswerUpdate]] = [[] for _ in job.answers]
+    async for update in job:
+        answers[update.index].append(update)
+    return answers
+
+
+def text_of(updates: Sequence[AnswerUpdate]) -> str:
+    """The text of all updates."""
+    return "".join(update.text for update in updates)
+
+
 def logprobs_of(updates: Sequence[AnswerUpdate]) -> list[TokenLogprobs] | None:
     """The log-probabilities of all updates; None: not requested."""
     parts = [update.logprobs for update in updates if update.logprobs is not None]

@@ -261,7 +261,7 @@ class AllowedTools(Body):
 
 
 class OtherKind(Body):
-    """A tool, or a choice of one, that is not a function. Chats leave it out."""
+    """A tool that is not a function, or an item of a conversation that is none. Chats leave it out."""
 
     model_config = ConfigDict(extra="allow")
 

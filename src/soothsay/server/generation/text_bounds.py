@@ -6,7 +6,6 @@ Tokenizing takes up to 250 times the size of a text in memory, and seconds for a
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from math import prod
 from typing import Any
 
@@ -44,12 +43,13 @@ class TextBound:
         self.per_token: int | None = None
         """Limit of characters that a token stands for, spaces beside special tokens not counted."""
         self._lengths: _Lengths | None = None
-        shrinking = [*map(_shrinking, _normalizers(backend)), *map(_cutting, _cutters(backend))]
+        normalizers, cutters = _steps(backend.normalizer), _steps(backend.pre_tokenizer)
+        shrinking = [*map(_shrinking, normalizers), *map(_cutting, cutters)]
         factors = [one for one in shrinking if one is not None]
         known = backend.truncation is None and isinstance(model, models.BPE) and bool(vocabulary)
         if not known or len(factors) < len(shrinking):
             return  # models of other kinds make one token of a long word that they do not know
-        byte_level = any(step["type"] == "ByteLevel" for step in (*_normalizers(backend), *_cutters(backend)))
+        byte_level = any(step["type"] == "ByteLevel" for step in (*normalizers, *cutters))
         spelled = _spells_all(model, vocabulary, byte_level)
         if spelled or (model.unk_token in vocabulary and not model.fuse_unk):
             self.per_token = max(map(len, vocabulary)) * prod(factors)
@@ -90,7 +90,7 @@ class _Lengths:
 
     def __init__(self, tokenizer: Tokenizer):
         self._normalizer = tokenizer.backend.normalizer
-        cutters = {step["type"]: step for step in _cutters(tokenizer.backend)}
+        cutters = {step["type"]: step for step in _steps(tokenizer.backend.pre_tokenizer)}
         self._to_bytes = "ByteLevel" in cutters
         self._space = cutters.get("Metaspace", {}).get("replacement", " ")
         own = tokenizer.backend.get_vocab(with_added_tokens=False)
@@ -141,28 +141,16 @@ def _pairs(codes: IntArray) -> IntArray:
     return codes[:-1] << 21 | codes[1:]
 
 
-def _normalizers(backend: Any) -> Iterator[dict[str, Any]]:
-    """The settings of each normalizer."""
-    return _steps(backend.normalizer, "normalizers")
-
-
-def _cutters(backend: Any) -> Iterator[dict[str, Any]]:
-    """The settings of each pre-tokenizer."""
-    return _steps(backend.pre_tokenizer, "pretokenizers")
-
-
-def _steps(part: Any, name: str) -> Iterator[dict[str, Any]]:
+def _steps(part: Any) -> list[dict[str, Any]]:
     """The settings of a normalizer or a pre-tokenizer, or of each in a sequence of them."""
-    if part is not None:
-        yield from _flat(json.loads(part.__getstate__()), name)
+    return [] if part is None else _flat(json.loads(part.__getstate__()))
 
 
-def _flat(settings: dict[str, Any], name: str) -> Iterator[dict[str, Any]]:
-    if settings["type"] == "Sequence":
-        for one in settings[name]:
-            yield from _flat(one, name)
-    else:
-        yield settings
+def _flat(settings: dict[str, Any]) -> list[dict[str, Any]]:
+    if settings["type"] != "Sequence":
+        return [settings]
+    inside = settings.get("normalizers") or settings.get("pretokenizers") or []
+    return [step for one in inside for step in _flat(one)]
 
 
 def _spells_all(model: Any, vocabulary: dict[str, int], byte_level: bool) -> bool:

@@ -19,22 +19,10 @@ HEADER = "X-Ignored-Fields"
 
 WITHOUT_EFFECT = frozenset(
     {
-        "guided_decoding_backend",
-        "guided_whitespace_pattern",
-        "kv_transfer_params",
-        "metadata",
-        "mm_processor_kwargs",
-        "prediction",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "request_id",
-        "safety_identifier",
-        "service_tier",
-        "spaces_between_special_tokens",
-        "store",
-        "user",
-        "verbosity",
-        "vllm_xargs",
+        *("guided_decoding_backend", "guided_whitespace_pattern", "kv_transfer_params", "metadata"),
+        *("mm_processor_kwargs", "prediction", "prompt_cache_key", "prompt_cache_retention", "request_id"),
+        *("safety_identifier", "service_tier", "spaces_between_special_tokens", "store", "user"),
+        *("verbosity", "vllm_xargs"),
     }
 )
 """Fields that are hints, or that concern accounting, storage and speed. They are not reported."""

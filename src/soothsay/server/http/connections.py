@@ -7,7 +7,6 @@ A client must read each part of a reply in time, so a reply has a least speed: `
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import resource
 import socket
@@ -23,9 +22,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from soothsay.server.http.api_errors import try_later
 from soothsay.server.http.client_addresses import network
+from soothsay.server.http.json_log import log
 from soothsay.server.server_config import ServerConfig
-
-log = logging.getLogger("soothsay.server")
 
 ACCEPTED = 8
 """Limit of connections that are accepted in one turn of the event loop. A turn takes about 0.1 ms."""

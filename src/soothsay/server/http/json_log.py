@@ -8,6 +8,9 @@ import sys
 import time
 from typing import Any
 
+log = logging.getLogger("soothsay.server")
+"""The log of the server and of its engines."""
+
 KNOWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 """Attributes that every log record has. All others are facts of the event."""
 

@@ -20,21 +20,13 @@ NOT_TEXT = {
 
 ELSEWHERE = {
     "batches are not served over HTTP; soothsay batch answers a file of requests": (
-        "/v1/batches",
-        "/v1/messages/batches",
-        "/v1/files",
+        *("/v1/batches", "/v1/messages/batches", "/v1/files"),
     ),
     "this server has one model; start another server for another one": (
-        "/api/pull",
-        "/api/push",
-        "/api/create",
-        "/api/copy",
-        "/api/delete",
+        *("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete"),
     ),
     "this server has no adapters; merge one into the model's files": (
-        "/v1/load_lora_adapter",
-        "/v1/unload_lora_adapter",
-        "/lora-adapters",
+        *("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/lora-adapters"),
     ),
 }
 """What is done in another way, and the paths where clients ask for it."""

@@ -9,7 +9,6 @@ from pydantic import Field, model_validator
 
 from soothsay.server.generation.request_bodies import (
     UNLIMITED,
-    ChatMessage,
     CompletionRequest,
     GenerationRequest,
     ResponseFormat,
@@ -17,7 +16,7 @@ from soothsay.server.generation.request_bodies import (
 from soothsay.server.generation.request_parameters import nearest
 from soothsay.server.generation.service import make_body
 from soothsay.server.http.api_errors import invalid, unsupported
-from soothsay.server.http.body_types import Body, Fields, Items, Json, Whole
+from soothsay.server.http.body_types import Body, Items, Whole
 
 Parts = list[int | str]
 """A prompt as token ids and texts, in order."""
@@ -132,23 +131,6 @@ class InfillRequest(LlamaRequest):
     input_suffix: str
     input_extra: Items[ExtraFile] | None = None
     prompt: str = ""
-
-
-class ApplyTemplateRequest(Body):
-    """The body of `POST /apply-template`: a conversation, laid out as for `/v1/chat/completions`."""
-
-    model: str | None = None
-    messages: Annotated[Items[ChatMessage], Field(min_length=1)]
-    tools: Items[dict[str, Any]] | None = None  # `ChatRequest` checks them
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: Fields[Any] | None = None
-    reasoning_effort: Annotated[str, Field(max_length=32)] | None = None
-
-    @property
-    def fields(self) -> Json:
-        """The fields of a chat."""
-        return self.model_dump(by_alias=True, exclude_unset=True)
 
 
 def _parts(prompt: str | LlamaPrompt | list[int | str]) -> Parts:

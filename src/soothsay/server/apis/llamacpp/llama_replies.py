@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from soothsay.core.answer import FinishReason, TokenLogprobs
 from soothsay.server.apis.llamacpp.llama_bodies import LlamaRequest
 from soothsay.server.engines.engine_messages import AnswerUpdate
 from soothsay.server.fleet.jobs import Job
-from soothsay.server.generation.reply_format import ReplyFormat, ReplyOptions, TokenTexts, list_logprobs
+from soothsay.server.generation.reply_format import (
+    ReplyFormat,
+    ReplyOptions,
+    TokenTexts,
+    gathered,
+    list_logprobs,
+    logprobs_of,
+    text_of,
+)
 from soothsay.server.generation.reply_reports import timings, usage
 from soothsay.server.http.body_types import Json
 from soothsay.server.http.json_streams import EVENTS
 
 NO_SLOT = -1
 """The slot of all answers: requests are not bound to slots."""
-
-
-@dataclass(slots=True)
-class _Answer:
-    """One answer so far."""
-
-    texts: list[str] = field(default_factory=list)
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    reason: FinishReason | None = None
-    stop: str = ""  # the stop string that ended it
 
 
 class LlamaFormat(ReplyFormat):
@@ -53,32 +50,21 @@ class LlamaFormat(ReplyFormat):
 
     async def stream(self, job: Job, options: ReplyOptions) -> AsyncIterator[Json]:
         """Chunks with new text. The last one of each answer has no text, and all other fields."""
-        answers = [_Answer() for _ in job.answers]
+        answers: list[list[AnswerUpdate]] = [[] for _ in job.answers]
         async for update in job:
-            new = self._take(answers[update.index], update)
-            if update.text or new:
-                yield self._chunk(job, update, new)
+            answers[update.index].append(update)
+            if update.text or update.logprobs:
+                yield self._chunk(job, update)
             if update.finish_reason is not None:
                 yield self._selected(self._whole(job, update.index, answers[update.index], last=True))
 
     async def collect(self, job: Job, options: ReplyOptions) -> Json | list[Json]:
         """Wait for all answers, and return the reply; a list of them for more than one answer."""
-        answers = [_Answer() for _ in job.answers]
-        async for update in job:
-            self._take(answers[update.index], update)
-        made = [self._selected(self._whole(job, index, answer)) for index, answer in enumerate(answers)]
+        answers = await gathered(job)
+        made = [self._selected(self._whole(job, index, updates)) for index, updates in enumerate(answers)]
         return made[0] if len(made) == 1 else made
 
-    def _take(self, answer: _Answer, update: AnswerUpdate) -> list[TokenLogprobs]:
-        """Add an update to an answer. Returns its log-probabilities."""
-        new = update.logprobs or [] if self._num_probs else []
-        answer.texts.append(update.text)
-        answer.ids += update.token_ids
-        answer.logprobs += new
-        answer.reason, answer.stop = update.finish_reason, update.stop
-        return new
-
-    def _chunk(self, job: Job, update: AnswerUpdate, new: list[TokenLogprobs]) -> Json:
+    def _chunk(self, job: Job, update: AnswerUpdate) -> Json:
         progress = job.answers[update.index]
         chunk: Json = {
             "index": update.index,
@@ -91,17 +77,20 @@ class LlamaFormat(ReplyFormat):
         }
         if self._with_timings:
             chunk["timings"] = timings(job)
-        return {**chunk, "completion_probabilities": self._probabilities(new)} if new else chunk
+        if update.logprobs:
+            chunk["completion_probabilities"] = self._probabilities(update.logprobs)
+        return chunk
 
-    def _whole(self, job: Job, index: int, answer: _Answer, *, last: bool = False) -> Json:
+    def _whole(self, job: Job, index: int, updates: list[AnswerUpdate], *, last: bool = False) -> Json:
         """A whole reply. `last`: its text was sent before."""
-        progress, content = job.answers[index], "".join(answer.texts)
-        kinds = {FinishReason.STOP: "word" if answer.stop else "eos", FinishReason.LENGTH: "limit"}
-        limited = answer.reason is FinishReason.LENGTH
+        progress, content, end = job.answers[index], text_of(updates), updates[-1]
+        kinds = {FinishReason.STOP: "word" if end.stop else "eos", FinishReason.LENGTH: "limit"}
+        limited = end.finish_reason is FinishReason.LENGTH
+        ids = [token for update in updates for token in update.token_ids]
         made: Json = {
             "index": index,
             "content": "" if last else content,
-            "tokens": answer.ids if self._with_ids and not last else [],
+            "tokens": ids if self._with_ids and not last else [],
             "id_slot": NO_SLOT,
             "stop": True,
             "model": self.model,
@@ -111,14 +100,14 @@ class LlamaFormat(ReplyFormat):
             "prompt": self._prompts[index // job.params.n],
             "has_new_line": "\n" in content,
             "truncated": limited and progress.num_prompt + progress.num_output >= self._max_context,
-            "stop_type": kinds.get(answer.reason, "none") if answer.reason else "none",
-            "stopping_word": answer.stop,
+            "stop_type": kinds.get(end.finish_reason, "none") if end.finish_reason else "none",
+            "stopping_word": end.stop,
             "tokens_cached": progress.num_cached,
             "timings": timings(job),
             "speculation": usage(job)["speculation"],
         }
-        if answer.logprobs and not last:
-            made["completion_probabilities"] = self._probabilities(answer.logprobs)
+        if (logprobs := logprobs_of(updates)) and not last:
+            made["completion_probabilities"] = self._probabilities(logprobs)
         return made
 
     def _settings(self, job: Job, seed: int) -> Json:

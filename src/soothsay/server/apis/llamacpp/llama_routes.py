@@ -11,7 +11,6 @@ from soothsay import __version__
 from soothsay.server.apis.llamacpp.infill import GapTokens
 from soothsay.server.apis.llamacpp.llama_bodies import (
     RENAMED,
-    ApplyTemplateRequest,
     InfillRequest,
     LlamaCompletionRequest,
     LlamaRequest,
@@ -21,7 +20,7 @@ from soothsay.server.apis.llamacpp.llama_replies import LlamaFormat
 from soothsay.server.generation.prompt_reader import CUT, PromptReader
 from soothsay.server.generation.request_bodies import ChatRequest
 from soothsay.server.generation.request_parameters import truncated
-from soothsay.server.generation.service import Asked, Service, make_body
+from soothsay.server.generation.service import Asked, Service
 from soothsay.server.http.api_errors import try_later, unsupported
 from soothsay.server.http.api_route import ApiRoute
 
@@ -41,10 +40,10 @@ def llama_routes(service: Service) -> list[ApiRoute]:
         ends = [*(body.stop_token_ids or ()), *gap.ends]
         return _asked(service, http, body.model_copy(update={"stop_token_ids": ends}), [gap.prompt(body)])
 
-    def apply_template(_: Request, body: ApplyTemplateRequest) -> Response:
+    def apply_template(_: Request, body: ChatRequest) -> Response:
         """A conversation as the model reads it."""
         service.check_model(body.model)
-        return JSONResponse({"prompt": service.read_chat(make_body(ChatRequest, body.fields))[1]})
+        return JSONResponse({"prompt": service.read_chat(body)[1]})
 
     async def slots(http: Request) -> Response:
         """Which answers run, without their text."""
@@ -76,7 +75,7 @@ def llama_routes(service: Service) -> list[ApiRoute]:
         service.post("/completion", LlamaCompletionRequest, complete, names=RENAMED),
         service.post("/completions", LlamaCompletionRequest, complete, names=RENAMED),
         service.post("/infill", InfillRequest, infill, names=RENAMED),
-        service.post("/apply-template", ApplyTemplateRequest, apply_template, answers=False),
+        service.post("/apply-template", ChatRequest, apply_template, answers=False),
         ApiRoute("/slots", slots, described=True, operator=True),
         ApiRoute("/props", props, counted=True, answers=False),
     ]

@@ -13,7 +13,13 @@ from soothsay import __version__
 from soothsay.core.answer import StepTrace, TokenLogprobs
 from soothsay.server.engines.engine_messages import AnswerUpdate
 from soothsay.server.fleet.jobs import Job
-from soothsay.server.generation.reply_format import ReplyFormat, ReplyOptions, TokenTexts, logprobs_of
+from soothsay.server.generation.reply_format import (
+    ReplyFormat,
+    ReplyOptions,
+    TokenTexts,
+    gathered,
+    logprobs_of,
+)
 from soothsay.server.generation.reply_reports import reports, usage
 from soothsay.server.http.body_types import Json
 
@@ -111,9 +117,7 @@ class ChoiceFormat(ReplyFormat):
 
     async def collect(self, job: Job, options: ReplyOptions) -> Json:
         """Wait for all answers, and return the reply with the `n` best to each prompt."""
-        updates: list[list[AnswerUpdate]] = [[] for _ in job.answers]
-        async for update in job:
-            updates[update.index].append(update)
+        updates = await gathered(job)
         chosen = _best(updates, job.params.n, options.n)
         choices = [
             self.choice(index, job.answers[number].seed, updates[number])

@@ -11,7 +11,13 @@ from soothsay.core.scores import PromptScores
 from soothsay.server.apis.openai.choice_format import ChoiceFormat
 from soothsay.server.engines.engine_messages import AnswerUpdate
 from soothsay.server.generation.prompt_ids import Echo
-from soothsay.server.generation.reply_format import MakeParser, TokenTexts, list_logprobs, logprobs_of
+from soothsay.server.generation.reply_format import (
+    MakeParser,
+    TokenTexts,
+    list_logprobs,
+    logprobs_of,
+    text_of,
+)
 from soothsay.server.generation.request_bodies import call_of
 from soothsay.server.http.body_types import Json
 from soothsay.server.tools.tool_calls import ToolCall, ToolCallParser
@@ -65,7 +71,7 @@ class ChatFormat(ChoiceFormat):
 
     def choice(self, index: int, seed: int, updates: Sequence[AnswerUpdate]) -> Json:
         """The message of a whole answer."""
-        part = self._make_parser().parse(_text(updates), final=True)
+        part = self._make_parser().parse(text_of(updates), final=True)
         content = self._echoed + part.content
         message: Json = {"role": "assistant", "content": content, "refusal": None}
         if part.reasoning:
@@ -118,7 +124,7 @@ class CompletionFormat(ChoiceFormat):
 
     def choice(self, index: int, seed: int, updates: Sequence[AnswerUpdate]) -> Json:
         """The text of a whole answer."""
-        text = (self._echoed[index].text if self._echoed else "") + _text(updates)
+        text = (self._echoed[index].text if self._echoed else "") + text_of(updates)
         logprobs = self._logprobs(index, updates)
         choice = _choice(index, {"text": text}, logprobs, _reason(updates[-1].finish_reason))
         return {**choice, "seed": seed}
@@ -150,10 +156,6 @@ class CompletionFormat(ChoiceFormat):
         for token in tokens:
             yield self._offsets[index]
             self._offsets[index] += len(self.texts(token))
-
-
-def _text(updates: Sequence[AnswerUpdate]) -> str:
-    return "".join(update.text for update in updates)
 
 
 def _choice(index: int, content: Json, logprobs: Json | None, reason: str | None) -> Json:

@@ -95,12 +95,6 @@ class InputReasoning(Body):
         return "".join(text for text in texts if isinstance(text, str))
 
 
-class OtherItem(Body):
-    """An item that is left out."""
-
-    type: str
-
-
 ITEMS = ("message", "function_call", "function_call_output", "reasoning")
 """Types of the items of a conversation."""
 
@@ -131,7 +125,7 @@ InputItem = Annotated[
     | Annotated[InputCall, Tag("[function_call]")]
     | Annotated[InputCallOutput, Tag("[function_call_output]")]
     | Annotated[InputReasoning, Tag("[reasoning]")]
-    | Annotated[OtherItem, Tag("[other]")],
+    | Annotated[OtherKind, Tag("[other]")],
     by_type(*ITEMS, missing="message"),
     BeforeValidator(_as_known),
 ]
@@ -202,7 +196,7 @@ class ResponsesRequest(Body):
     def chat(self) -> ChatRequest:
         """The chat that this request asks for. Raises `ApiError`."""
         extra = further_fields(self.model_extra, REFUSED, RENAMED, IGNORED)
-        others = [item.type for item in self.input if isinstance(item, OtherItem)]
+        others = [item.type for item in self.input if isinstance(item, OtherKind)]
         body = {
             **extra,
             **{f"input.{kind}": True for kind in others},  # reports them
