@@ -9,7 +9,6 @@ import pytest
 from serving import Running
 
 from soothsay.core.params import SamplingParams
-from soothsay.server.generation.prompt_ids import MAX_READ, MAX_SCORES, check_totals
 from soothsay.server.generation.request_bodies import CompletionRequest
 from soothsay.server.generation.request_parameters import (
     MAX_SESSION,
@@ -17,6 +16,7 @@ from soothsay.server.generation.request_parameters import (
     sampling_params,
     truncated,
 )
+from soothsay.server.generation.request_prompts import MAX_READ, MAX_SCORES, check_totals
 from soothsay.server.http.api_errors import ApiError
 from soothsay.server.server_config import ServerConfig
 

@@ -161,7 +161,7 @@ def test_so_is_a_failure_without_an_answer(running: Running, monkeypatch: pytest
     def fail(*_: Any, **__: Any) -> None:
         raise ValueError(SECRET)
 
-    monkeypatch.setattr("soothsay.server.generation.prompt_reader.PromptReader.encode", fail)
+    monkeypatch.setattr("soothsay.server.generation.request_prompts.PromptReader.encode", fail)
     monkeypatch.setattr(running.server.metrics, "text", fail)
     for reply in (
         httpx.post(f"{running.url}/tokenize", json={"prompt": "Hello"}),

@@ -19,9 +19,8 @@ from soothsay import LLM
 from soothsay.server.apis.llamacpp.llama_bodies import LlamaCompletionRequest
 from soothsay.server.apis.llamacpp.llama_routes import read_prompts
 from soothsay.server.engines.engine_messages import LoadedModel
-from soothsay.server.generation.prompt_ids import chat_ids
-from soothsay.server.generation.prompt_reader import CUT, PromptReader
 from soothsay.server.generation.request_bodies import ChatRequest
+from soothsay.server.generation.request_prompts import CUT, PromptReader, chat_ids
 from soothsay.server.generation.text_bounds import SLICE, TextBound
 from soothsay.server.http.api_errors import ApiError
 from soothsay.tokenizer import Tokenizer

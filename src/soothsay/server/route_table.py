@@ -16,8 +16,7 @@ from soothsay.server.apis.ollama.ollama_routes import ollama_routes
 from soothsay.server.apis.openai.openai_routes import openai_routes
 from soothsay.server.fleet.canary import Watch
 from soothsay.server.fleet.engine_fleet import Fleet
-from soothsay.server.fleet.health_routes import health_routes
-from soothsay.server.fleet.replica_routes import replica_routes
+from soothsay.server.fleet.fleet_routes import health_routes, replica_routes
 from soothsay.server.fleet.server_metrics import CONTENT_TYPE, Metrics
 from soothsay.server.generation.service import Service
 from soothsay.server.http.api_route import ApiRoute

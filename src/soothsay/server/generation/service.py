@@ -17,8 +17,6 @@ from soothsay.server.engines.engine_messages import LoadedModel, RequestOptions
 from soothsay.server.engines.grammar_checker import GrammarChecker
 from soothsay.server.fleet.engine_loop import EngineLoop
 from soothsay.server.fleet.jobs import Job
-from soothsay.server.generation.prompt_ids import Echo, chat_ids, check_totals, completion_ids, continued_text
-from soothsay.server.generation.prompt_reader import PromptReader
 from soothsay.server.generation.reply_format import MakeParser, ReplyFormat, ReplyOptions, TokenTexts
 from soothsay.server.generation.reply_reports import usage
 from soothsay.server.generation.request_bodies import (
@@ -28,6 +26,14 @@ from soothsay.server.generation.request_bodies import (
     Speculation,
 )
 from soothsay.server.generation.request_parameters import chosen_tools, request_options, sampling_params
+from soothsay.server.generation.request_prompts import (
+    Echo,
+    PromptReader,
+    chat_ids,
+    check_totals,
+    completion_ids,
+    continued_text,
+)
 from soothsay.server.generation.unknown_fields import HEADER, ignored_fields
 from soothsay.server.http.api_errors import ApiError, invalid, renamed, unsupported
 from soothsay.server.http.api_route import ApiRoute
@@ -231,9 +237,8 @@ class Service:
             raise
         if asked.reply_options.stream:
             chunks = reply.stream(job, asked.reply_options)
-            stream = EventStream(chunks, lambda: self._settle(http, job), reply.framing, reply.failure)
-            stream.headers.update(headers)
-            return stream
+            settle = partial(self._settle, http, job)
+            return EventStream(chunks, settle, reply.framing, reply.failure, headers)
         try:
             whole = await while_connected(http.receive, reply.collect(job, asked.reply_options))
             return JsonReply(whole, headers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -117,33 +118,45 @@ LINES = Framing("application/x-ndjson", lambda _: "", "\n", " ")
 """One JSON value a line. Spaces may stand before it."""
 
 
-class JsonReply(Response):
-    """A response with one JSON value, which may have iterators where JSON has lists, see `json_parts`."""
+class _Reply(Response):
+    """A response without a known length, which ends when the client disconnects."""
 
-    media_type = "application/json"
-
-    def __init__(self, value: Any, headers: Mapping[str, str] | None = None):
-        super().__init__(headers=headers)
+    def __init__(self, media_type: str, headers: Mapping[str, str] | None = None):
+        super().__init__(media_type=media_type, headers=headers)
         del self.headers["content-length"]
-        self._parts = json_parts(value)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response. A short one tells its length."""
-        first = next(self._parts)
-        if len(first) < PART:
-            self.headers["content-length"] = str(len(first.encode()))
+        """Send the response."""
         try:
-            await while_connected(receive, self._send(send, first))
+            await while_connected(receive, self._send(send))
         except DisconnectedError:
             scope["state"]["record"]["gone"] = True
 
-    async def _send(self, send: Send, first: str) -> None:
+    async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        await _send_parts(send, first, self._parts)
+        await self._send_body(send)
         await send({"type": "http.response.body", "body": b""})
 
+    @abstractmethod
+    async def _send_body(self, send: Send) -> None:
+        """Send the body."""
 
-class EventStream(Response):
+
+class JsonReply(_Reply):
+    """A response with one JSON value, which may have iterators where JSON has lists, see `json_parts`."""
+
+    def __init__(self, value: Any, headers: Mapping[str, str] | None = None):
+        super().__init__("application/json", headers)
+        self._parts = json_parts(value)
+        self._first = next(self._parts)
+        if len(self._first) < PART:  # a short one tells its length
+            self.headers["content-length"] = str(len(self._first.encode()))
+
+    async def _send_body(self, send: Send) -> None:
+        await _send_parts(send, self._first, self._parts)
+
+
+class EventStream(_Reply):
     """A response that sends chunks as they come.
 
     Args:
@@ -151,6 +164,7 @@ class EventStream(Response):
         settle: called once, at the end or when the client disconnects.
         framing: how to write the chunks.
         failure: makes the last chunk of an `ApiError` that `chunks` raise.
+        headers: of the response.
     """
 
     def __init__(
@@ -159,9 +173,9 @@ class EventStream(Response):
         settle: Callable[[], None],
         framing: Framing,
         failure: Callable[[ApiError], dict[str, Any]],
+        headers: Mapping[str, str] | None = None,
     ):
-        super().__init__(media_type=framing.media_type, headers={"Cache-Control": "no-store"})
-        del self.headers["content-length"]
+        super().__init__(framing.media_type, {"Cache-Control": "no-store", **(headers or {})})
         self._chunks, self._settle = chunks, settle
         self._framing, self._failure = framing, failure
         self._silent = False
@@ -170,15 +184,11 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response."""
         try:
-            await while_connected(receive, self._send(send))
-        except DisconnectedError:
-            scope["state"]["record"]["gone"] = True
+            await super().__call__(scope, receive, send)
         finally:
             self._settle()
 
-    async def _send(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        framing = self._framing
+    async def _send_body(self, send: Send) -> None:
         pauses = asyncio.create_task(self._fill_pauses(send))
         try:
             async for chunk in self._chunks:
@@ -189,8 +199,7 @@ class EventStream(Response):
         finally:
             pauses.cancel()
             await asyncio.gather(pauses, return_exceptions=True)
-        await _send_text(send, framing.end)
-        await send({"type": "http.response.body", "body": b""})
+        await _send_text(send, self._framing.end)
 
     async def _write(self, send: Send, chunk: dict[str, Any]) -> None:
         parts = self._framing.frame(chunk)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Sequence
 from typing import Any
 
 from soothsay.server.tools.framed_parser import FramedParser, is_name, to_json
-from soothsay.server.tools.tool_arguments import MAX_LITERAL, WORDS, first_json, parsed_json
+from soothsay.server.tools.tool_arguments import MAX_LITERAL, WORDS, parsed_json
 from soothsay.server.tools.tool_calls import ToolCall
 
 MAX_DEPTH = 64
@@ -25,100 +26,39 @@ class Gemma4Parser(FramedParser):
         name, brace, rest = inside.strip().removeprefix("call:").partition("{")
         if not inside.strip().startswith("call:") or not brace or not is_name(name.strip()):
             return super().read(inside, bare=bare, closed=closed)
-        try:
-            reader = _GemmaValues(brace + rest)
-            values = reader.value()
-            return [ToolCall(name.strip(), to_json(values))] if reader.at_end() else []
-        except ValueError:
-            return []
+        values = _gemma_value(brace + rest)
+        return [] if values is None else [ToolCall(name.strip(), to_json(values))]
 
 
-class _GemmaValues:
-    """Reads a value: JSON with keys that are not quoted, and texts between `<|"|>`."""
+_GEMMA_TOKEN = re.compile(
+    r"""\s*+(?:
+        <\|"\|>(?P<text>.*?)<\|"\|>
+        | (?P<json>"(?:[^"\\]|\\.)*+")
+        | (?P<sign>[\[\]{}:,])
+        | (?P<word>[^,:{}\[\]<"\s][^,:{}\[\]<"]*+)
+    )\s*+""",
+    re.DOTALL | re.VERBOSE,
+)
 
-    _QUOTE = '<|"|>'
-    _PLAIN = re.compile(r"[^,:{}\[\]<\"]++")
-    _SPACE = re.compile(r"\s*+")
 
-    def __init__(self, text: str):
-        self._text, self._place = text, 0
-
-    def at_end(self) -> bool:
-        """Whether only white space is left."""
-        self._skip_space()
-        return self._place == len(self._text)
-
-    def value(self, depth: int = 0) -> Any:
-        """The value that begins here. Raises `ValueError` if there is none."""
-        if depth > MAX_DEPTH:
-            raise ValueError("nested too deep")
-        if self._take("{"):
-            values = {}
-            while not self._take("}"):
-                key = self._quoted()
-                name = self._plain() if key is None else key
-                if not self._take(":"):
-                    raise ValueError("a key without a value")
-                values[name] = self.value(depth + 1)
-                self._separate("}")
-            return values
-        if self._take("["):
-            items = []
-            while not self._take("]"):
-                items.append(self.value(depth + 1))
-                self._separate("]")
-            return items
-        quoted = self._quoted()
-        if quoted is not None:
-            return quoted
-        word = self._plain()
-        value = parsed_json(word)
-        return word if value is None and word != "null" else value
-
-    def _separate(self, closing: str) -> None:
-        """Go past a comma, if the closing bracket does not come."""
-        self._skip_space()
-        if not self._take(",") and not self._text.startswith(closing, self._place):
-            raise ValueError("no comma between two values")
-
-    def _quoted(self) -> str | None:
-        """The text in quotes that begins here; None if none does."""
-        self._skip_space()
-        if self._take(self._QUOTE):
-            end = self._text.find(self._QUOTE, self._place)
-            if end < 0:
-                raise ValueError("a text without an end")
-            text, self._place = self._text[self._place : end], end + len(self._QUOTE)
-            return text
-        if self._text.startswith('"', self._place):
-            end = self._place + 1
-            while end < len(self._text) and self._text[end] != '"':
-                end += 2 if self._text[end] == "\\" else 1
-            value, _ = first_json(self._text[self._place : end + 1])
-            if isinstance(value, str):
-                self._place = end + 1
-                return value
-            raise ValueError("a text without an end")
-        return None
-
-    def _plain(self) -> str:
-        self._skip_space()
-        found = self._PLAIN.match(self._text, self._place)
-        if found is None:
-            raise ValueError("no value")
-        self._place = found.end()
-        return found[0].strip()
-
-    def _take(self, sign: str) -> bool:
-        self._skip_space()
-        if not self._text.startswith(sign, self._place):
-            return False
-        self._place += len(sign)
-        return True
-
-    def _skip_space(self) -> None:
-        found = self._SPACE.match(self._text, self._place)
-        self._place = self._place if found is None else found.end()
+def _gemma_value(text: str) -> Any:
+    """The value of JSON with keys that are not quoted, and with texts between `<|"|>`; None: it is none."""
+    parts, depth, place = list[str](), 0, 0
+    while place < len(text) and depth <= MAX_DEPTH:
+        if (found := _GEMMA_TOKEN.match(text, place)) is None:
+            return None
+        place, told = found.end(), found[found.lastgroup or ""].strip()
+        match found.lastgroup:
+            case "sign":
+                depth += (told in "{[") - (told in "}]")
+                if told in "}]" and parts[-1:] == [","]:
+                    parts.pop()
+            case "text":
+                told = json.dumps(found["text"])
+            case "word" if text.startswith(":", place) or (parsed_json(told) is None and told != "null"):
+                told = json.dumps(told)
+        parts.append(told)
+    return parsed_json("".join(parts))
 
 
 class Lfm2Parser(FramedParser):

@@ -17,9 +17,9 @@ from soothsay.server.apis.llamacpp.llama_bodies import (
     Parts,
 )
 from soothsay.server.apis.llamacpp.llama_replies import LlamaFormat
-from soothsay.server.generation.prompt_reader import CUT, PromptReader
 from soothsay.server.generation.request_bodies import ChatRequest
 from soothsay.server.generation.request_parameters import truncated
+from soothsay.server.generation.request_prompts import CUT, PromptReader
 from soothsay.server.generation.service import Asked, Service
 from soothsay.server.http.api_errors import try_later, unsupported
 from soothsay.server.http.api_route import ApiRoute
@@ -27,7 +27,7 @@ from soothsay.server.http.api_route import ApiRoute
 
 def llama_routes(service: Service) -> list[ApiRoute]:
     """The routes of this API."""
-    model, tokenizer = service.model, service.model.tokenizer
+    tokenizer = service.model.tokenizer
     gap = None if tokenizer is None else GapTokens.of(tokenizer.vocabulary())
 
     def complete(http: Request, body: LlamaCompletionRequest) -> Asked:
@@ -44,6 +44,19 @@ def llama_routes(service: Service) -> list[ApiRoute]:
         """A conversation as the model reads it."""
         service.check_model(body.model)
         return JSONResponse({"prompt": service.read_chat(body)[1]})
+
+    return [
+        service.post("/completion", LlamaCompletionRequest, complete, names=RENAMED),
+        service.post("/completions", LlamaCompletionRequest, complete, names=RENAMED),
+        service.post("/infill", InfillRequest, infill, names=RENAMED),
+        service.post("/apply-template", ChatRequest, apply_template, answers=False),
+        *_model_routes(service),
+    ]
+
+
+def _model_routes(service: Service) -> list[ApiRoute]:
+    """The routes that describe the model, and how busy it is."""
+    model, tokenizer = service.model, service.model.tokenizer
 
     async def slots(http: Request) -> Response:
         """Which answers run, without their text."""
@@ -72,10 +85,6 @@ def llama_routes(service: Service) -> list[ApiRoute]:
         )
 
     return [
-        service.post("/completion", LlamaCompletionRequest, complete, names=RENAMED),
-        service.post("/completions", LlamaCompletionRequest, complete, names=RENAMED),
-        service.post("/infill", InfillRequest, infill, names=RENAMED),
-        service.post("/apply-template", ChatRequest, apply_template, answers=False),
         ApiRoute("/slots", slots, described=True, operator=True),
         ApiRoute("/props", props, counted=True, answers=False),
     ]

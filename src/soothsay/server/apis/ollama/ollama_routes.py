@@ -67,15 +67,8 @@ def ollama_routes(service: Service) -> list[ApiRoute]:
 def _model_routes(service: Service) -> list[ApiRoute]:
     """The routes that describe the model. Size and digest of its files are unknown here."""
     name, context = tagged(service.config.name), service.model.max_context
-    family = "soothsay"
-    details = {
-        "parent_model": "",
-        "format": "",
-        "family": family,
-        "families": [family],
-        "parameter_size": "",
-        "quantization_level": "",
-    }
+    family, unknown = "soothsay", ("parent_model", "format", "parameter_size", "quantization_level")
+    details = {"family": family, "families": [family], **dict.fromkeys(unknown, "")}
     card = {
         "name": name,
         "model": name,

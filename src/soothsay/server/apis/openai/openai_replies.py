@@ -10,7 +10,6 @@ from soothsay.core.answer import FinishReason, TokenLogprobs
 from soothsay.core.scores import PromptScores
 from soothsay.server.apis.openai.choice_format import ChoiceFormat
 from soothsay.server.engines.engine_messages import AnswerUpdate
-from soothsay.server.generation.prompt_ids import Echo
 from soothsay.server.generation.reply_format import (
     MakeParser,
     TokenTexts,
@@ -19,6 +18,7 @@ from soothsay.server.generation.reply_format import (
     text_of,
 )
 from soothsay.server.generation.request_bodies import call_of
+from soothsay.server.generation.request_prompts import Echo
 from soothsay.server.http.body_types import Json
 from soothsay.server.tools.tool_calls import ToolCall, ToolCallParser
 

@@ -15,9 +15,9 @@ from starlette.responses import JSONResponse, Response
 from soothsay.server.apis.openai.openai_replies import ChatFormat, CompletionFormat
 from soothsay.server.apis.openai.responses_bodies import RENAMED, ResponsesRequest
 from soothsay.server.apis.openai.responses_replies import ResponsesFormat
-from soothsay.server.generation.prompt_ids import continued_text
 from soothsay.server.generation.reply_format import MakeParser, TokenTexts
 from soothsay.server.generation.request_bodies import ChatRequest, CompletionRequest, GenerationRequest
+from soothsay.server.generation.request_prompts import continued_text
 from soothsay.server.generation.service import Asked, Service, without_traces
 from soothsay.server.http.api_route import ApiRoute
 from soothsay.server.http.body_types import Json

@@ -54,9 +54,8 @@ class ResponsesFormat(OneAnswerFormat):
             "background": False,
             **echo,
         }
-        self._thoughts: Json | None = None  # the item with the thoughts, while they come
-        self._message: Json | None = None  # the item with the text, once there is any
-        self._text = ""
+        self._item: Json | None = None  # the item with thoughts or text, while it grows
+        self._part: Json = {}  # its content
         self._logprobs: list[Json] = []
         self._num_told = 0  # log-probabilities in events so far
         self._calls: list[ToolCall] = []
@@ -98,60 +97,54 @@ class ResponsesFormat(OneAnswerFormat):
 
     def _update(self, part: ParsedPart) -> Iterator[Json]:
         if part.reasoning:
-            yield from self._think(part.reasoning)
+            yield from self._begin("reasoning_text")
+            yield self._delta(part.reasoning)
         if part.content:
-            yield from self._begin_message()
+            yield from self._begin("output_text")
             yield self._delta(part.content)
 
-    def _think(self, text: str) -> Iterator[Json]:
-        """The event of new thoughts, after those that begin the item."""
-        if self._thoughts is None:
-            self._thoughts = {
-                "id": _new_id("rs"),
-                "type": "reasoning",
-                "summary": [],
-                "content": [_thought("")],
-            }
-            begun = {**self._thoughts, "status": "in_progress", "content": []}
-            yield self._event("response.output_item.added", output_index=0, item=begun)
-            yield self._thought_event("response.content_part.added", part=_thought(""))
-        self._thoughts["content"][0]["text"] += text
-        yield self._thought_event("response.reasoning_text.delta", delta=text)
-
-    def _end_thoughts(self, status: str) -> Iterator[Json]:
-        if self._thoughts is not None:
-            (part,) = self._thoughts["content"]
-            yield self._thought_event("response.reasoning_text.done", text=part["text"])
-            yield self._thought_event("response.content_part.done", part=part)
-            yield self._item_done({**self._thoughts, "status": status})
-            self._thoughts = None
-
-    def _begin_message(self) -> Iterator[Json]:
-        yield from self._end_thoughts("completed")
-        if self._message is None:
-            self._message = {"id": _new_id("msg"), "type": "message", "role": "assistant"}
-            item = {**self._message, "status": "in_progress", "content": []}
-            yield self._event("response.output_item.added", output_index=len(self._items), item=item)
-            yield self._text_event("response.content_part.added", part=_part("", []))
+    def _begin(self, kind: str) -> Iterator[Json]:
+        """The events that begin an item with a part of a kind, unless it has begun."""
+        if self._item is not None and self._part["type"] == kind:
+            return
+        yield from self._end_item("completed")
+        self._part = {"type": kind, "text": ""}
+        if kind == "output_text":
+            self._item = {"id": _new_id("msg"), "type": "message", "role": "assistant"}
+            self._part |= {"annotations": [], "logprobs": []}
+        else:
+            self._item = {"id": _new_id("rs"), "type": "reasoning", "summary": []}
+        begun = {**self._item, "status": "in_progress", "content": []}
+        yield self._event("response.output_item.added", output_index=len(self._items), item=begun)
+        yield self._part_event("response.content_part.added", part=dict(self._part))
 
     def _delta(self, text: str) -> Json:
-        self._text += text
-        new, self._num_told = self._logprobs[self._num_told :], len(self._logprobs)
-        return self._text_event("response.output_text.delta", delta=text, logprobs=new)
+        """The event of more text or thoughts. That of text has the log-probabilities which are new."""
+        self._part["text"] += text
+        told: Json = {"delta": text}
+        if "logprobs" in self._part:
+            told["logprobs"] = self._logprobs[self._num_told :]
+            self._num_told = len(self._logprobs)
+        return self._part_event(f"response.{self._part['type']}.delta", **told)
+
+    def _end_item(self, status: str) -> Iterator[Json]:
+        if self._item is None:
+            return
+        if "logprobs" in self._part and self._num_told < len(self._logprobs):
+            yield self._delta("")
+        if "logprobs" in self._part:
+            self._part["logprobs"] = self._logprobs
+        told = {name: self._part[name] for name in ("text", "logprobs") if name in self._part}
+        yield self._part_event(f"response.{self._part['type']}.done", **told)
+        yield self._part_event("response.content_part.done", part=self._part)
+        yield self._item_done({**self._item, "status": status, "content": [self._part]})
+        self._item = None
 
     def _end(self, status: str) -> Iterator[Json]:
         """The events that end the message, and those of the calls. An empty answer is an empty message."""
-        if not self._calls and self._thoughts is None:
-            yield from self._begin_message()
-        yield from self._end_thoughts(status)
-        if self._message is not None:
-            if self._num_told < len(self._logprobs):
-                yield self._delta("")
-            part = _part(self._text, self._logprobs)
-            told = {"text": self._text, "logprobs": self._logprobs}
-            yield self._text_event("response.output_text.done", **told)
-            yield self._text_event("response.content_part.done", part=part)
-            yield self._item_done({**self._message, "status": status, "content": [part]})
+        if not self._calls and not self._items and self._item is None:
+            yield from self._begin("output_text")
+        yield from self._end_item(status)
         for call in self._calls:
             yield from self._call(call)
 
@@ -170,14 +163,10 @@ class ResponsesFormat(OneAnswerFormat):
         self._items.append(item)
         return self._event("response.output_item.done", output_index=len(self._items) - 1, item=item)
 
-    def _text_event(self, kind: str, **fields: Any) -> Json:
-        assert self._message is not None
+    def _part_event(self, kind: str, **fields: Any) -> Json:
+        assert self._item is not None
         place = {"output_index": len(self._items), "content_index": 0}
-        return self._event(kind, item_id=self._message["id"], **place, **fields)
-
-    def _thought_event(self, kind: str, **fields: Any) -> Json:
-        assert self._thoughts is not None
-        return self._event(kind, item_id=self._thoughts["id"], output_index=0, content_index=0, **fields)
+        return self._event(kind, item_id=self._item["id"], **place, **fields)
 
     def _event(self, kind: str, **fields: Any) -> Json:
         return {"type": kind, "sequence_number": next(self._numbers), **fields}
@@ -199,14 +188,6 @@ def _usage(job: Job) -> Json:
         "total_tokens": counts["total_tokens"],
         "speculation": counts["speculation"],
     }
-
-
-def _part(text: str, logprobs: list[Json]) -> Json:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
-
-
-def _thought(text: str) -> Json:
-    return {"type": "reasoning_text", "text": text}
 
 
 def _new_id(prefix: str) -> str:
