@@ -15,15 +15,9 @@ import pytest
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
-from soothsay.server.generation.request_bodies import (
-    ChatMessage,
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    StructuredOutputs,
-    TokenizeRequest,
-    Tool,
-)
+from soothsay.server.apis.llamacpp.token_routes import DetokenizeRequest, TokenizeRequest
+from soothsay.server.generation.message_bodies import ChatMessage, Tool
+from soothsay.server.generation.request_bodies import ChatRequest, CompletionRequest, StructuredOutputs
 from soothsay.server.http import body_reader as bodies
 from soothsay.server.http.api_errors import ApiError
 from soothsay.server.http.body_reader import SMALL, BodyReader, parse

@@ -11,13 +11,12 @@ from soothsay.core.params import BOUNDS, SamplingParams
 from soothsay.core.tenant import Tenant
 from soothsay.errors import RequestError
 from soothsay.server.engines.engine_messages import RequestOptions
+from soothsay.server.generation.message_bodies import AllowedTools, NamedTool
 from soothsay.server.generation.request_bodies import (
     UNLIMITED,
-    AllowedTools,
     ChatRequest,
     CompletionRequest,
     GenerationRequest,
-    NamedTool,
     Speculation,
     StructuredOutputs,
 )

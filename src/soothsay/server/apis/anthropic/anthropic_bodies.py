@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, Tag
 
-from soothsay.server.generation.request_bodies import (
-    ChatRequest,
+from soothsay.server.generation.message_bodies import (
     OtherKind,
     TextPart,
     ToolName,
@@ -15,6 +14,7 @@ from soothsay.server.generation.request_bodies import (
     joined_text,
     tool_of,
 )
+from soothsay.server.generation.request_bodies import ChatRequest
 from soothsay.server.generation.service import make_body
 from soothsay.server.generation.unknown_fields import further_fields
 from soothsay.server.http.api_errors import ApiError, invalid

@@ -3,15 +3,37 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from soothsay.server.generation.request_bodies import ChatRequest, DetokenizeRequest, TokenizeRequest
+from soothsay.server.generation.message_bodies import ChatMessage
+from soothsay.server.generation.request_bodies import ChatRequest
 from soothsay.server.generation.service import Service
 from soothsay.server.http.api_errors import invalid
 from soothsay.server.http.api_route import ApiRoute
+from soothsay.server.http.body_types import Body, Items, TokenIds
+
+
+class TokenizeRequest(Body):
+    """The body of `POST /tokenize`: a text or a conversation. `content` and `add_special` are llama.cpp's."""
+
+    model: str | None = None
+    prompt: str | None = None
+    content: str | None = None
+    messages: Annotated[Items[ChatMessage], Field(min_length=1)] | None = None
+    add_special_tokens: bool = True
+    add_special: bool = False
+    with_pieces: bool = False  # whether tokens of `content` come with their texts
+
+
+class DetokenizeRequest(Body):
+    """The body of `POST /detokenize`."""
+
+    model: str | None = None
+    tokens: TokenIds
 
 
 def token_routes(service: Service) -> list[ApiRoute]:

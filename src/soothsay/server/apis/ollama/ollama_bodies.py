@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from soothsay.server.generation.request_bodies import UNLIMITED, ChatRequest, CompletionRequest, call_of
+from soothsay.server.generation.message_bodies import call_of
+from soothsay.server.generation.request_bodies import UNLIMITED, ChatRequest, CompletionRequest
 from soothsay.server.generation.request_parameters import nearest
 from soothsay.server.generation.service import make_body
 from soothsay.server.http.api_errors import unsupported

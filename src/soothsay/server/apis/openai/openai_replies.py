@@ -10,6 +10,7 @@ from soothsay.core.answer import FinishReason, TokenLogprobs
 from soothsay.core.scores import PromptScores
 from soothsay.server.apis.openai.choice_format import ChoiceFormat
 from soothsay.server.engines.engine_messages import AnswerUpdate
+from soothsay.server.generation.message_bodies import call_of
 from soothsay.server.generation.reply_format import (
     MakeParser,
     TokenTexts,
@@ -17,7 +18,6 @@ from soothsay.server.generation.reply_format import (
     logprobs_of,
     text_of,
 )
-from soothsay.server.generation.request_bodies import call_of
 from soothsay.server.generation.request_prompts import Echo
 from soothsay.server.http.body_types import Json
 from soothsay.server.tools.tool_calls import ToolCall, ToolCallParser

@@ -8,14 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from soothsay.server.generation.request_bodies import (
-    ChatRequest,
-    OtherKind,
-    TextPart,
-    call_of,
-    joined_text,
-    tool_of,
-)
+from soothsay.server.generation.message_bodies import OtherKind, TextPart, call_of, joined_text, tool_of
+from soothsay.server.generation.request_bodies import ChatRequest
 from soothsay.server.generation.service import make_body
 from soothsay.server.generation.unknown_fields import further_fields
 from soothsay.server.http.api_errors import invalid
