@@ -16,13 +16,13 @@ from soothsay.server.engines.engine_messages import (
     AnswerUpdate,
     Cancel,
     CatchUp,
+    EmittedTokens,
     EngineUpdate,
     Loaded,
     LoadedModel,
     Ping,
     Pong,
     RequestOptions,
-    Said,
     Submit,
 )
 from soothsay.server.fleet.engine_fleet import Fleet
@@ -127,10 +127,10 @@ class FakeEngine:
         known = [len(said[index].tokens) for said in self.told(submit.job)]
         return max([self.said.get((submit.job, index), 0), *known])
 
-    def told(self, call: int) -> list[Sequence[Said]]:
+    def told(self, call: int) -> list[Sequence[EmittedTokens]]:
         """What it was told of a job's answers."""
         told = [one for one in self.sent if isinstance(one, Submit | CatchUp) and one.job == call]
-        return [one.said for one in told if one.said]
+        return [one.emitted for one in told if one.emitted]
 
     def has_ended(self, call: int) -> bool:
         """Whether all answers of a job have ended, here or elsewhere."""

@@ -122,7 +122,7 @@ def test_jobs_go_on_at_the_next_engine() -> None:
         await until(lambda: len(engine.submits) == 5)
         first, second = engine.submits[:2], engine.submits[3:]
         assert second[0].params == first[0].params, "with the same seed"
-        assert [said.tokens for said in second[1].said] == [
+        assert [said.tokens for said in second[1].emitted] == [
             tokens(begun, 3),
             tokens(begun, 2, 1),
         ]

@@ -31,9 +31,9 @@ from soothsay.server.engines.engine_messages import (
     Admitted,
     Cancel,
     CatchUp,
+    EmittedTokens,
     EngineUpdate,
     RequestOptions,
-    Said,
     Submit,
 )
 from soothsay.server.engines.engine_process import EngineProcess
@@ -326,10 +326,10 @@ def test_steps_go_on_while_a_grammar_is_compiled(sibyl: LLM) -> None:
 def test_a_job_of_an_engine_that_was_lost_is_interrupted_and_its_silent_end_is_told_once(sibyl: LLM) -> None:
     one = Worker(sibyl, lambda message: None, SimpleQueue())
     params = SamplingParams(max_tokens=4, ignore_eos=True)
-    one._act(Submit(0, [[5]], params, RequestOptions(), [Said([7], False)], interrupted=True))
+    one._act(Submit(0, [[5]], params, RequestOptions(), [EmittedTokens([7], False)], interrupted=True))
     (request,) = one._jobs[0]
     assert (request.num_output, request.interrupted) == (1, True)
-    request.ended_unsaid = True
+    request.finish_unreported = True
     worker._update(0, 0, request)
     assert not worker._has_news(request)
     one._act(Cancel(0))
@@ -338,11 +338,11 @@ def test_a_job_of_an_engine_that_was_lost_is_interrupted_and_its_silent_end_is_t
 def test_an_answer_that_catches_up_is_interrupted_once_its_other_engine_is_lost(sibyl: LLM) -> None:
     one = Worker(sibyl, lambda message: None, SimpleQueue())
     params = SamplingParams(max_tokens=9, ignore_eos=True)
-    one._act(Submit(0, [[5]], params, RequestOptions(), [Said([7], False)]))
+    one._act(Submit(0, [[5]], params, RequestOptions(), [EmittedTokens([7], False)]))
     (request,) = one._jobs[0]
     found = []
     for said, lost in (([7, 8], False), ([7, 8], True), ([7, 8, 9], False)):
-        one._act(CatchUp(0, [Said(said, False)], interrupted=lost))
+        one._act(CatchUp(0, [EmittedTokens(said, False)], interrupted=lost))
         found.append((request.num_output, request.interrupted))
     assert found == [(2, False), (2, True), (3, True)]
     one._act(Cancel(0))

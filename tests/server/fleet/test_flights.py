@@ -32,7 +32,7 @@ def test_a_job_of_an_engine_that_dies_goes_on_at_another_one() -> None:
         engine.die()
         (other,) = [replica for replica in one.engines if replica is not engine]
         await until(lambda: other.submits)
-        assert other.submits[0].said[0].tokens == tokens(each, 5)
+        assert other.submits[0].emitted[0].tokens == tokens(each, 5)
         assert other.submits[0].interrupted
         other.say(each, 3)
         other.say(each, 1, end=True)

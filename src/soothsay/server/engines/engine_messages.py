@@ -33,7 +33,7 @@ class RequestOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class EmittedTokens:
     """What another engine has emitted of an answer."""
 
     tokens: list[int]
@@ -48,7 +48,7 @@ class Submit:
     prompts: list[list[int]]
     params: SamplingParams
     options: RequestOptions
-    said: Sequence[Said] = ()  # by answer, where another engine has begun; empty: none has
+    emitted: Sequence[EmittedTokens] = ()  # by answer, where another engine has begun; empty: none has
     interrupted: bool = False  # whether that engine does not go on
 
 
@@ -57,7 +57,7 @@ class CatchUp:
     """Tells an engine all that clients have got of answers which it continues. It emits what comes after."""
 
     job: int
-    said: Sequence[Said]  # by answer
+    emitted: Sequence[EmittedTokens]  # by answer
     interrupted: bool = False  # whether the engine that emitted them does not go on
 
 

@@ -110,19 +110,14 @@ class GrammarChecker:
         """What is wrong with a grammar; None if the engine may use it. Raises `ApiError` if nobody knows."""
         process = self._idle.pop() if self._idle else await self._start()
         try:
-            async with asyncio.timeout(SECONDS):
+            async with _killed_on_error(process), asyncio.timeout(SECONDS):
                 answer = json.loads(await _ask(process, grammar.source.encode()))
         except TimeoutError as error:
-            await _kill(process)
             log.warning("grammar process has not answered")
             raise _no_process() from error
         except (asyncio.IncompleteReadError, OSError) as error:
-            await _kill(process)
             log.warning("grammar process ended", extra={"exit_code": process.returncode})
             raise _refused("the grammar takes too much time or memory to compile; make it smaller") from error
-        except BaseException:
-            await _kill(process)
-            raise
         self._idle.append(process)
         problem: str | None = answer["problem"]
         if problem is not None and not answer["lasts"]:
@@ -136,22 +131,24 @@ class GrammarChecker:
             process = await asyncio.create_subprocess_exec(
                 *command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=module_environment()
             )
-        except OSError as error:
-            log.error("grammar process not started", exc_info=error)
-            raise _no_process() from None
-        try:
-            async with asyncio.timeout(START_SECONDS):
+            async with _killed_on_error(process), asyncio.timeout(START_SECONDS):
                 assert process.stdin is not None
                 process.stdin.write(self._first)
                 await _ask(process, Grammar.choice(["a"]).source.encode())
         except (TimeoutError, asyncio.IncompleteReadError, OSError) as error:
-            await _kill(process)
             log.error("grammar process not started", exc_info=error)
             raise _no_process() from None
-        except BaseException:
-            await _kill(process)
-            raise
         return process
+
+
+@contextlib.asynccontextmanager
+async def _killed_on_error(process: Process) -> AsyncIterator[None]:
+    """Kill a process if the block fails or is cancelled: what it would answer next is unknown."""
+    try:
+        yield
+    except BaseException:
+        await _kill(process)
+        raise
 
 
 async def _ask(process: Process, message: bytes) -> bytes:

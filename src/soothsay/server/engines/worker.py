@@ -195,8 +195,8 @@ class Worker:
                     self._report(refused={submit.job: error})
             case Ping():
                 self._send(Pong())
-            case CatchUp(job, said, interrupted):
-                for request, one in zip(self._jobs.get(job, ()), said, strict=False):
+            case CatchUp(job, emitted, interrupted):
+                for request, one in zip(self._jobs.get(job, ()), emitted, strict=False):
                     self._engine.catch_up(request, one.tokens, ended=one.ended, interrupted=interrupted)
             case Cancel(job):
                 self._preparing.discard(job)
@@ -248,8 +248,8 @@ class Worker:
         except Exception as problem:
             self._report(refused={submit.job: _refusal(problem, options.drafter)})
             return
-        for request, said in zip(requests, submit.said, strict=False):
-            request.resume(said.tokens, ended=said.ended, interrupted=submit.interrupted)
+        for request, emitted in zip(requests, submit.emitted, strict=False):
+            request.resume(emitted.tokens, ended=emitted.ended, interrupted=submit.interrupted)
         for request in requests:
             request.caller = options.tenant.name or submit.job
             if request.finish_reason is None:
@@ -299,7 +299,7 @@ class Worker:
 
 
 def _has_news(request: Request) -> bool:
-    return bool(request.pieces) or request.ended_unsaid
+    return bool(request.pieces) or request.finish_unreported
 
 
 def _is_beginning(request: Request) -> bool:
@@ -311,7 +311,7 @@ def _update(job: int, index: int, request: Request) -> AnswerUpdate:
     """Take the new pieces and traces out of a request."""
     pieces = list(request.pieces)
     request.pieces.clear()
-    request.ended_unsaid = False
+    request.finish_unreported = False
     is_first, scored = request.num_output == len(pieces), request.params.prompt_logprobs is not None
     traces = list(request.traces or ())
     if request.traces:

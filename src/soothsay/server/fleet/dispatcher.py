@@ -47,7 +47,7 @@ ARRIVING = 4
 """Answers of drained engines that an engine reads at a time. The others flow meanwhile, and a new request at
 this engine waits for few of them."""
 
-Told = Admitted | EngineUpdate
+JobNews = Admitted | EngineUpdate
 """What is told of jobs."""
 
 
@@ -60,7 +60,7 @@ class Dispatcher:
         tell: called with what engines say of jobs.
     """
 
-    def __init__(self, replicas: Sequence[Replica], model: LoadedModel, tell: Callable[[Told], None]):
+    def __init__(self, replicas: Sequence[Replica], model: LoadedModel, tell: Callable[[JobNews], None]):
         self.moved = 0  # times that a job went on at another engine
         self._replicas, self._block_size, self._tell = replicas, model.block_size, tell
         self._router = Router[Replica](model.block_size, model.num_blocks)
@@ -124,7 +124,7 @@ class Dispatcher:
             if flight.successor is replica and flight.runner is not None:
                 if flight.may_take_over(change):
                     self._leave(flight, flight.runner)
-                replica.send(CatchUp(change.job, flight.said))
+                replica.send(CatchUp(change.job, flight.emitted))
             if (new := flight.take(replica, change)) is not None:
                 flight.numerics = replica.numerics
                 answers.append(new)
@@ -159,7 +159,7 @@ class Dispatcher:
             elif flight.pinned or flight.idle_losses > IDLE_LOSSES or flight.losses >= LOSSES:
                 self._finish(flight, self.no_engine())
             elif heir is not None:
-                heir.send(CatchUp(flight.calls[heir], flight.said, interrupted=flight.has_begun))
+                heir.send(CatchUp(flight.calls[heir], flight.emitted, interrupted=flight.has_begun))
         if (self.restart_in or 0) > PATIENCE:  # engines die again and again
             for flight in self._homeless():
                 self._finish(flight, self.no_engine())

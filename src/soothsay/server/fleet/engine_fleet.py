@@ -16,7 +16,7 @@ from soothsay.server.engines.engine_messages import (
     LoadedModel,
     Received,
 )
-from soothsay.server.fleet.dispatcher import Dispatcher, Told
+from soothsay.server.fleet.dispatcher import Dispatcher, JobNews
 from soothsay.server.fleet.replica import EngineState, Replica
 from soothsay.server.fleet.scaling import Bounds, Crowd, Scaler
 from soothsay.server.http.json_log import log
@@ -95,7 +95,7 @@ class Fleet:
     # Call what follows from the event loop.
 
     def start(
-        self, config: ServerConfig, tell: Callable[[Told], None], restarted: Callable[[], None]
+        self, config: ServerConfig, tell: Callable[[JobNews], None], restarted: Callable[[], None]
     ) -> None:
         """Begin to serve.
 

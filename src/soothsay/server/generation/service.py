@@ -58,7 +58,7 @@ RESERVED = ("messages", "self", "tools")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ReplyPlan:
     """What the body of a request asks for. It is small; the body is dropped before the answers are made."""
 
     prompts: Sequence[list[int]]
@@ -93,7 +93,7 @@ class Service:
         self,
         path: str,
         body: type[Body],
-        ask: Callable[[Request, Body], Asked | Response],
+        ask: Callable[[Request, Body], ReplyPlan | Response],
         *,
         names: Mapping[str, str] | None = None,
         answers: bool = True,
@@ -108,16 +108,16 @@ class Service:
             answers: see `ApiRoute`.
         """
 
-        def work(http: Request, given: Body) -> Asked | Response:
+        def work(http: Request, given: Body) -> ReplyPlan | Response:
             with renamed(names or {}):
                 return ask(http, given)
 
         async def serve(http: Request) -> Response:
-            asked = await self.bodies.read(http, body, partial(work, http))
-            if isinstance(asked, Response):
-                return asked
+            plan = await self.bodies.read(http, body, partial(work, http))
+            if isinstance(plan, Response):
+                return plan
             with renamed(names or {}):
-                return await self._answer(http, asked)
+                return await self._answer(http, plan)
 
         return ApiRoute(path, serve, body=body, answers=answers)
 
@@ -132,7 +132,7 @@ class Service:
             message = f"there is no model {name!r} here; the model is {self.config.name!r}"
             raise ApiError(404, message, "model_not_found", param="model")
 
-    def chat(self, http: Request, body: ChatRequest, reply: ChatReply) -> Asked:
+    def chat(self, http: Request, body: ChatRequest, reply: ChatReply) -> ReplyPlan:
         """What a conversation asks for. May take long."""
         self.check_model(body.model)
         tools, forced = chosen_tools(body)
@@ -157,7 +157,7 @@ class Service:
             made = OneCall(made) if single else made
             return made if form is None else form.wrapped(made, opened=opened)
 
-        return self._asked(http, body, [ids], params, reply(parser))
+        return self._plan(http, body, [ids], params, reply(parser))
 
     def read_chat(
         self, body: ChatRequest, tools: Sequence[dict[str, Any]] | None = None
@@ -174,13 +174,13 @@ class Service:
             variables["tools"] = list(tools)
         return chat_ids(self.prompts, body, variables, self.model.max_context)
 
-    def complete(self, http: Request, body: CompletionRequest, reply: CompletionReply) -> Asked:
+    def complete(self, http: Request, body: CompletionRequest, reply: CompletionReply) -> ReplyPlan:
         """What a body with prompts asks for. May take long."""
         self.check_model(body.model)
         params = sampling_params(body, self.config, self.model.sampling_defaults)
         prompts = self.checked(_prompts(body.prompt))
         ids, echoed = completion_ids(self.prompts, body, prompts, self.model.max_context)
-        return self._asked(http, body, ids, params, reply(echoed))
+        return self._plan(http, body, ids, params, reply(echoed))
 
     def checked(self, prompts: list[Any]) -> list[Any]:
         """Refuse more prompts than one request may have, or none. Returns the prompts."""
@@ -188,18 +188,18 @@ class Service:
             raise invalid("prompt", f"give between 1 and {self.config.max_prompts} prompts")
         return prompts
 
-    def _asked(
+    def _plan(
         self,
         http: Request,
         body: ChatRequest | CompletionRequest,
         prompts: Sequence[list[int]],
         params: SamplingParams,
         reply: ReplyFormat,
-    ) -> Asked:
+    ) -> ReplyPlan:
         """What is kept of a body. Refuses fields and options that it must not have."""
         check_totals(prompts, params)
         options = self._options(body, http.state.account)
-        return Asked(prompts, params, options, reply, ReplyOptions.of(body), ignored_fields(body))
+        return ReplyPlan(prompts, params, options, reply, ReplyOptions.of(body), ignored_fields(body))
 
     def _options(self, body: GenerationRequest, account: Account | None) -> RequestOptions:
         """The request's options. Refuses what the server or the key does not allow."""
@@ -220,27 +220,27 @@ class Service:
             raise ApiError(403, message, "not_allowed", param="speculation.trace")
         return replace(options, drafter=None) if options.drafter == self.model.drafter else options
 
-    async def _answer(self, http: Request, asked: Asked) -> Response:
+    async def _answer(self, http: Request, plan: ReplyPlan) -> Response:
         """Submit a job, and reply with a stream of its updates or with the whole answers."""
-        params, options, reply = asked.params, asked.options, asked.reply
-        headers = {HEADER: ", ".join(asked.ignored)} if asked.ignored else {}
-        http.state.record |= {"ignored_fields": asked.ignored} if asked.ignored else {}
+        params, options, reply = plan.params, plan.options, plan.reply
+        headers = {HEADER: ", ".join(plan.ignored)} if plan.ignored else {}
+        http.state.record |= {"ignored_fields": plan.ignored} if plan.ignored else {}
         account: Account | None = http.state.account
-        size = len(asked.prompts) * params.n, sum(map(len, asked.prompts))
+        size = len(plan.prompts) * params.n, sum(map(len, plan.prompts))
         charge = Charge(None, *size) if account is None else account.admit(*size)
         drafter = options.drafter or self.model.drafter
-        job = Job(asked.prompts, params, options, drafter, self.config.timeout, charge)
+        job = Job(plan.prompts, params, options, drafter, self.config.timeout, charge)
         try:
             await while_connected(http.receive, self._submit(job))
         except BaseException:
             charge.end(refund=True)  # unless the job has ended it
             raise
-        if asked.reply_options.stream:
-            chunks = reply.stream(job, asked.reply_options)
+        if plan.reply_options.stream:
+            chunks = reply.stream(job, plan.reply_options)
             settle = partial(self._settle, http, job)
             return EventStream(chunks, settle, reply.framing, reply.failure, headers)
         try:
-            whole = await while_connected(http.receive, reply.collect(job, asked.reply_options))
+            whole = await while_connected(http.receive, reply.collect(job, plan.reply_options))
             return JsonReply(whole, headers)
         finally:
             self._settle(http, job)

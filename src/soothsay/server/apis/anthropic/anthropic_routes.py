@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from soothsay.server.apis.anthropic.anthropic_bodies import RENAMED, AnthropicRequest, PromptRequest
 from soothsay.server.apis.anthropic.anthropic_replies import AnthropicFormat
 from soothsay.server.generation.reply_format import MakeParser
-from soothsay.server.generation.service import Asked, Service, without_traces
+from soothsay.server.generation.service import ReplyPlan, Service, without_traces
 from soothsay.server.http.api_route import ApiRoute
 
 
@@ -22,7 +22,7 @@ def anthropic_routes(service: Service) -> list[ApiRoute]:
     def reply(parser: MakeParser) -> AnthropicFormat:
         return AnthropicFormat(service.config.name, service.texts, parser, service.model.max_context)
 
-    def answer(http: Request, body: AnthropicRequest) -> Asked:
+    def answer(http: Request, body: AnthropicRequest) -> ReplyPlan:
         return service.chat(http, without_traces(body.chat(able=able)), reply)
 
     def count(_: Request, body: PromptRequest) -> Response:

@@ -20,7 +20,7 @@ from soothsay.server.apis.llamacpp.llama_replies import LlamaFormat
 from soothsay.server.generation.request_bodies import ChatRequest
 from soothsay.server.generation.request_parameters import truncated
 from soothsay.server.generation.request_prompts import CUT, PromptReader
-from soothsay.server.generation.service import Asked, Service
+from soothsay.server.generation.service import ReplyPlan, Service
 from soothsay.server.http.api_errors import try_later, unsupported
 from soothsay.server.http.api_route import ApiRoute
 
@@ -30,15 +30,15 @@ def llama_routes(service: Service) -> list[ApiRoute]:
     tokenizer = service.model.tokenizer
     gap = None if tokenizer is None else GapTokens.of(tokenizer.vocabulary())
 
-    def complete(http: Request, body: LlamaCompletionRequest) -> Asked:
-        return _asked(service, http, body, body.prompts())
+    def complete(http: Request, body: LlamaCompletionRequest) -> ReplyPlan:
+        return _plan(service, http, body, body.prompts())
 
-    def infill(http: Request, body: InfillRequest) -> Asked:
+    def infill(http: Request, body: InfillRequest) -> ReplyPlan:
         if gap is None:
             message = "this model cannot fill gaps: its vocabulary lacks the tokens; use /completion"
             raise unsupported("input_prefix", message)
         ends = [*(body.stop_token_ids or ()), *gap.ends]
-        return _asked(service, http, body.model_copy(update={"stop_token_ids": ends}), [gap.prompt(body)])
+        return _plan(service, http, body.model_copy(update={"stop_token_ids": ends}), [gap.prompt(body)])
 
     def apply_template(_: Request, body: ChatRequest) -> Response:
         """A conversation as the model reads it."""
@@ -90,7 +90,7 @@ def _model_routes(service: Service) -> list[ApiRoute]:
     ]
 
 
-def _asked(service: Service, http: Request, body: LlamaRequest, prompts: list[Parts]) -> Asked:
+def _plan(service: Service, http: Request, body: LlamaRequest, prompts: list[Parts]) -> ReplyPlan:
     """What a body with these prompts asks for. Raises `ApiError`."""
     service.check_model(body.model)
     room = service.model.max_context

@@ -16,7 +16,7 @@ from soothsay.server.apis.ollama.ollama_bodies import (
     tagged,
 )
 from soothsay.server.apis.ollama.ollama_replies import OllamaChatFormat, OllamaTextFormat, timestamp
-from soothsay.server.generation.service import Asked, Service
+from soothsay.server.generation.service import ReplyPlan, Service
 from soothsay.server.http.api_route import ApiRoute
 from soothsay.server.http.body_types import Json
 from soothsay.server.tools.tool_calls import PlainParser
@@ -32,13 +32,13 @@ def ollama_routes(service: Service) -> list[ApiRoute]:
     """The routes of this API."""
     config, able = service.config, service.reasoning is not None
 
-    def chat(http: Request, body: OllamaChatRequest) -> Asked | Response:
+    def chat(http: Request, body: OllamaChatRequest) -> ReplyPlan | Response:
         if not body.messages:
             return loaded(body, {"message": {"role": "assistant", "content": ""}})
         chat, reply = body.chat(config, able=able), partial(OllamaChatFormat, body.model, service.texts)
         return service.chat(http, chat, reply)
 
-    def generate(http: Request, body: OllamaGenerateRequest) -> Asked | Response:
+    def generate(http: Request, body: OllamaGenerateRequest) -> ReplyPlan | Response:
         """A model without a chat template continues the prompt, as with `raw`."""
         body.check()
         model, tokenizer = body.model, service.model.tokenizer

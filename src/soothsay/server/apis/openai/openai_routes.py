@@ -18,7 +18,7 @@ from soothsay.server.apis.openai.responses_replies import ResponsesFormat
 from soothsay.server.generation.reply_format import MakeParser, TokenTexts
 from soothsay.server.generation.request_bodies import ChatRequest, CompletionRequest, GenerationRequest
 from soothsay.server.generation.request_prompts import continued_text
-from soothsay.server.generation.service import Asked, Service, without_traces
+from soothsay.server.generation.service import ReplyPlan, Service, without_traces
 from soothsay.server.http.api_route import ApiRoute
 from soothsay.server.http.body_types import Json
 
@@ -31,15 +31,15 @@ def openai_routes(service: Service) -> list[ApiRoute]:
         """The texts of tokens in a reply, or their ids if the request prefers these."""
         return TokenTexts(None) if body.return_tokens_as_token_ids else service.texts
 
-    def chat(http: Request, body: ChatRequest) -> Asked:
+    def chat(http: Request, body: ChatRequest) -> ReplyPlan:
         echoed = continued_text(body) if body.echo else ""
         return service.chat(http, body, partial(ChatFormat, name, texts(body), echoed=echoed))
 
-    def complete(http: Request, body: CompletionRequest) -> Asked:
+    def complete(http: Request, body: CompletionRequest) -> ReplyPlan:
         scored = body.echo is True and body.logprobs is not None
         return service.complete(http, body, partial(CompletionFormat, name, texts(body), scored=scored))
 
-    def respond(http: Request, body: ResponsesRequest) -> Asked:
+    def respond(http: Request, body: ResponsesRequest) -> ReplyPlan:
         chat, echo = without_traces(body.chat()), body.echo()
 
         def reply(parser: MakeParser) -> ResponsesFormat:
