@@ -11,7 +11,8 @@ from fleets import NUMERICS, FakeEngine, Fixture, heard, job, run, text, tokens,
 
 from soothsay.core.answer import SpeculationStats
 from soothsay.server.engines.engine_messages import CatchUp
-from soothsay.server.fleet import dispatcher, fleet
+from soothsay.server.fleet import dispatcher
+from soothsay.server.fleet import engine_fleet as fleet
 from soothsay.server.fleet.jobs import Job
 from soothsay.server.fleet.replica import EngineState
 from soothsay.server.http.api_errors import ApiError
