@@ -67,33 +67,37 @@ class Gate:
         request_id = given if ID.fullmatch(given) else f"req-{secrets.token_hex(8)}"
         record: dict[str, Any] = {}
         scope.setdefault("state", {}).update(id=request_id, account=None, record=record)
-        sender = _Sender(send, request_id)
+        status: int | None = None
+
+        async def send_named(message: Message) -> None:
+            """Add the request's id, and remember the status."""
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                named = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+                message = {**message, "headers": named}
+            await send(message)
+
         begin = time.perf_counter()
         try:
-            await self._serve(scope, headers, receive, sender)
+            await self._serve(scope, headers, receive, send_named)
         except DisconnectedError:
             pass
         except Exception as error:
             if not isinstance(error, (ApiError, HTTPException, OSError)):
                 log.error("request failed", exc_info=True, extra={"id": request_id})
-            if sender.status is None:
-                await _as_api_error(error).response(scope["path"])(scope, receive, sender)
+            if status is None:
+                await _as_api_error(error).response(scope["path"])(scope, receive, send_named)
             else:  # the response has begun, so it cannot become an error: close the connection
                 record["broken"] = type(error).__name__
                 if not isinstance(error, OSError):
                     raise
         finally:
-            seconds = time.perf_counter() - begin
-            self._record(scope, sender.status or DISCONNECTED, seconds, {"id": request_id}, record)
-
-    def _record(
-        self, scope: Scope, status: int, seconds: float, first: Mapping[str, Any], last: Mapping[str, Any]
-    ) -> None:
-        """Count the response, and write its line in the log."""
-        path = scope["path"] if scope["path"] in self._paths else "other"
-        self._count(path, status)
-        facts = {"method": scope["method"], "path": path, "status": status, "seconds": round(seconds, 4)}
-        log.info("request", extra={**first, **facts, **last})
+            path = scope["path"] if scope["path"] in self._paths else "other"
+            self._count(path, status or DISCONNECTED)
+            facts = {"id": request_id, "method": scope["method"], "path": path}
+            facts |= {"status": status or DISCONNECTED, "seconds": round(time.perf_counter() - begin, 4)}
+            log.info("request", extra={**facts, **record})
 
     async def _serve(
         self, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive, send: Send
@@ -190,21 +194,6 @@ class Gate:
             return message
 
         return limited
-
-
-class _Sender:
-    """`send` that adds the request id, and remembers the status."""
-
-    def __init__(self, send: Send, request_id: str):
-        self._send, self._id = send, request_id.encode()
-        self.status: int | None = None
-
-    async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            headers = [*message.get("headers", ()), (b"x-request-id", self._id)]
-            message = {**message, "headers": headers}
-        await self._send(message)
 
 
 def _host(headers: Mapping[bytes, bytes]) -> str:

@@ -11,7 +11,8 @@ import os
 import re
 import stat
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -52,10 +53,8 @@ class BatchOutput:
     def __init__(self, path: Path):
         self.path = path
         self.state_path = path.with_name(f"{path.name}.state")
-        try:
+        with self._writing():
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-        except OSError as error:
-            raise self._failure(error) from None
         try:
             self._lock()
             self._state = self._read_state() if os.path.getsize(path) else {}
@@ -84,10 +83,8 @@ class BatchOutput:
         """Check a complete state, or write it if there is none. Call it before the first answer."""
         self.check(state)
         if not self._state:
-            try:
+            with self._writing():
                 write_json(self.state_path, dict(state), indent=2)
-            except OSError as error:
-                raise self._failure(error) from None
 
     def write(self, line: BatchLine, status: int, body: Any) -> None:
         """Add the answer to a line. Raises `RequestError` if the file cannot be written."""
@@ -100,18 +97,14 @@ class BatchOutput:
         }
         self.failed += status != OK
         text = memoryview(f"{to_line(answer)}\n".encode())
-        try:
+        with self._writing():
             while text:
                 text = text[os.write(self._file, text) :]
-        except OSError as error:
-            raise self._failure(error) from None
 
     def sync(self) -> None:
         """Wait until all answers are on the disk."""
-        try:
+        with self._writing():
             os.fsync(self._file)
-        except OSError as error:
-            raise self._failure(error) from None
 
     def _lock(self) -> None:
         if not stat.S_ISREG(os.fstat(self._file).st_mode):
@@ -156,8 +149,12 @@ class BatchOutput:
                 end += len(line)
         return np.frombuffer(keys, np.uint64), failed
 
-    def _failure(self, error: OSError) -> RequestError:
-        return RequestError(
-            f"{self.path} cannot be written ({error.strerror or error}). The answers in it are kept: once it "
-            "can be written, the same command goes on"
-        )
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise RequestError(
+                f"{self.path} cannot be written ({error.strerror or error}). The answers in it are kept: "
+                "once it can be written, the same command goes on"
+            ) from None

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -103,9 +104,7 @@ def run_batch(
         "model's name in requests": name,
         "dtype": dtype,
         "context": max_context,
-        "chat template (SHA-256)": None
-        if chat_template is None
-        else hashlib.sha256(user_path(chat_template).read_bytes()).hexdigest(),
+        "chat template (SHA-256)": None if chat_template is None else _digest(user_path(chat_template)),
         "seed": seed,
     }
     with BatchOutput(target) as answers:
@@ -234,6 +233,10 @@ class BatchRun:
             "room for a request, in tokens (kv-tokens)": room,
             "numeric mode (weights, dtype or processor)": digest,
         }
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _config(name: str, fleet: Fleet, num_lines: int) -> ServerConfig:
