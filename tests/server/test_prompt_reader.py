@@ -205,7 +205,7 @@ def test_a_text_of_which_the_end_is_wanted_may_be_longer() -> None:
         one.encode("x" * 1000, field="messages", cut=True)
     assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "messages")
     parts = LlamaCompletionRequest(prompt="x", truncate_prompt_tokens=5)
-    assert read_prompts(one, parts, [["x" * 150] * 2], 100)[0] == [one.encode("xxxxx")]
+    assert read_prompts(one, parts, [["x" * 150] * 2], 100) == [one.encode("xxxxx")]
     with pytest.raises(ApiError, match="at least 450 tokens"):
         read_prompts(one, parts, [["x" * 150] * 9], 100)
 

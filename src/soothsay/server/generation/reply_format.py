@@ -10,7 +10,7 @@ from typing import Any, Self
 from soothsay.core.answer import FinishReason, TokenLogprobs
 from soothsay.server.engines.engine_messages import AnswerUpdate
 from soothsay.server.fleet.jobs import Job
-from soothsay.server.generation.request_bodies import CompletionRequest, GenerationRequest
+from soothsay.server.generation.request_bodies import CompletionRequest, GenerationRequest, StreamOptions
 from soothsay.server.http.api_errors import ApiError
 from soothsay.server.http.body_types import Json
 from soothsay.server.http.json_streams import EVENTS, Framing
@@ -55,11 +55,12 @@ class ReplyOptions:
     @classmethod
     def of(cls, body: GenerationRequest) -> Self:
         """The options of a body."""
+        stream = body.stream_options or StreamOptions()
         return cls(
             stream=bool(body.stream),
             n=body.n or 1,
-            usage=body.wants_usage,
-            usage_always=body.wants_usage_always,
+            usage=bool(stream.include_usage),
+            usage_always=bool(stream.include_usage and stream.continuous_usage_stats),
             logprobs=not isinstance(body, CompletionRequest) or body.logprobs is not None,
             prompt_logprobs=body.prompt_logprobs is not None,
             token_ids=bool(body.return_token_ids),

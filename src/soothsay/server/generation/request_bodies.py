@@ -108,16 +108,6 @@ class GenerationRequest(Body):
         given = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return [stop for stop in given if stop]
 
-    @property
-    def wants_usage(self) -> bool:
-        """Whether the last chunk of a stream has the usage."""
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
-
-    @property
-    def wants_usage_always(self) -> bool:
-        """Whether every chunk of a stream has the usage so far."""
-        return self.wants_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
-
 
 class JsonSchema(Body):
     """A JSON schema, which answers always follow. None: any object."""

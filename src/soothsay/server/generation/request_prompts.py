@@ -37,11 +37,6 @@ class PromptReader:
             raise unsupported("prompt", f"{NO_TOKENIZER}. Give token ids")
         return self._model.tokenizer
 
-    @property
-    def has_no_tokenizer(self) -> bool:
-        """Whether prompts can be token ids only."""
-        return self._model.tokenizer is None
-
     def encode(
         self, text: str, *, special: bool = True, field: str = "prompt", cut: bool = False
     ) -> list[int]:

@@ -216,7 +216,12 @@ class EventStream(_Reply):
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Await `work` and return its result. Cancels it and raises `DisconnectedError` on disconnection."""
-    tasks = asyncio.create_task(work), asyncio.create_task(_disconnection(receive))
+
+    async def disconnection() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    tasks = asyncio.create_task(work), asyncio.create_task(disconnection())
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if not tasks[0].done():
@@ -239,8 +244,3 @@ async def _send_parts(send: Send, part: str, parts: Iterator[str]) -> None:
     while len(part) >= PART:
         part = await asyncio.to_thread(next, parts, "")
         await _send_text(send, part)
-
-
-async def _disconnection(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

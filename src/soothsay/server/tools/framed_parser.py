@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from soothsay.server.tools.tool_arguments import parsed_json
-from soothsay.server.tools.tool_calls import ParsedPart, ToolCall, ToolCallParser, Tools
+from soothsay.server.tools.tool_calls import ParsedPart, ToolCall, ToolCallParser, Tools, overlap
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 ON_LINES = f"{OPEN}\n", f"\n{CLOSE}"
@@ -127,12 +127,8 @@ class FramedParser(ToolCallParser):
         if self._after_call:
             return 0  # it may become the trailer
         text = self._held
-        longest = max(len(tag) for tag, _ in self.frames)
-        cut = next((n for n in range(min(longest - 1, len(text)), 0, -1) if self._may_begin(text[-n:])), 0)
+        cut = max(overlap(text, tag) for tag, _ in self.frames)
         return len(text[: len(text) - cut].rstrip())
-
-    def _may_begin(self, text: str) -> bool:
-        return any(tag.startswith(text) and len(text) < len(tag) for tag, _ in self.frames)
 
 
 def as_calls(value: Any, **fields: Any) -> list[ToolCall]:

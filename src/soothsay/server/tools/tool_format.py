@@ -100,8 +100,10 @@ class ToolFormat:
             return None
         before, after = (quoted(text) if text else "" for text in self.frame)
         strict, loose = (
-            Grammar.lark(f"start: {before} call {after}\ncall: %json {self._calls(tools, of, SPACING)}")
-            for of in (_parameters, _any_object)
+            Grammar.lark(
+                f"start: {before} call {after}\ncall: %json {self._calls(tools, SPACING, loose=any_object)}"
+            )
+            for any_object in (False, True)
         )
         return strict.or_else(loose)
 
@@ -116,19 +118,24 @@ class ToolFormat:
             special: ids of the model's special tokens.
         """
         forms = [f"{spelled(opening, special)} rest" for opening in self.openings]
-        rules = [f"rest: (CHARS{_one_of(special)})*", r"CHARS: /(.|\n)+/"]
+        one = f" | <[{','.join(map(str, sorted(special.values())))}]>" if special else ""
+        rules = [f"rest: (CHARS{one})*", r"CHARS: /(.|\n)+/"]
         forms += [f"{spelled(before, special)} call {spelled(after, special)}" for before, after in self.bare]
         if self.bare:
             spacing = {"whitespace_pattern": WHITESPACE}
-            rules.append(f"call: %json {self._calls(tools, _any_object, spacing)}")
+            rules.append(f"call: %json {self._calls(tools, spacing, loose=True)}")
         return Grammar.lark("\n".join([f"start: {' | '.join(forms)}", *rules])) if forms else None
 
-    def _calls(self, tools: Tools, of: Callable[[Mapping[str, Any]], Any], spacing: dict[str, Any]) -> str:
-        """The JSON schema of a call. `of` gives the schema of a function's arguments."""
+    def _calls(self, tools: Tools, spacing: dict[str, Any], *, loose: bool) -> str:
+        """The JSON schema of a call. `loose`: the arguments may be any object."""
+        any_object = {"type": "object"}
         calls = [
             {
                 "type": "object",
-                "properties": {"name": {"const": function["name"]}, self.arguments: of(function)},
+                "properties": {
+                    "name": {"const": function["name"]},
+                    self.arguments: (not loose and function.get("parameters")) or any_object,
+                },
                 "required": ["name", self.arguments],
                 "additionalProperties": False,
             }
@@ -167,19 +174,6 @@ class ToolFormat:
 LLAMA3 = ToolFormat(
     supported=True, parser=Llama3Parser, arguments="parameters", frame=("", ""), bare=LLAMA3_BARE
 )
-
-
-def _parameters(function: Mapping[str, Any]) -> Any:
-    return function.get("parameters") or {"type": "object"}
-
-
-def _any_object(function: Mapping[str, Any]) -> Any:
-    return {"type": "object"}
-
-
-def _one_of(special: Mapping[str, int]) -> str:
-    """A choice in Lark: one of the special tokens, if there are any."""
-    return f" | <[{','.join(map(str, sorted(special.values())))}]>" if special else ""
 
 
 def _rendered(tokenizer: Tokenizer, messages: Sequence[Message], **variables: Any) -> str | None:

@@ -73,12 +73,10 @@ class LlamaRequest(GenerationRequest):
         if self.n_probs and self.post_sampling_probs:
             message = "post_sampling_probs is not supported: probabilities are those of the model itself"
             raise unsupported("post_sampling_probs", message)
-        theirs = (
-            LlamaRequest.model_fields.keys() - GenerationRequest.model_fields.keys() - {"response_format"}
-        )
-        others = CompletionRequest.model_fields.keys() - GenerationRequest.model_fields.keys()
-        given = self.model_dump(by_alias=True, exclude_unset=True, exclude={*theirs, *self._prompt_fields()})
-        fields = {name: value for name, value in given.items() if name not in others - {"response_format"}}
+        shared = GenerationRequest.model_fields.keys() | {"response_format"}
+        theirs = (type(self).model_fields.keys() | CompletionRequest.model_fields.keys()) - shared
+        given = self.model_dump(by_alias=True, exclude_unset=True, exclude=theirs)
+        fields = {name: value for name, value in given.items() if name not in theirs}
         return make_body(
             CompletionRequest,
             {
@@ -89,10 +87,6 @@ class LlamaRequest(GenerationRequest):
                 "logprobs": self.n_probs or None,
             },
         )
-
-    def _prompt_fields(self) -> frozenset[str]:
-        """Names of the fields that say what is completed."""
-        return frozenset(type(self).model_fields.keys() - LlamaRequest.model_fields.keys())
 
 
 class LlamaCompletionRequest(LlamaRequest):

@@ -94,15 +94,18 @@ def _plan(service: Service, http: Request, body: LlamaRequest, prompts: list[Par
     """What a body with these prompts asks for. Raises `ApiError`."""
     service.check_model(body.model)
     room = service.model.max_context
-    ids, texts = read_prompts(service.prompts, body, service.checked(prompts), room)
+    reader = service.prompts
+    ids = read_prompts(reader, body, service.checked(prompts), room)
+    named = service.model.tokenizer is not None
+    texts = [reader.decode(one, skip_special=False) if named else "" for one in ids]
     reply = LlamaFormat(service.config.name, service.texts, body, texts, room)
     return service.complete(http, body.completion(ids), lambda _: reply)
 
 
 def read_prompts(
     reader: PromptReader, body: LlamaRequest, prompts: Sequence[Parts], room: int
-) -> tuple[list[list[int]], list[str]]:
-    """Token ids and texts of prompts. The text at the start of a prompt gets the tokens that begin a text.
+) -> list[list[int]]:
+    """Token ids of prompts. The text at the start of a prompt gets the tokens that begin a text.
 
     Args:
         reader: of the model's prompts.
@@ -113,7 +116,7 @@ def read_prompts(
     Raises `ApiError` for unknown token ids, and for prompts that the context cannot hold.
     """
     begin, cut = body.add_special_tokens is not False, body.truncate_prompt_tokens is not None
-    all_ids, texts = list[list[int]](), list[str]()
+    all_ids = list[list[int]]()
     for parts in prompts:
         if len(parts) > 2 * room:  # each takes time, also if it is empty
             raise reader.over_long(f"{len(parts)} parts", "prompt")
@@ -123,7 +126,5 @@ def read_prompts(
             ids += [part] if isinstance(part, int) else reader.encode(part, special=first, cut=cut)
             if len(ids) > CUT * room:
                 raise reader.over_long(f"at least {len(ids)} tokens", "prompt")
-        ids = reader.check_prompt(truncated(ids, body, room))
-        all_ids.append(ids)
-        texts.append("" if reader.has_no_tokenizer else reader.decode(ids, skip_special=False))
-    return all_ids, texts
+        all_ids.append(reader.check_prompt(truncated(ids, body, room)))
+    return all_ids
