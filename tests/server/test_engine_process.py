@@ -27,6 +27,7 @@ from soothsay.core.tenant import Tenant
 from soothsay.errors import SoothsayError
 from soothsay.server.engines import engine_process as process
 from soothsay.server.engines import worker
+from soothsay.server.engines.answer_updates import answer_update, has_news
 from soothsay.server.engines.engine_messages import (
     Admitted,
     Cancel,
@@ -330,8 +331,8 @@ def test_a_job_of_an_engine_that_was_lost_is_interrupted_and_its_silent_end_is_t
     (request,) = one._jobs[0]
     assert (request.num_output, request.interrupted) == (1, True)
     request.finish_unreported = True
-    worker._update(0, 0, request)
-    assert not worker._has_news(request)
+    answer_update(0, 0, request)
+    assert not has_news(request)
     one._act(Cancel(0))
 
 

@@ -22,6 +22,7 @@ from soothsay.drafters.registry import REGISTRY, build_drafter
 from soothsay.errors import DrafterError, RequestError, SoothsayError
 from soothsay.heap import TIDY_INTERVAL, return_freed_memory
 from soothsay.llm import LLM
+from soothsay.server.engines.answer_updates import answer_update, has_news, is_beginning
 from soothsay.server.engines.engine_messages import (
     Admitted,
     AnswerUpdate,
@@ -272,14 +273,16 @@ class Worker:
         if time.monotonic() - self._reported >= REPORT_INTERVAL:
             return True
         running = [request for own in self._jobs.values() for request in own]
-        return any(one.finish_reason is not None or _is_beginning(one) for one in running)
+        return any(one.finish_reason is not None or is_beginning(one) for one in running)
 
     def _report(self, *, failed: bool = False, refused: dict[int, ApiError] | None = None) -> None:
         """Send what has changed since the last report, if anything has."""
         updates: list[AnswerUpdate] = []
         ended: dict[int, ApiError | None] = dict(refused or {})
         for job, requests in list(self._jobs.items()):
-            updates += [_update(job, i, request) for i, request in enumerate(requests) if _has_news(request)]
+            updates += [
+                answer_update(job, i, request) for i, request in enumerate(requests) if has_news(request)
+            ]
             failures = [request.failure for request in requests if request.failure is not None]
             if failures:
                 self._drop(job, FinishReason.ERROR)
@@ -296,49 +299,6 @@ class Worker:
         if updates:
             self._reported = now
         self._send(EngineUpdate(now, updates, ended, load, new_decisions, failed))
-
-
-def _has_news(request: Request) -> bool:
-    return bool(request.pieces) or request.finish_unreported
-
-
-def _is_beginning(request: Request) -> bool:
-    """Whether an answer has its first tokens, and none of them has been reported."""
-    return 0 < request.num_output == len(request.pieces)
-
-
-def _update(job: int, index: int, request: Request) -> AnswerUpdate:
-    """Take the new pieces and traces out of a request."""
-    pieces = list(request.pieces)
-    request.pieces.clear()
-    request.finish_unreported = False
-    is_first, scored = request.num_output == len(pieces), request.params.prompt_logprobs is not None
-    traces = list(request.traces or ())
-    if request.traces:
-        request.traces.clear()
-    logprobs, end = None, None
-    if request.params.logprobs is not None:
-        logprobs = [piece.logprobs for piece in pieces if piece.logprobs is not None]
-        silent = pieces and pieces[-1].token in request.end_tokens
-        if silent and not request.params.include_stop_str_in_output:  # it is not part of the text
-            end = logprobs.pop()
-    return AnswerUpdate(
-        job=job,
-        index=index,
-        text="".join(piece.text for piece in pieces),
-        logprobs=logprobs,
-        traces=traces,
-        num_output=request.num_output,
-        text_length=len(request.answer.text),
-        num_cached=request.num_prefix_hits,
-        num_preemptions=request.num_preemptions,
-        stats=request.stats,
-        finish_reason=request.finish_reason,
-        token_ids=[piece.token for piece in pieces],
-        end_logprobs=end,
-        stop=request.answer.stop,
-        prompt_logprobs=request.prompt_logprobs if is_first and scored else None,
-    )
 
 
 def _failure(error: Exception) -> ApiError:

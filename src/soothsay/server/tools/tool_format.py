@@ -99,13 +99,9 @@ class ToolFormat:
         if self.frame is None:
             return None
         before, after = (quoted(text) if text else "" for text in self.frame)
-        strict, loose = (
-            Grammar.lark(
-                f"start: {before} call {after}\ncall: %json {self._calls(tools, SPACING, loose=any_object)}"
-            )
-            for any_object in (False, True)
-        )
-        return strict.or_else(loose)
+        first = f"start: {before} call {after}\ncall: %json "
+        strict, loose = (self._calls(tools, SPACING, loose=loose) for loose in (False, True))
+        return Grammar.lark(first + strict).or_else(Grammar.lark(first + loose))
 
     def free_calls(self, tools: Tools, special: Mapping[str, int]) -> Grammar | None:
         """A grammar for answers with calls, as the model writes them. None: the format is unknown.
