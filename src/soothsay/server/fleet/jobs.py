@@ -76,7 +76,7 @@ class Job:
         self.answers = [
             AnswerProgress(len(prompt), self.arrived_at) for prompt in prompts for _ in range(params.n)
         ]
-        self.reports: dict[str, dict[str, Any]] = {}  # what was reported of its present state, by name
+        self.reports: dict[str, Any] = {}  # what was reported of its present state, by name
         self.admitted: asyncio.Future[None] = loop.create_future()
         self._updates: asyncio.Queue[AnswerUpdate | None] = asyncio.Queue()  # None: the job has ended
         self._failure: ApiError | None = None

@@ -3,32 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import reduce, wraps
+from functools import wraps
+from itertools import zip_longest
+from typing import TypeVar
 
 from soothsay.core.answer import SpeculationStats
 from soothsay.server.fleet.jobs import AnswerProgress, Job
 from soothsay.server.http.body_types import Json
 
+T = TypeVar("T")
 
-def _once(make: Callable[[Job], Json]) -> Callable[[Job], Json]:
+
+def _once(make: Callable[[Job], T]) -> Callable[[Job], T]:
     """Make a report once for each state of a job: hundreds of answers may ask for it at each step.
 
     The report must not be changed.
     """
 
     @wraps(make)
-    def report(job: Job) -> Json:
+    def report(job: Job) -> T:
         name = make.__name__
         if name not in job.reports:
             job.reports[name] = make(job)
-        return job.reports[name]
+        made: T = job.reports[name]
+        return made
 
     return report
 
 
+@_once
 def _stats(job: Job) -> SpeculationStats:
-    """The statistics of all answers together."""
-    return reduce(SpeculationStats.plus, (answer.stats for answer in job.answers))
+    """The statistics of all answers together. Those by drafter are totals: lists of one number."""
+    stats = [answer.stats for answer in job.answers]
+    counts = ("steps", "emitted", "first", "drafted", "accepted")
+    total = SpeculationStats(*(sum(getattr(one, name) for one in stats) for name in counts))
+    total.drafted_at = [*map(sum, zip_longest(*(one.drafted_at for one in stats), fillvalue=0))]
+    total.accepted_at = [*map(sum, zip_longest(*(one.accepted_at for one in stats), fillvalue=0))]
+    for one in stats:
+        for author, numbers in one.accepted_by.items():
+            total.accepted_by[author] = [sum(total.accepted_by.get(author, ()), sum(numbers))]
+    return total
 
 
 def _prompts(job: Job) -> Sequence[AnswerProgress]:
