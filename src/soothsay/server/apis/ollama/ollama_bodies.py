@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from soothsay.server.generation.message_bodies import call_of
+from soothsay.server.generation.message_bodies import Function, call_of
 from soothsay.server.generation.request_bodies import UNLIMITED, ChatRequest, CompletionRequest
 from soothsay.server.generation.request_parameters import nearest
 from soothsay.server.generation.service import make_body
@@ -129,18 +129,10 @@ class OllamaMessage(Body):
         return {**message, "content": self.content or ""}
 
 
-class OllamaFunction(Body):
-    """A function that the model may call. `parameters` is a JSON schema."""
-
-    name: str
-    description: str | None = None
-    parameters: Json | None = None
-
-
 class OllamaTool(Body):
     """A tool that the model may call."""
 
-    function: OllamaFunction
+    function: Function
 
 
 class OllamaChatRequest(OllamaRequest):

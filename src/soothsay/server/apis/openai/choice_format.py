@@ -125,7 +125,7 @@ class ChoiceFormat(ReplyFormat):
         ]
         if not options.logprobs:
             choices = [{**choice, "logprobs": None} for choice in choices]  # they were for choosing the best
-        made = {**self.whole(choices, usage(job)), **reports(job)}
+        made = {**self._frame(self.kind, choices), "usage": usage(job), **reports(job)}
         self._details(job, options).add(made, [updates[number] for number in chosen])
         return made
 
@@ -149,10 +149,6 @@ class ChoiceFormat(ReplyFormat):
         """One chunk of a stream."""
         chunk = self._frame(self.chunk_kind, choices)
         return {**chunk, "usage": usage} if with_usage else chunk
-
-    def whole(self, choices: Sequence[Json], usage: Json) -> Json:
-        """The whole reply."""
-        return {**self._frame(self.kind, choices), "usage": usage}
 
     def _traced(self, part: Json, traces: Sequence[StepTrace]) -> Json:
         """Add the traces of steps to a choice of a chunk, if there are any."""
