@@ -10,7 +10,11 @@ from typing import Any, Self
 from soothsay.core.answer import FinishReason, TokenLogprobs
 from soothsay.server.engines.engine_messages import AnswerUpdate
 from soothsay.server.fleet.jobs import Job
-from soothsay.server.generation.request_bodies import CompletionRequest, GenerationRequest, StreamOptions
+from soothsay.server.generation.request_bodies import (
+    ChatRequest,
+    CompletionRequest,
+    StreamOptions,
+)
 from soothsay.server.http.api_errors import ApiError
 from soothsay.server.http.body_types import Json
 from soothsay.server.http.json_streams import EVENTS, Framing
@@ -53,7 +57,7 @@ class ReplyOptions:
     token_ids: bool = False
 
     @classmethod
-    def of(cls, body: GenerationRequest) -> Self:
+    def of(cls, body: ChatRequest | CompletionRequest) -> Self:
         """The options of a body."""
         stream = body.stream_options or StreamOptions()
         return cls(
@@ -61,7 +65,7 @@ class ReplyOptions:
             n=body.n or 1,
             usage=bool(stream.include_usage),
             usage_always=bool(stream.include_usage and stream.continuous_usage_stats),
-            logprobs=not isinstance(body, CompletionRequest) or body.logprobs is not None,
+            logprobs=body.num_logprobs is not None,
             prompt_logprobs=body.prompt_logprobs is not None,
             token_ids=bool(body.return_token_ids),
         )

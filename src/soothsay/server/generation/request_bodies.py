@@ -153,6 +153,16 @@ class ChatRequest(GenerationRequest):
         """Log-probabilities that are listed beside each token's own; None: not even that."""
         return self.top_logprobs or 0 if self.logprobs else None
 
+    @property
+    def echoed_logprobs(self) -> int | None:
+        """The same for each token of the prompt, for `echo`. A chat has none."""
+        return None
+
+    @property
+    def num_candidates(self) -> int:
+        """Answers to compute, of which the best `n` are told."""
+        return self.n or 1
+
     def own_rules(self, _: int) -> Iterator[Rule]:
         """Rules of fields that completions lack."""
         yield "top_logprobs", self.top_logprobs and not self.logprobs, " needs logprobs=true"
@@ -185,6 +195,16 @@ class CompletionRequest(GenerationRequest):
     def num_logprobs(self) -> int | None:
         """Log-probabilities that are listed beside each token's own; None: not even that."""
         return self.logprobs
+
+    @property
+    def echoed_logprobs(self) -> int | None:
+        """The same for each token of the prompt, for `echo`."""
+        return self.logprobs if self.echo else None
+
+    @property
+    def num_candidates(self) -> int:
+        """Answers to compute, of which the best `n` are told."""
+        return max(self.best_of or 1, self.n or 1)
 
     def own_rules(self, max_n: int) -> Iterator[Rule]:
         """Rules of fields that chats lack."""

@@ -80,21 +80,20 @@ def sampling_params(
     Raises `ApiError` for parameters that contradict each other or exceed the server's limits.
     """
     logit_bias = _logit_bias(body, config)
-    logprobs, prompt_logprobs = body.num_logprobs, body.prompt_logprobs
-    echoed = logprobs if isinstance(body, CompletionRequest) and body.echo else None
+    listed = [count for count in (body.prompt_logprobs, body.echoed_logprobs) if count is not None]
     _check_limits(body, config)
     given: dict[str, Any] = dict(defaults)
     given |= {name: value for name in SHARED if (value := getattr(body, name)) is not None}
     given |= {
         "logit_bias": logit_bias,
         "max_tokens": None if body.token_limit == UNLIMITED else body.token_limit,
-        "logprobs": logprobs,
-        "prompt_logprobs": max((n for n in (prompt_logprobs, echoed) if n is not None), default=None),
+        "logprobs": body.num_logprobs,
+        "prompt_logprobs": max(listed, default=None),
         "seed": None if body.seed in (None, -1) else body.seed % 2**63,
         "stop": body.stops,
     }
-    if isinstance(body, CompletionRequest) and (body.best_of or 1) > (body.n or 1):
-        given |= {"n": body.best_of, "logprobs": logprobs or 0}  # the best are chosen by them
+    if body.num_candidates > (body.n or 1):
+        given |= {"n": body.num_candidates, "logprobs": body.num_logprobs or 0}  # the best are chosen by them
     speculation = body.speculation
     if isinstance(speculation, Speculation) and speculation.verifier is not None:
         given["verifier"] = speculation.verifier
