@@ -28,7 +28,7 @@ from soothsay.cli.demo_command import DemoAnswer
 from soothsay.cli.fitting_drafters import try_drafters
 from soothsay.cli.tasks import TASKS
 from soothsay.core.answer import Piece
-from soothsay.server.reasoning import ReasoningFormat
+from soothsay.server.tools.reasoning import ReasoningFormat
 
 PROMPT = "A man in a blue shirt is standing"
 GREEDY = SamplingParams(temperature=0, max_tokens=24)

@@ -17,7 +17,7 @@ from places import ROOT, find_shared
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from soothsay import LLM, ModelError, RequestError, Tokenizer
-from soothsay.server.tools import ToolFormat
+from soothsay.server.tools.tool_format import ToolFormat
 
 FOLDER = os.environ.get("SOOTHSAY_TEMPLATES")
 SHARED = find_shared(ROOT, os.environ.get("SOOTHSAY_SHARED"))

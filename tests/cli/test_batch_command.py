@@ -22,7 +22,7 @@ OPTIONS = ("--dtype", "float32", "--kv-tokens", "8192", "--drafter", "suffix")
 
 @pytest.fixture(autouse=True)
 def _warm_engines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("soothsay.server.engines.EngineProcess", WarmEngine)
+    monkeypatch.setattr("soothsay.server.placement.EngineProcess", WarmEngine)
 
 
 def write(path: Path, count: int, max_tokens: int = 24) -> Path:

@@ -13,8 +13,8 @@ from soothsay.cli import markdown
 from soothsay.cli.markdown import MarkdownStream, split_blocks
 from soothsay.cli.printed_answer import PrintedAnswer
 from soothsay.cli.terminal import harmless
-from soothsay.server.tool_calls import ParsedPart, PlainParser
-from soothsay.server.tool_readers import HermesParser
+from soothsay.server.tools.tool_calls import ParsedPart, PlainParser
+from soothsay.server.tools.tool_readers import HermesParser
 
 TEXT = """# Foxes
 

@@ -16,7 +16,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 WARM = multiprocessing.get_context("forkserver")
-WARM.set_forkserver_preload(["soothsay.server.worker", "soothsay.cli.app"])
+WARM.set_forkserver_preload(["soothsay.server.engines.worker", "soothsay.cli.app"])
 
 
 class Command:

@@ -11,26 +11,26 @@ from soothsay.core.answer import FinishReason, SpeculationStats, TokenLogprobs
 from soothsay.core.load import EngineLoad
 from soothsay.core.numerics import Numerics
 from soothsay.core.params import SamplingParams
-from soothsay.server.engine_loop import EngineLoop
-from soothsay.server.fleet.fleet import Fleet
-from soothsay.server.fleet.replica import Replica
-from soothsay.server.fleet.scaling import Bounds
-from soothsay.server.jobs import Job
-from soothsay.server.messages import (
+from soothsay.server.engines.engine_messages import (
     Admitted,
     AnswerUpdate,
     Cancel,
     CatchUp,
+    EmittedTokens,
     EngineUpdate,
     Loaded,
     LoadedModel,
     Ping,
     Pong,
-    Said,
+    RequestOptions,
     Submit,
 )
-from soothsay.server.metrics import Metrics
-from soothsay.server.parameters import RequestOptions
+from soothsay.server.fleet.engine_fleet import Fleet
+from soothsay.server.fleet.engine_loop import EngineLoop
+from soothsay.server.fleet.jobs import Job
+from soothsay.server.fleet.replica import Replica
+from soothsay.server.fleet.scaling import Bounds
+from soothsay.server.fleet.server_metrics import Metrics
 from soothsay.server.server_config import ServerConfig
 
 NUMERICS = Numerics("native, avx2", 100, "0123")
@@ -127,10 +127,10 @@ class FakeEngine:
         known = [len(said[index].tokens) for said in self.told(submit.job)]
         return max([self.said.get((submit.job, index), 0), *known])
 
-    def told(self, call: int) -> list[Sequence[Said]]:
+    def told(self, call: int) -> list[Sequence[EmittedTokens]]:
         """What it was told of a job's answers."""
         told = [one for one in self.sent if isinstance(one, Submit | CatchUp) and one.job == call]
-        return [one.said for one in told if one.said]
+        return [one.emitted for one in told if one.emitted]
 
     def has_ended(self, call: int) -> bool:
         """Whether all answers of a job have ended, here or elsewhere."""

@@ -23,12 +23,12 @@ from commands import WARM, Command
 from openai import OpenAI
 
 from soothsay import LLM, REGISTRY
-from soothsay.server.api_keys import KeyRing
-from soothsay.server.app import Server
-from soothsay.server.fleet.engine import Engine
-from soothsay.server.fleet.fleet import Fleet
-from soothsay.server.nursery import Nursery
-from soothsay.server.process import EngineProcess, Process, _run_worker
+from soothsay.server.access.api_keys import KeyRing
+from soothsay.server.engines.engine_messages import Engine
+from soothsay.server.engines.engine_process import EngineProcess, Process, _run_worker
+from soothsay.server.engines.nursery import Nursery
+from soothsay.server.fleet.engine_fleet import Fleet
+from soothsay.server.http_server import Server
 from soothsay.server.runner import make_runner
 from soothsay.server.server_config import ServerConfig
 

@@ -20,13 +20,14 @@ from test_responses import Replayed
 from tool_cases import Told
 
 from soothsay import LLM, FinishReason, SamplingParams
-from soothsay.server.anthropic_bodies import AnthropicRequest
-from soothsay.server.anthropic_format import AnthropicFormat
-from soothsay.server.api_errors import ApiError
-from soothsay.server.api_keys import KeyRing, add_key
-from soothsay.server.reasoning import ReasoningFormat
-from soothsay.server.reply_format import Json, ReplyOptions, TokenTexts
-from soothsay.server.tool_calls import PlainParser, ToolCallParser
+from soothsay.server.access.api_keys import KeyRing, add_key
+from soothsay.server.apis.anthropic.anthropic_bodies import AnthropicRequest
+from soothsay.server.apis.anthropic.anthropic_replies import AnthropicFormat
+from soothsay.server.generation.reply_format import ReplyOptions, TokenTexts
+from soothsay.server.http.api_errors import ApiError
+from soothsay.server.http.body_types import Json
+from soothsay.server.tools.reasoning import ReasoningFormat
+from soothsay.server.tools.tool_calls import PlainParser, ToolCallParser
 
 QUESTION = [{"role": "user", "content": "Can you explain why the sky is blue?"}]
 ASKED: Json = {"model": "sibyl", "messages": QUESTION, "max_tokens": 12, "seed": 5}

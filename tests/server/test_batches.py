@@ -15,11 +15,11 @@ from serving import Running, WarmEngine
 from tool_cases import TOOL_TEMPLATE
 
 from soothsay import LLM, RequestError
-from soothsay.server.batch import BatchRun, run_batch
-from soothsay.server.batch_lines import BatchInput
-from soothsay.server.batch_output import BatchOutput
-from soothsay.server.batch_replies import settle
-from soothsay.server.fleet.fleet import Fleet
+from soothsay.server.batch.batch_lines import BatchInput
+from soothsay.server.batch.batch_output import BatchOutput
+from soothsay.server.batch.batch_replies import settle
+from soothsay.server.batch.batch_run import BatchRun, run_batch
+from soothsay.server.fleet.engine_fleet import Fleet
 from soothsay.tokenizer import Tokenizer
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"

@@ -15,19 +15,13 @@ import pytest
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
-from soothsay.server import bodies
-from soothsay.server.api_errors import ApiError
-from soothsay.server.bodies import SMALL, BodyReader, parse
-from soothsay.server.events import DisconnectedError
-from soothsay.server.protocol import (
-    ChatMessage,
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    StructuredOutputs,
-    TokenizeRequest,
-    Tool,
-)
+from soothsay.server.apis.llamacpp.token_routes import DetokenizeRequest, TokenizeRequest
+from soothsay.server.generation.message_bodies import ChatMessage, Tool
+from soothsay.server.generation.request_bodies import ChatRequest, CompletionRequest, StructuredOutputs
+from soothsay.server.http import body_reader as bodies
+from soothsay.server.http.api_errors import ApiError
+from soothsay.server.http.body_reader import SMALL, BodyReader, parse
+from soothsay.server.http.json_streams import DisconnectedError
 
 KINDS = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
 NESTED = (ChatMessage, Tool, StructuredOutputs)
@@ -85,9 +79,9 @@ def test_every_list_ends_at_its_first_error(kind: type[BaseModel]) -> None:
 def test_the_largest_wrong_prompt_takes_little_memory(item: str) -> None:
     code = f"""
 import resource
-from soothsay.server.api_errors import ApiError
-from soothsay.server.bodies import parse
-from soothsay.server.protocol import CompletionRequest
+from soothsay.server.http.api_errors import ApiError
+from soothsay.server.http.body_reader import parse
+from soothsay.server.generation.request_bodies import CompletionRequest
 body = b'{{"model":"x","prompt":[' + b'{item},' * ((4 << 20) // {len(item) + 1}) + b'1]}}'
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:

@@ -9,10 +9,15 @@ import pytest
 from serving import Running
 
 from soothsay.core.params import SamplingParams
-from soothsay.server.api_errors import ApiError
-from soothsay.server.parameters import MAX_SESSION, request_options, sampling_params, truncated
-from soothsay.server.prompt_ids import MAX_READ, MAX_SCORES, check_totals
-from soothsay.server.protocol import CompletionRequest
+from soothsay.server.generation.request_bodies import CompletionRequest
+from soothsay.server.generation.request_parameters import (
+    MAX_SESSION,
+    request_options,
+    sampling_params,
+    truncated,
+)
+from soothsay.server.generation.request_prompts import MAX_READ, MAX_SCORES, check_totals
+from soothsay.server.http.api_errors import ApiError
 from soothsay.server.server_config import ServerConfig
 
 WIDE = ServerConfig(

@@ -17,10 +17,10 @@ import pytest
 from fleets import until
 from serving import Running, serving
 
-from soothsay.server import canary as canary_module
-from soothsay.server.api_errors import ApiError, internal_error
-from soothsay.server.canary import RETRY, Canary, Watch
+from soothsay.server.fleet import canary as canary_module
+from soothsay.server.fleet.canary import RETRY, Canary, Watch
 from soothsay.server.fleet.replica import EngineState
+from soothsay.server.http.api_errors import ApiError, internal_error
 from soothsay.server.server_config import ServerConfig
 
 SEEDED = {"model": "sibyl", "prompt": "A man", "seed": 7, "max_tokens": 8}

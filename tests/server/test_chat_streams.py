@@ -11,11 +11,12 @@ import pytest
 from tool_cases import CALL, HERMES, LLAMA, MISTRAL, TOOLS, Told
 
 from soothsay import FinishReason, SpeculationStats, TokenLogprobs
-from soothsay.server.messages import AnswerUpdate
-from soothsay.server.replies import ChatFormat
-from soothsay.server.reply_format import Json, TokenTexts
-from soothsay.server.tool_calls import PlainParser, ToolCallParser
-from soothsay.server.tool_readers import HermesParser, Llama3Parser, MistralParser
+from soothsay.server.apis.openai.openai_replies import ChatFormat
+from soothsay.server.engines.engine_messages import AnswerUpdate
+from soothsay.server.generation.reply_format import TokenTexts
+from soothsay.server.http.body_types import Json
+from soothsay.server.tools.tool_calls import PlainParser, ToolCallParser
+from soothsay.server.tools.tool_readers import HermesParser, Llama3Parser, MistralParser
 
 Format = Callable[[], ToolCallParser]
 

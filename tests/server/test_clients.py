@@ -11,9 +11,9 @@ from openai import OpenAI
 from serving import Running
 
 from soothsay import LLM, SamplingParams
-from soothsay.server.tool_calls import OneCall
-from soothsay.server.tool_readers import HermesParser
-from soothsay.server.unknown_fields import HEADER
+from soothsay.server.generation.unknown_fields import HEADER
+from soothsay.server.tools.tool_calls import OneCall
+from soothsay.server.tools.tool_readers import HermesParser
 
 MESSAGES: Any = [{"role": "user", "content": "Can you explain why the sky is blue?"}]
 PROMPT = "A man in a blue shirt is standing on a ladder"

@@ -21,8 +21,8 @@ import httpx
 import pytest
 from serving import Running, command, serving
 
-from soothsay.server import events
-from soothsay.server.connections import RESERVED, Connections
+from soothsay.server.http import json_streams as events
+from soothsay.server.http.connections import RESERVED, Connections
 from soothsay.server.server_config import ServerConfig
 
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"

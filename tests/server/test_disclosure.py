@@ -20,9 +20,9 @@ from starlette.types import Receive, Scope, Send
 
 from soothsay import __version__
 from soothsay.cli.serve_command import trusted_proxies
-from soothsay.server.api_keys import KeyRing, add_key
-from soothsay.server.canary import Watch
-from soothsay.server.replies import ChatFormat
+from soothsay.server.access.api_keys import KeyRing, add_key
+from soothsay.server.apis.openai.openai_replies import ChatFormat
+from soothsay.server.fleet.canary import Watch
 from soothsay.server.runner import make_runner
 from soothsay.server.server_config import ServerConfig
 
@@ -161,8 +161,8 @@ def test_so_is_a_failure_without_an_answer(running: Running, monkeypatch: pytest
     def fail(*_: Any, **__: Any) -> None:
         raise ValueError(SECRET)
 
-    monkeypatch.setattr("soothsay.server.prompts.PromptReader.encode", fail)
-    monkeypatch.setattr(running.server, "metrics", SimpleNamespace(text=fail))
+    monkeypatch.setattr("soothsay.server.generation.request_prompts.PromptReader.encode", fail)
+    monkeypatch.setattr(running.server.metrics, "text", fail)
     for reply in (
         httpx.post(f"{running.url}/tokenize", json={"prompt": "Hello"}),
         httpx.get(f"{running.url}/metrics"),

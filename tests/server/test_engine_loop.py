@@ -10,13 +10,11 @@ from fleets import Fixture, heard, job, run, text, tokens, until
 from soothsay.core.load import EngineLoad
 from soothsay.core.params import SamplingParams
 from soothsay.errors import ModelError
-from soothsay.server.api_errors import ApiError
-from soothsay.server.backoff import Backoff
-from soothsay.server.engine_loop import without_canary
-from soothsay.server.fleet.replica import EngineState
-from soothsay.server.jobs import Job
-from soothsay.server.messages import EngineUpdate
-from soothsay.server.parameters import RequestOptions
+from soothsay.server.engines.engine_messages import EngineUpdate, RequestOptions
+from soothsay.server.fleet.engine_loop import without_canary
+from soothsay.server.fleet.jobs import Job
+from soothsay.server.fleet.replica import Backoff, EngineState
+from soothsay.server.http.api_errors import ApiError
 
 pytestmark = pytest.mark.usefixtures("each_loop")
 
@@ -124,7 +122,7 @@ def test_jobs_go_on_at_the_next_engine() -> None:
         await until(lambda: len(engine.submits) == 5)
         first, second = engine.submits[:2], engine.submits[3:]
         assert second[0].params == first[0].params, "with the same seed"
-        assert [said.tokens for said in second[1].said] == [
+        assert [said.tokens for said in second[1].emitted] == [
             tokens(begun, 3),
             tokens(begun, 2, 1),
         ]

@@ -25,13 +25,22 @@ from serving import Running, serving
 from soothsay import LLM, Grammar, SamplingParams
 from soothsay.core.tenant import Tenant
 from soothsay.errors import SoothsayError
-from soothsay.server import process, worker
-from soothsay.server.api_errors import ApiError
-from soothsay.server.fleet.fleet import Fleet
-from soothsay.server.messages import Admitted, Cancel, CatchUp, EngineUpdate, Said, Submit
-from soothsay.server.parameters import RequestOptions
-from soothsay.server.process import EngineProcess
-from soothsay.server.worker import Prepared, Worker
+from soothsay.server.engines import engine_process as process
+from soothsay.server.engines import worker
+from soothsay.server.engines.answer_updates import answer_update, has_news
+from soothsay.server.engines.engine_messages import (
+    Admitted,
+    Cancel,
+    CatchUp,
+    EmittedTokens,
+    EngineUpdate,
+    RequestOptions,
+    Submit,
+)
+from soothsay.server.engines.engine_process import EngineProcess
+from soothsay.server.engines.worker import Prepared, Worker
+from soothsay.server.fleet.engine_fleet import Fleet
+from soothsay.server.http.api_errors import ApiError
 
 ENDLESS = {"model": "sibyl", "prompt": "A man", "temperature": 0, "max_tokens": 5000, "ignore_eos": True}
 SEEDED = {"model": "sibyl", "prompt": "A man", "seed": 7, "max_tokens": 20}
@@ -81,7 +90,7 @@ def asked(running: Running, body: dict[str, Any]) -> list[Any]:
 
 def test_answers_go_on_when_their_engine_was_killed(mortal: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the same character, with the next engine. There is only one at a time here."""
-    monkeypatch.setattr("soothsay.server.engine_loop.PATIENCE", 60.0)  # on a busy machine
+    monkeypatch.setattr("soothsay.server.fleet.engine_loop.PATIENCE", 60.0)  # on a busy machine
     bodies = [{**LONG, "seed": seed, "temperature": seed % 3 / 2} for seed in range(4)]
     meant = [asked(mortal, body) for body in bodies]
     with ThreadPoolExecutor(4) as pool:
@@ -105,7 +114,7 @@ def test_answers_go_on_when_their_engine_was_killed(mortal: Running, monkeypatch
 def test_new_requests_wait_for_the_next_engine_only_so_long(
     mortal: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("soothsay.server.engine_loop.PATIENCE", 0.0)
+    monkeypatch.setattr("soothsay.server.fleet.engine_loop.PATIENCE", 0.0)
     kill(mortal)
     mortal.wait_until(lambda: health(mortal)[0] == 503)
     refused = ask(mortal, SEEDED)
@@ -118,7 +127,7 @@ def test_new_requests_wait_for_the_next_engine_only_so_long(
 
 @pytest.mark.slow
 def test_a_killed_engine_comes_back_again_and_again(mortal: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("soothsay.server.engine_loop.PATIENCE", 0.0)
+    monkeypatch.setattr("soothsay.server.fleet.engine_loop.PATIENCE", 0.0)
     for restarts in (1, 2, 3):
         kill(mortal)
         mortal.wait_until(lambda: health(mortal)[0] == 503)
@@ -318,23 +327,23 @@ def test_steps_go_on_while_a_grammar_is_compiled(sibyl: LLM) -> None:
 def test_a_job_of_an_engine_that_was_lost_is_interrupted_and_its_silent_end_is_told_once(sibyl: LLM) -> None:
     one = Worker(sibyl, lambda message: None, SimpleQueue())
     params = SamplingParams(max_tokens=4, ignore_eos=True)
-    one._act(Submit(0, [[5]], params, RequestOptions(), [Said([7], False)], interrupted=True))
+    one._act(Submit(0, [[5]], params, RequestOptions(), [EmittedTokens([7], False)], interrupted=True))
     (request,) = one._jobs[0]
     assert (request.num_output, request.interrupted) == (1, True)
-    request.ended_unsaid = True
-    worker._update(0, 0, request)
-    assert not worker._has_news(request)
+    request.finish_unreported = True
+    answer_update(0, 0, request)
+    assert not has_news(request)
     one._act(Cancel(0))
 
 
 def test_an_answer_that_catches_up_is_interrupted_once_its_other_engine_is_lost(sibyl: LLM) -> None:
     one = Worker(sibyl, lambda message: None, SimpleQueue())
     params = SamplingParams(max_tokens=9, ignore_eos=True)
-    one._act(Submit(0, [[5]], params, RequestOptions(), [Said([7], False)]))
+    one._act(Submit(0, [[5]], params, RequestOptions(), [EmittedTokens([7], False)]))
     (request,) = one._jobs[0]
     found = []
     for said, lost in (([7, 8], False), ([7, 8], True), ([7, 8, 9], False)):
-        one._act(CatchUp(0, [Said(said, False)], interrupted=lost))
+        one._act(CatchUp(0, [EmittedTokens(said, False)], interrupted=lost))
         found.append((request.num_output, request.interrupted))
     assert found == [(2, False), (2, True), (3, True)]
     one._act(Cancel(0))

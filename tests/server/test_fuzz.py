@@ -17,13 +17,13 @@ from typing import Any
 import engines
 import httpx
 import pytest
+from all_routes import ROUTES
 from hostile_bodies import bodies
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from serving import command, serving
 
-from soothsay.server.app import BODIES
-from soothsay.server.openapi import describe
+from soothsay.server.http.openapi import describe
 
 TIMEOUT = 504
 """The status of an answer that takes longer than the server allows. Some bodies ask for very long ones."""
@@ -43,7 +43,9 @@ CONTEXT = 64
 ALONE = 50
 """Answers of the bystander that are timed before many bodies are sent."""
 
-GROUPS = st.lists(bodies(describe(BODIES, ())), min_size=AT_ONCE, max_size=AT_ONCE)
+GROUPS = st.lists(
+    bodies(describe(route for route in ROUTES if route.body)), min_size=AT_ONCE, max_size=AT_ONCE
+)
 
 
 QUESTION = {

@@ -14,10 +14,10 @@ from soothsay import LLM, Grammar
 from soothsay.core import constraint as limits
 from soothsay.core.constraint import Grammars
 from soothsay.core.tenant import Tenant
-from soothsay.server import grammar_checker as module
-from soothsay.server import grammar_process
-from soothsay.server.api_errors import ApiError
-from soothsay.server.grammar_checker import GrammarChecker
+from soothsay.server.engines import grammar_checker as module
+from soothsay.server.engines import grammar_process
+from soothsay.server.engines.grammar_checker import GrammarChecker
+from soothsay.server.http.api_errors import ApiError
 
 A, B = Tenant("a"), Tenant("b")
 

@@ -11,10 +11,10 @@ import pytest
 from soothsay import LLM, DrafterError, SamplingParams
 from soothsay.drafters import learned
 from soothsay.drafters.learned import LearnedFiles
-from soothsay.server import idle_work
-from soothsay.server.idle_work import BUSY_FACTOR, SAVE_INTERVAL, STUDY_PAUSE, IdleWork
-from soothsay.server.messages import RequestOptions, Submit
-from soothsay.server.worker import Worker
+from soothsay.server.engines import idle_work
+from soothsay.server.engines.engine_messages import RequestOptions, Submit
+from soothsay.server.engines.idle_work import BUSY_FACTOR, SAVE_INTERVAL, STUDY_PAUSE, IdleWork
+from soothsay.server.engines.worker import Worker
 
 
 class FakeEngine:

@@ -18,8 +18,8 @@ import pytest
 from serving import serving
 
 from soothsay.files import locked
-from soothsay.server.accounts import Key
-from soothsay.server.api_keys import (
+from soothsay.server.access.accounts import Key
+from soothsay.server.access.api_keys import (
     MAX_FILE,
     MAX_KEYS,
     KeyFileError,
@@ -141,7 +141,7 @@ def test_changes_at_the_same_time_are_all_made(tmp_path: Path) -> None:
         add_key(file, f"old {number}")
     slow = partial(slowly, read_keys)
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(40) as threads:
-        patch.setattr("soothsay.server.api_keys.read_keys", slow)
+        patch.setattr("soothsay.server.access.api_keys.read_keys", slow)
         added = [threads.submit(add_key, file, f"new {number}") for number in range(20)]
         removed = [threads.submit(remove_key, file, f"old {number}") for number in range(20)]
         secrets = [future.result() for future in added]
@@ -165,7 +165,7 @@ def test_a_change_waits_for_another_process_and_not_for_ever(
     before = file.read_bytes()
     link = tmp_path / "link.json"
     link.symlink_to(file)
-    monkeypatch.setattr("soothsay.server.api_keys.PATIENCE", 0.03)
+    monkeypatch.setattr("soothsay.server.access.api_keys.PATIENCE", 0.03)
     with locked(tmp_path / ".keys.json.lock"):
         for change in (partial(add_key, file, "bob"), partial(remove_key, link, "alice")):
             with pytest.raises(KeyFileError, match="another process changes"):
@@ -259,7 +259,7 @@ def test_a_file_that_could_not_be_opened_is_tried_again(tmp_path: Path) -> None:
         raise KeyFileError("too many open files")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("soothsay.server.api_keys.read_keys", failing)
+        patch.setattr("soothsay.server.access.api_keys.read_keys", failing)
         os.utime(file, (1, 1))
         for now[0] in (1.0, 1.5, 1.9):
             with pytest.raises(KeyFileError):

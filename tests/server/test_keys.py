@@ -17,13 +17,12 @@ from serving import Running, serving
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
-from starlette.routing import Route
 
 from soothsay import LLM
-from soothsay.server.accounts import Allowance
-from soothsay.server.api_keys import KeyFileError, KeyRing, add_key, read_keys, remove_key
-from soothsay.server.gate import Gate
-from soothsay.server.metrics import Metrics
+from soothsay.server.access.accounts import Allowance
+from soothsay.server.access.api_keys import KeyFileError, KeyRing, add_key, read_keys, remove_key
+from soothsay.server.access.gate import Gate
+from soothsay.server.http.api_route import ApiRoute
 from soothsay.server.server_config import ServerConfig
 
 COMPLETION: dict[str, Any] = {"model": "sibyl", "prompt": "Hi", "max_tokens": 1}
@@ -105,13 +104,12 @@ def test_only_bearers_of_a_key_pass(authorization: str | None, status: int, tmp_
     key = add_key(file, "me")
     seen: list[str] = []
 
-    def whoami(http: Request) -> PlainTextResponse:
+    async def whoami(http: Request) -> PlainTextResponse:
         seen.append(http.state.account.key.name)
         return PlainTextResponse("x")
 
-    paths = frozenset({"/v1/models"})
-    app = Starlette(routes=[Route("/v1/models", whoami)])
-    gate = Gate(app, ServerConfig(name="x"), Metrics("x"), KeyRing(file), paths, frozenset())
+    route = ApiRoute("/v1/models", whoami)
+    gate = Gate(Starlette(routes=[route]), ServerConfig(name="x"), lambda *_: None, KeyRing(file), [route])
     given = {} if authorization is None else {"Authorization": authorization.replace("KEY", key)}
 
     async def ask() -> httpx.Response:

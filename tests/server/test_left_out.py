@@ -8,11 +8,10 @@ import httpx
 import pytest
 from serving import Running
 
-from soothsay.server.anthropic_bodies import AnthropicRequest
-from soothsay.server.llama_bodies import ApplyTemplateRequest
-from soothsay.server.protocol import ChatRequest
-from soothsay.server.responses_bodies import ResponsesRequest
-from soothsay.server.unknown_fields import ignored_fields
+from soothsay.server.apis.anthropic.anthropic_bodies import AnthropicRequest
+from soothsay.server.apis.openai.responses_bodies import ResponsesRequest
+from soothsay.server.generation.request_bodies import ChatRequest
+from soothsay.server.generation.unknown_fields import ignored_fields
 
 Json = dict[str, Any]
 
@@ -69,8 +68,7 @@ def test_tools_that_are_no_functions_are_left_out_and_reported(tool: Json) -> No
         assert names(body) == ["f"]
         assert ignored_fields(body) == [f"tools.{tool['type']}"]
     assert names(chat(tools=[tool])) == names(respond(tools=[tool])) == []
-    template = ApplyTemplateRequest.model_validate({"messages": [USER], "tools": [tool, TOOL]})
-    assert names(chat(**template.fields)) == ["f"]
+    assert names(chat(tools=[tool, TOOL])) == ["f"]
 
 
 @pytest.mark.parametrize("tool", SERVER_TOOLS, ids=lambda tool: tool["type"])

@@ -7,19 +7,19 @@ from typing import Any
 
 import httpx
 import pytest
+from all_routes import BODIES
 from pydantic import BaseModel
 from serving import Running
 from starlette.datastructures import Headers
 
-from soothsay.server.anthropic_bodies import AnthropicRequest
-from soothsay.server.api_errors import ApiError
-from soothsay.server.app import BODIES
-from soothsay.server.bodies import _is_safe, parse
-from soothsay.server.llama_bodies import LlamaCompletionRequest
-from soothsay.server.ollama_bodies import OllamaChatRequest
-from soothsay.server.parameters import sampling_params
-from soothsay.server.protocol import ChatRequest, CompletionRequest
-from soothsay.server.responses_bodies import ResponsesRequest
+from soothsay.server.apis.anthropic.anthropic_bodies import AnthropicRequest
+from soothsay.server.apis.llamacpp.llama_bodies import LlamaCompletionRequest
+from soothsay.server.apis.ollama.ollama_bodies import OllamaChatRequest
+from soothsay.server.apis.openai.responses_bodies import ResponsesRequest
+from soothsay.server.generation.request_bodies import ChatRequest, CompletionRequest
+from soothsay.server.generation.request_parameters import sampling_params
+from soothsay.server.http.api_errors import ApiError
+from soothsay.server.http.body_reader import _is_safe, parse
 from soothsay.server.server_config import ServerConfig
 
 HELLO: Any = [{"role": "user", "content": "Hi"}]

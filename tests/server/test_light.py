@@ -8,8 +8,9 @@ import sys
 
 def test_the_servers_process_does_without_torch() -> None:
     code = (
-        "import sys; import soothsay.server.app, soothsay.server.runner, soothsay.server.log;"
-        "import soothsay.server.batch;"
+        "import sys; import soothsay.server.http_server, soothsay.server.runner;"
+        "import soothsay.server.http.json_log;"
+        "import soothsay.server.batch.batch_run;"
         "print([name for name in ('torch', 'transformers', 'soothsay.llm') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -19,14 +19,14 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import processors
 
 from soothsay import LLM, FinishReason
-from soothsay.server.api_keys import KeyRing, add_key
-from soothsay.server.events import LINES
-from soothsay.server.infill import FAMILIES, GapTokens
-from soothsay.server.jobs import AnswerProgress
-from soothsay.server.llama_bodies import InfillRequest, LlamaCompletionRequest
-from soothsay.server.llama_format import LlamaFormat
-from soothsay.server.reply_format import ReplyOptions
-from soothsay.server.unknown_fields import HEADER
+from soothsay.server.access.api_keys import KeyRing, add_key
+from soothsay.server.apis.llamacpp.infill import FAMILIES, GapTokens
+from soothsay.server.apis.llamacpp.llama_bodies import InfillRequest, LlamaCompletionRequest
+from soothsay.server.apis.llamacpp.llama_replies import LlamaFormat
+from soothsay.server.fleet.jobs import AnswerProgress
+from soothsay.server.generation.reply_format import ReplyOptions
+from soothsay.server.generation.unknown_fields import HEADER
+from soothsay.server.http.json_streams import LINES
 from soothsay.tokenizer import Tokenizer
 
 PROMPT = "A man in a blue shirt"

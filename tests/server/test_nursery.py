@@ -19,8 +19,8 @@ import pytest
 from serving import Running, serving
 
 from soothsay.errors import SoothsayError
-from soothsay.server.fleet.fleet import Fleet
-from soothsay.server.nursery import Fork, Nursery
+from soothsay.server.engines.nursery import Fork, Nursery
+from soothsay.server.fleet.engine_fleet import Fleet
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc/PID/smaps_rollup")
 

@@ -18,13 +18,14 @@ from test_responses import Replayed
 from tool_cases import Told
 
 from soothsay import FinishReason
-from soothsay.server.api_errors import ApiError
-from soothsay.server.events import EVENTS, LINES
-from soothsay.server.ollama_format import OllamaChatFormat
-from soothsay.server.reasoning import ReasoningFormat
-from soothsay.server.reply_format import Json, MakeParser, ReplyOptions, TokenTexts
-from soothsay.server.tool_calls import PlainParser, ToolCallParser
-from soothsay.server.tool_readers import HermesParser
+from soothsay.server.apis.ollama.ollama_replies import OllamaChatFormat
+from soothsay.server.generation.reply_format import MakeParser, ReplyOptions, TokenTexts
+from soothsay.server.http.api_errors import ApiError
+from soothsay.server.http.body_types import Json
+from soothsay.server.http.json_streams import EVENTS, LINES
+from soothsay.server.tools.reasoning import ReasoningFormat
+from soothsay.server.tools.tool_calls import PlainParser, ToolCallParser
+from soothsay.server.tools.tool_readers import HermesParser
 
 MESSAGES: Any = [{"role": "user", "content": "Can you explain why the sky is blue?"}]
 PROMPT = "A man in a blue shirt"

@@ -16,14 +16,13 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Backend
 
 from soothsay import LLM
-from soothsay.server.api_errors import ApiError
-from soothsay.server.llama_api import read_prompts
-from soothsay.server.llama_bodies import LlamaCompletionRequest
-from soothsay.server.messages import LoadedModel
-from soothsay.server.prompt_ids import chat_ids
-from soothsay.server.prompts import CUT, PromptReader
-from soothsay.server.protocol import ChatRequest
-from soothsay.server.text_bounds import SLICE, TextBound
+from soothsay.server.apis.llamacpp.llama_bodies import LlamaCompletionRequest
+from soothsay.server.apis.llamacpp.llama_routes import read_prompts
+from soothsay.server.engines.engine_messages import LoadedModel
+from soothsay.server.generation.request_bodies import ChatRequest
+from soothsay.server.generation.request_prompts import CUT, PromptReader, chat_ids
+from soothsay.server.generation.text_bounds import SLICE, TextBound
+from soothsay.server.http.api_errors import ApiError
 from soothsay.tokenizer import Tokenizer
 from soothsay.vocabulary.byte_level import byte_text
 
@@ -206,7 +205,7 @@ def test_a_text_of_which_the_end_is_wanted_may_be_longer() -> None:
         one.encode("x" * 1000, field="messages", cut=True)
     assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "messages")
     parts = LlamaCompletionRequest(prompt="x", truncate_prompt_tokens=5)
-    assert read_prompts(one, parts, [["x" * 150] * 2], 100)[0] == [one.encode("xxxxx")]
+    assert read_prompts(one, parts, [["x" * 150] * 2], 100) == [one.encode("xxxxx")]
     with pytest.raises(ApiError, match="at least 450 tokens"):
         read_prompts(one, parts, [["x" * 150] * 9], 100)
 

@@ -14,12 +14,12 @@ import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 from serving import Running, serving
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse
-from starlette.routing import Route
 
 from soothsay.cli.serve_command import allowed_hosts
-from soothsay.server.gate import Gate
-from soothsay.server.metrics import Metrics
+from soothsay.server.access.gate import Gate
+from soothsay.server.http.api_route import ApiRoute
 from soothsay.server.server_config import ServerConfig
 
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
@@ -179,7 +179,7 @@ def test_what_changes_no_answer_is_ignored(client: OpenAI) -> None:
 
 
 def test_null_means_the_default(running: Running) -> None:
-    from soothsay.server.protocol import ChatRequest
+    from soothsay.server.generation.request_bodies import ChatRequest
 
     nothing = dict.fromkeys(set(ChatRequest.model_fields) - set(CHAT))
     told = [
@@ -333,10 +333,12 @@ def test_slow_clients_are_hung_up_on() -> None:
 def test_names_that_the_server_answers_to(
     host: str, allowed: list[str], keyless: bool, called: str, status: int
 ) -> None:
-    app = Starlette(routes=[Route("/health", lambda _: PlainTextResponse("x"))])
+    async def health(_: Request) -> PlainTextResponse:
+        return PlainTextResponse("x")
+
+    route = ApiRoute("/health", health, keyless=True)
     config = ServerConfig(name="x", hosts=allowed_hosts(host, allowed, keyless=keyless))
-    paths = frozenset({"/health"})
-    gate = Gate(app, config, Metrics("x"), None, paths, paths)
+    gate = Gate(Starlette(routes=[route]), config, lambda *_: None, None, [route])
 
     async def ask() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(gate), base_url="http://x") as http:

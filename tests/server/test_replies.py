@@ -15,16 +15,16 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
 from soothsay import LLM, FinishReason, SamplingParams, SpeculationStats, Tokenizer
-from soothsay.server import events
-from soothsay.server.api_errors import ApiError
-from soothsay.server.events import PART, JsonReply
-from soothsay.server.jobs import AnswerProgress, Job
-from soothsay.server.messages import AnswerUpdate
-from soothsay.server.parameters import RequestOptions
-from soothsay.server.replies import ChatFormat
-from soothsay.server.reply_format import Json, TokenTexts
-from soothsay.server.reports import timings, usage
-from soothsay.server.tool_readers import HermesParser
+from soothsay.server.apis.openai.openai_replies import ChatFormat
+from soothsay.server.engines.engine_messages import AnswerUpdate, RequestOptions
+from soothsay.server.fleet.jobs import AnswerProgress, Job
+from soothsay.server.generation.reply_format import TokenTexts
+from soothsay.server.generation.reply_reports import timings, usage
+from soothsay.server.http import json_streams as events
+from soothsay.server.http.api_errors import ApiError
+from soothsay.server.http.body_types import Json
+from soothsay.server.http.json_streams import PART, JsonReply
+from soothsay.server.tools.tool_readers import HermesParser
 
 
 def test_tokens_keep_the_space_they_begin_with() -> None:

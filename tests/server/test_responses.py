@@ -18,16 +18,18 @@ from test_chat_streams import CASES, cuts, reason_told, said_in
 from tool_cases import Told
 
 from soothsay import LLM, FinishReason, SamplingParams
-from soothsay.server.api_errors import ApiError
-from soothsay.server.events import NAMED_EVENTS, EventStream
-from soothsay.server.jobs import AnswerProgress
-from soothsay.server.messages import AnswerUpdate
-from soothsay.server.reasoning import ReasoningFormat
-from soothsay.server.reply_format import Json, ReplyOptions, TokenTexts
-from soothsay.server.responses_bodies import MAX_ECHO, ResponsesRequest
-from soothsay.server.responses_format import ResponsesFormat, with_bytes
-from soothsay.server.tool_calls import PlainParser, ToolCallParser
-from soothsay.server.tool_readers import HermesParser
+from soothsay.core.answer import TokenLogprobs
+from soothsay.server.apis.openai.responses_bodies import MAX_ECHO, ResponsesRequest
+from soothsay.server.apis.openai.responses_replies import ResponsesFormat
+from soothsay.server.engines.engine_messages import AnswerUpdate
+from soothsay.server.fleet.jobs import AnswerProgress
+from soothsay.server.generation.reply_format import ReplyOptions, TokenTexts, list_logprobs
+from soothsay.server.http.api_errors import ApiError
+from soothsay.server.http.body_types import Json
+from soothsay.server.http.json_streams import NAMED_EVENTS, EventStream
+from soothsay.server.tools.reasoning import ReasoningFormat
+from soothsay.server.tools.tool_calls import PlainParser, ToolCallParser
+from soothsay.server.tools.tool_readers import HermesParser
 
 QUESTION = "Can you explain why the sky is blue?"
 ASKED: dict[str, Any] = {"model": "sibyl", "input": QUESTION, "max_output_tokens": 12}
@@ -107,8 +109,8 @@ def test_every_field_that_the_client_requires_is_there(running: Running) -> None
 
 def test_a_part_of_a_character_has_a_list_of_bytes() -> None:
     """The client requires one."""
-    part = {"token": "\ufffd", "logprob": -1.0, "bytes": None}
-    told = with_bytes({**part, "top_logprobs": [part, {"token": "a", "logprob": -2.0, "bytes": [97]}]})
+    texts: Any = {0: "\ufffd", 1: "a"}.__getitem__
+    [told] = list_logprobs(texts, [TokenLogprobs(0, -1.0, {0: -1.0, 1: -2.0})], no_bytes=[])
     assert told["bytes"] == []
     assert [top["bytes"] for top in told["top_logprobs"]] == [[], [97]]
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from soothsay.server.safe_json import MAX_DEPTH, MAX_ITEMS, MAX_MEMBERS, STRING, JsonError, read_json
+from soothsay.server.http.safe_json import MAX_DEPTH, MAX_ITEMS, MAX_MEMBERS, STRING, JsonError, read_json
 
 SIMPLE = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text()
 VALUES = st.recursive(

@@ -21,14 +21,14 @@ from typing import Any
 import engines
 import httpx
 import pytest
+from all_routes import BODIES
 from openai import APIError, APIStatusError, InternalServerError, OpenAI, RateLimitError
 from serving import Running, serving
 from typer.testing import CliRunner
 
 from soothsay import LLM, SamplingParams, SpeculationStats
-from soothsay.server.app import BODIES
-from soothsay.server.log import JsonLines
-from soothsay.server.metrics import Metrics
+from soothsay.server.fleet.server_metrics import Metrics
+from soothsay.server.http.json_log import JsonLines
 
 ENDLESS: dict[str, Any] = {
     "model": "sibyl",

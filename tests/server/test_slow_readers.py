@@ -23,8 +23,9 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from soothsay.server import connections, runner
-from soothsay.server.connections import PART
+from soothsay.server import runner
+from soothsay.server.http import connections
+from soothsay.server.http.connections import PART
 from soothsay.server.runner import make_runner
 from soothsay.server.server_config import ServerConfig
 

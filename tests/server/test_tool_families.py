@@ -33,9 +33,9 @@ from tool_cases import (
 )
 
 from soothsay import LLM, SamplingParams, Tokenizer
-from soothsay.server.chat_grammar import ChatGrammars
-from soothsay.server.reasoning import ReasoningFormat
-from soothsay.server.tools import ToolFormat
+from soothsay.server.tools.chat_grammar import ChatGrammars
+from soothsay.server.tools.reasoning import ReasoningFormat
+from soothsay.server.tools.tool_format import ToolFormat
 
 QUESTION: Any = {"role": "user", "content": "Why?"}
 OBJECT = {"type": "json_object"}
@@ -110,7 +110,7 @@ def family(request: pytest.FixtureRequest, server: Running, sibyl: LLM) -> Famil
     """A family, which the server has detected from a template."""
     found = FAMILIES[request.param]
     shown = f"{{% if tools %}}{found.sign}{{% endif %}}"
-    server.server.tools = ToolFormat.of(tokenizer(sibyl, shown))
+    server.server.service.tools = ToolFormat.of(tokenizer(sibyl, shown))
     return found
 
 
@@ -160,7 +160,7 @@ def test_calls_go_there_and_back(openai: OpenAI, family: Family, sibyl: LLM) -> 
 def test_a_forced_call(
     server: Running, openai: OpenAI, family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server.server, "reasoning", None)
+    monkeypatch.setattr(server.server.service, "reasoning", None)
     tool = {"type": "function", "function": {"name": "only", "parameters": {"enum": [{"n": 1}]}}}
     said = openai.chat.completions.create(
         model="sibyl", messages=[QUESTION], tools=[tool], tool_choice="required", seed=0, max_tokens=120
@@ -173,7 +173,7 @@ def test_special_tokens_are_text_where_calls_need_them(
     server: Running, openai: OpenAI, sibyl: LLM, hidden: bool
 ) -> None:
     form = ToolFormat.of(tokenizer(sibyl, "{% if tools %}<tool_call>{% endif %}"))
-    server.server.tools = replace(form, hidden=hidden)
+    server.server.service.tools = replace(form, hidden=hidden)
     assert sibyl.tokenizer is not None
     only = {"allowed_token_ids": [sibyl.tokenizer.backend.token_to_id("<|user|>")]}
     asked: Any = {"model": "sibyl", "messages": [QUESTION], "max_tokens": 2, "extra_body": only}
@@ -203,7 +203,7 @@ class TestThoughts:
         assert "reasoning_content" not in (message.model_extra or {})
 
     def test_they_come_before_calls(self, server: Running, openai: OpenAI, sibyl: LLM) -> None:
-        server.server.tools = ToolFormat.of(tokenizer(sibyl, "{% if tools %}<tool_call>{% endif %}"))
+        server.server.service.tools = ToolFormat.of(tokenizer(sibyl, "{% if tools %}<tool_call>{% endif %}"))
         message = openai.chat.completions.create(**saying(THOUGHTS + CALL, tools=TOOLS)).choices[0].message
         assert message.content is None
         assert message.model_extra["reasoning_content"] == "Let me see."
@@ -241,15 +241,16 @@ class TestThoughts:
 
     def test_channels_of_gpt_oss(self, server: Running, openai: OpenAI, sibyl: LLM) -> None:
         template = "{% if tools %}<|channel|>commentary{% endif %}{{ m }}"
-        form, before = ReasoningFormat.of(tokenizer(sibyl, template)), server.server.reasoning
-        server.server.tools, server.server.reasoning = ToolFormat.of(tokenizer(sibyl, template)), form
+        service, form = server.server.service, ReasoningFormat.of(tokenizer(sibyl, template))
+        before, service.reasoning = service.reasoning, form
+        service.tools = ToolFormat.of(tokenizer(sibyl, template))
         thought = "<|channel|>analysis<|message|>Let me see.<|end|><|start|>assistant"
         try:
             said = openai.chat.completions.create(**saying(f"{thought}{HARMONY_CALL}", tools=TOOLS))
             answer = f"{thought}<|channel|>final<|message|>Because."
             plain = [*openai.chat.completions.create(**saying(answer), stream=True)]
         finally:
-            server.server.reasoning = before
+            service.reasoning = before
         message = said.choices[0].message
         assert (message.content, told(message.tool_calls)) == (None, (("f", ARGUMENTS),))
         assert message.model_extra["reasoning_content"] == "Let me see."

@@ -25,15 +25,16 @@ from tool_cases import (
 from soothsay import LLM, RequestError
 from soothsay.core.constraint import Grammars
 from soothsay.core.grammar import Grammar
-from soothsay.server.api_errors import ApiError
-from soothsay.server.chat_grammar import ChatGrammars
-from soothsay.server.harmony import HarmonyCalls
-from soothsay.server.notation_readers import Gemma4Parser, Lfm2Parser
-from soothsay.server.parameters import chosen_tools
-from soothsay.server.protocol import ChatRequest
-from soothsay.server.tagged_readers import GlmParser, MiniMaxParser, QwenCoderParser, SeedParser
-from soothsay.server.tool_calls import ParsedPart, ToolCallParser
-from soothsay.server.tool_readers import (
+from soothsay.server.generation.request_bodies import ChatRequest
+from soothsay.server.generation.request_parameters import chosen_tools
+from soothsay.server.http.api_errors import ApiError
+from soothsay.server.tools.chat_grammar import ChatGrammars
+from soothsay.server.tools.harmony import HarmonyCalls
+from soothsay.server.tools.notation_readers import Gemma4Parser, Lfm2Parser
+from soothsay.server.tools.tagged_readers import GlmParser, MiniMaxParser, QwenCoderParser, SeedParser
+from soothsay.server.tools.tool_calls import ParsedPart, ToolCallParser
+from soothsay.server.tools.tool_format import LLAMA3, PARSERS, ToolFormat
+from soothsay.server.tools.tool_readers import (
     AprielParser,
     CommandParser,
     DeepSeekParser,
@@ -43,11 +44,10 @@ from soothsay.server.tool_readers import (
     Llama3Parser,
     MistralParser,
 )
-from soothsay.server.tools import LLAMA3, SIGNS, ToolFormat
 from soothsay.tokenizer import Tokenizer
 
 Json = dict[str, Any]
-FORMS = [ToolFormat.by(parser) for parser in dict.fromkeys(SIGNS.values())] + [LLAMA3]
+FORMS = [ToolFormat.by(parser) for parser in PARSERS] + [LLAMA3]
 
 WRITTEN = (
     "{{% for t in tools %}}{{{{ t }}}}{{% endfor %}}{{% for m in messages %}}"

@@ -18,7 +18,7 @@ from soothsay.cli.terminal import notice
 from soothsay.options import MODEL, REQUIRED, argument, option, shared
 
 if TYPE_CHECKING:
-    from soothsay.server.batch import BatchSummary
+    from soothsay.server.batch.batch_run import BatchSummary
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
@@ -56,7 +56,7 @@ class Batch:
                 show(done, total, tokens)
 
             loading.enter_context(notice(f"reading {self.source}, loading {self.model} ..."))
-            from soothsay.server.batch import run_batch
+            from soothsay.server.batch.batch_run import run_batch
 
             try:
                 summary = run_batch(

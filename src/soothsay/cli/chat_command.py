@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from soothsay.drafters.registry import DrafterSpec
     from soothsay.llm import LLM
     from soothsay.result import Choice
-    from soothsay.server.tool_calls import ToolCallParser
+    from soothsay.server.tools.tool_calls import ToolCallParser
     from soothsay.tokenizer import Message
 
 ANSWER_SHARE = 4
@@ -176,8 +176,8 @@ class Conversation:
 
     def _reader(self, ids: list[int]) -> tuple[ToolCallParser, SamplingParams]:
         """What splits the answer to a prompt into thoughts and text, and the parameters that it needs."""
-        from soothsay.server.reasoning import ReasoningFormat
-        from soothsay.server.tool_calls import PlainParser
+        from soothsay.server.tools.reasoning import ReasoningFormat
+        from soothsay.server.tools.tool_calls import PlainParser
 
         tokenizer = self.llm.tokenizer
         form = ReasoningFormat.of(tokenizer)
@@ -189,8 +189,8 @@ class Conversation:
 
     def _calls(self) -> ToolCallParser:
         """The parser that finds tool calls in an answer."""
-        from soothsay.server.tool_calls import PlainParser
-        from soothsay.server.tools import ToolFormat
+        from soothsay.server.tools.tool_calls import PlainParser
+        from soothsay.server.tools.tool_format import ToolFormat
 
         form = ToolFormat.of(self.llm.tokenizer)
         return PlainParser() if form.hidden else form.parser(())

@@ -14,8 +14,8 @@ from soothsay.options import ModelOptions, option
 
 if TYPE_CHECKING:
     from soothsay.model.pipeline.pipeline import Stages
-    from soothsay.server.engines import Placement
     from soothsay.server.fleet.scaling import Bounds
+    from soothsay.server.placement import Placement
 
 
 @dataclass(frozen=True)
@@ -117,14 +117,14 @@ class PlacementOptions:
         return [StageAddress.parse(address, secret) for address in self.stage]
 
     def _on_ray(self) -> Stages:
-        from soothsay.server.engines import stages_on_ray
+        from soothsay.server.placement import stages_on_ray
 
         return stages_on_ray(self.stages, self.replica_cores or 1)
 
     def placement(self, replicas: int, shared: Stages) -> Placement:
         """Where at most so many engines run."""
-        from soothsay.server.engines import Placement
-        from soothsay.server.process import PORTABLE
+        from soothsay.server.engines.engine_process import PORTABLE
+        from soothsay.server.placement import Placement
 
         return Placement(
             replicas,

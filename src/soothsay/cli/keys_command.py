@@ -40,7 +40,7 @@ class List:
 
     def run(self) -> None:
         """Print a table of the keys."""
-        from soothsay.server.api_keys import read_keys
+        from soothsay.server.access.api_keys import read_keys
 
         table = Table("name", "requests/min", "tokens/min", "at once", "priority", "may use", box=None)
         for key in read_keys(self.file):
@@ -61,7 +61,7 @@ class Add:
 
     def run(self) -> None:
         """Add the key."""
-        from soothsay.server.api_keys import add_key
+        from soothsay.server.access.api_keys import add_key
 
         print(add_key(self.file, self.name, **asdict(self.grants)))
 
@@ -75,7 +75,7 @@ class Remove:
 
     def run(self) -> None:
         """Remove the key."""
-        from soothsay.server.api_keys import remove_key
+        from soothsay.server.access.api_keys import remove_key
 
         remove_key(self.file, self.name)
 

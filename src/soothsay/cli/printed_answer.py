@@ -11,7 +11,7 @@ from soothsay.cli.terminal import harmless
 
 if TYPE_CHECKING:
     from soothsay.cli.markdown import MarkdownStream
-    from soothsay.server.tool_calls import ParsedPart, ToolCallParser
+    from soothsay.server.tools.tool_calls import ParsedPart, ToolCallParser
 
 THOUGHTS = "dim italic"
 """The style of a model's thoughts."""

@@ -20,7 +20,7 @@ from soothsay.options import MODEL, REQUIRED, argument, option
 from soothsay.server.server_config import MAX_STALL, ServerConfig, served_name
 
 if TYPE_CHECKING:
-    from soothsay.server.fleet.fleet import Fleet
+    from soothsay.server.fleet.engine_fleet import Fleet
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 """Addresses that only this machine can reach."""
@@ -86,16 +86,16 @@ class Serve:
 
     def run(self) -> None:
         """Serve until a signal ends it."""
-        from soothsay.server.api_keys import KeyRing
-        from soothsay.server.listening import bind
+        from soothsay.server.access.api_keys import KeyRing
+        from soothsay.server.http.listening import bind
 
         keys = None if self.api_keys is None else KeyRing(self.api_keys)
         proxies = trusted_proxies(self.trusted_proxy or [])
         learning = {"max_stall": self.max_stall, "learn_for_tenants": self.learn_for_tenants}
         arguments = {**self.engine.for_llm(), **learning}
         with bind(self.host, self.port) as sockets, _fleet(self.model, self.placement, arguments) as fleet:
-            from soothsay.server.app import Server
-            from soothsay.server.log import log_to_stderr
+            from soothsay.server.http.json_log import log_to_stderr
+            from soothsay.server.http_server import Server
             from soothsay.server.runner import make_runner
 
             allowed = self.allow_drafter
@@ -133,9 +133,9 @@ def _fleet(model: str, placement: PlacementOptions, arguments: Mapping[str, Any]
     bounds = placement.bounds()
     with ExitStack() as stack:
         with notice(f"loading {model} ..."):
-            from soothsay.server.engines import engines
-            from soothsay.server.fleet.fleet import Fleet
-            from soothsay.server.process import load
+            from soothsay.server.engines.engine_process import load
+            from soothsay.server.fleet.engine_fleet import Fleet
+            from soothsay.server.placement import engines
 
             shared = placement.shared(bounds.most)
             kernels = "portable" if placement.portable else "auto"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -109,7 +109,7 @@ class Request:
         self.finish_reason: FinishReason | None = None
         self.failure: Exception | None = None  # why the finish reason is "error"
         self.pieces: deque[Piece] = deque()  # emitted, and not yet read by the caller
-        self.ended_unsaid = False  # the answer ended without a token, and the caller has not read that
+        self.finish_unreported = False  # the answer ended without a token, and the caller has not read that
         self.traces: deque[StepTrace] | None = deque() if traced else None  # one a step, not yet read
 
     @property
@@ -187,7 +187,7 @@ class Request:
             logprobs: one for each token, if the request wants them.
         """
         if self._length == self.limit:  # only the prompt was to be read
-            self.finish_reason, self.ended_unsaid = FinishReason.LENGTH, True
+            self.finish_reason, self.finish_unreported = FinishReason.LENGTH, True
             return 0
         for i, token in enumerate(tokens):
             self._tokens[self._length] = token
@@ -264,6 +264,9 @@ class RequestDrafter(Protocol):
 
     @property
     def name(self) -> str: ...  # noqa: D102
+
+    @property
+    def decisions(self) -> Mapping[str, int]: ...  # noqa: D102
 
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]: ...  # noqa: D102
 

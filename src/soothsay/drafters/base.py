@@ -8,10 +8,11 @@ controller uses more protocols, which a drafter may inherit: `SignalingDrafter`,
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 
 from soothsay.config import EngineConfig
 from soothsay.core.cache import KVPool
@@ -77,6 +78,7 @@ class Drafter(ABC):
         taps: target layers whose input the drafter reads. The number of layers means the last layer's output.
         trained: whether it was trained for its target. If its drafts are never right, that is reported.
         likely_gain: the controller's first estimate of the right nodes in a large draft.
+        decisions: in how many steps each drafter was asked, by its name. Only a controller has any.
 
     Example:
         >>> class Repeat(Drafter):
@@ -95,6 +97,7 @@ class Drafter(ABC):
     max_nodes: int = 1
     trained: bool = False
     likely_gain: float = FIRST_GAIN
+    decisions: Mapping[str, int] = MappingProxyType({})
 
     def __init__(self, target: Target):
         self.target = target

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -107,6 +107,12 @@ class Engine:
             usage = 1 - self.allocator.num_free / self.allocator.num_blocks
             return EngineLoad(len(self.scheduler.running), len(self.scheduler.waiting), usage)
 
+    @property
+    def decisions(self) -> Counter[str]:
+        """How often each drafter was asked, where a controller chooses; see `Drafter.decisions`."""
+        with self.lock:
+            return sum((Counter(drafter.decisions) for drafter in list(self._used)), Counter[str]())
+
     def add(self, request: Request) -> None:
         """Put a request into the waiting line."""
         with self.lock:
@@ -188,10 +194,11 @@ class Engine:
                     self.step()
 
     @torch.inference_mode()
-    def step(self) -> None:
+    def step(self) -> bool:
         """Run one pass over the weights for every request that has a turn in it.
 
-        If that raises an `Exception`, the next steps repeat it with one request at a time, see `Recovery`. A
+        Returns whether that went well. If it raises an `Exception`, the next steps repeat it with one request
+        at a time, see `Recovery`. A
         request that fails alone ends with the finish reason "error", and its `failure` has the exception.
 
         Raises `StageError` if a process with layers of the model has ended.
@@ -208,8 +215,9 @@ class Engine:
                 raise
             except Exception as error:
                 self.recovery.failed(error, alone, turns)
-            else:
-                self.recovery.passed(alone, turns)
+                return False
+            self.recovery.passed(alone, turns)
+            return True
 
     def _run(self, turns: Sequence[Turn]) -> None:
         """Run the stages of a step after `schedule`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -34,9 +34,6 @@ from soothsay.model.rope import Rope, rotate
 from soothsay.model.routing import route
 from soothsay.model.specs.feed_forward_spec import CLIPPED, SQUARED_RELU, RoutingSpec
 from soothsay.model.state_space import StateSpace, state_space
-
-if TYPE_CHECKING:
-    from soothsay.model.feed_forward import Experts
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh}
 """Those of gated feed-forward layers, of float32."""
@@ -66,6 +63,13 @@ class Norm(Protocol):
 
 Ropes = Sequence[Rotation]
 """Cosines and sines of the ways in which heads rotate, as `Rope` returns them."""
+
+
+class Mixture(Protocol):
+    """A mixture of experts: `soothsay.model.feed_forward.Experts`."""
+
+    def mixed(self, x: Tensor, scores: Tensor | None = None) -> Tensor:
+        """`[N, in] -> [N, in]` float32, of the router's scores `[N, experts]`."""
 
 
 class RecordedBlocks(Protocol):
@@ -337,7 +341,7 @@ class Kernels(LayoutOps):
         heads = x.transpose(0, 1).contiguous()
         return torch.stack([layer(head) for layer, head in zip(layers, heads, strict=True)], dim=1)
 
-    def mix(self, experts: Experts, x: Tensor, scores: Tensor | None) -> Tensor:
+    def mix(self, experts: Mixture, x: Tensor, scores: Tensor | None) -> Tensor:
         """A mixture of experts; see `soothsay.model.feed_forward.Experts.mixed`."""
         return experts.mixed(x, scores)
 

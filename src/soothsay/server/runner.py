@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import os
 import socket
@@ -13,10 +12,9 @@ from typing import Any, cast
 
 import uvicorn
 
-from soothsay.server.app import Server
-from soothsay.server.connections import ACCEPTED, ClientConnection, Connections
-
-log = logging.getLogger("soothsay.server")
+from soothsay.server.http.connections import ACCEPTED, ClientConnection, Connections
+from soothsay.server.http.json_log import log
+from soothsay.server.http_server import Server
 
 MAX_HEADERS = 32_768
 """Limit of bytes in a request's headers."""

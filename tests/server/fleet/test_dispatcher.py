@@ -16,12 +16,11 @@ from soothsay.core.load import EngineLoad
 from soothsay.core.numerics import UNKNOWN, Numerics
 from soothsay.core.params import SamplingParams
 from soothsay.core.tenant import EVERYBODY, Tenant
-from soothsay.server.api_errors import ApiError
+from soothsay.server.engines.engine_messages import AnswerUpdate, Cancel, EngineUpdate, RequestOptions, Submit
 from soothsay.server.fleet import dispatcher
 from soothsay.server.fleet.dispatcher import IDLE_LOSSES, LATE, PATIENCE, Dispatcher
 from soothsay.server.fleet.replica import EngineState
-from soothsay.server.messages import AnswerUpdate, Cancel, EngineUpdate, Submit
-from soothsay.server.parameters import RequestOptions
+from soothsay.server.http.api_errors import ApiError
 
 OTHER = Numerics("native, avx512", 100, "4567")
 

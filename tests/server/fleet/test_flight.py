@@ -7,9 +7,8 @@ from typing import Any
 
 from soothsay.core.answer import FinishReason, SpeculationStats, TokenLogprobs
 from soothsay.core.params import SamplingParams
+from soothsay.server.engines.engine_messages import AnswerUpdate, RequestOptions, Submit
 from soothsay.server.fleet.flight import Flight
-from soothsay.server.messages import AnswerUpdate, Submit
-from soothsay.server.parameters import RequestOptions
 
 
 def flight(n: int = 1, **params: Any) -> Flight[str]:
@@ -77,7 +76,8 @@ def test_totals_are_of_all_engines_and_the_prompt_is_told_once() -> None:
     one.take("a", said([65, 66], num_cached=1, num_preemptions=2, prompt_logprobs=prompt))
     one.lose("a")
     submit = one.board("b", -1, interrupted=True)
-    assert ([*submit.said[0].tokens], submit.said[0].ended, submit.interrupted) == ([65, 66], False, True)
+    first = submit.emitted[0]
+    assert ([*first.tokens], first.ended, submit.interrupted) == ([65, 66], False, True)
     told = one.take("b", said([67], 2, call=-1, num_cached=0, num_preemptions=1, prompt_logprobs=prompt))
     assert told is not None
     assert (told.num_cached, told.num_preemptions, told.prompt_logprobs) == (1, 3, None)
@@ -131,7 +131,7 @@ def test_an_answer_that_has_ended_without_a_token_does_not_begin_again() -> None
     one.take("a", said([], end=True))
     assert one.has_begun
     one.lose("a")
-    assert [answer.ended for answer in one.board("b", -1).said] == [True, False]
+    assert [answer.ended for answer in one.board("b", -1).emitted] == [True, False]
 
 
 def test_each_prompt_goes_on_with_its_own_answers() -> None:

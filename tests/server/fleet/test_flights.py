@@ -10,11 +10,12 @@ import pytest
 from fleets import NUMERICS, FakeEngine, Fixture, heard, job, run, text, tokens, until
 
 from soothsay.core.answer import SpeculationStats
-from soothsay.server.api_errors import ApiError
-from soothsay.server.fleet import dispatcher, fleet
+from soothsay.server.engines.engine_messages import CatchUp
+from soothsay.server.fleet import dispatcher
+from soothsay.server.fleet import engine_fleet as fleet
+from soothsay.server.fleet.jobs import Job
 from soothsay.server.fleet.replica import EngineState
-from soothsay.server.jobs import Job
-from soothsay.server.messages import CatchUp
+from soothsay.server.http.api_errors import ApiError
 
 pytestmark = pytest.mark.usefixtures("each_loop")
 
@@ -32,7 +33,7 @@ def test_a_job_of_an_engine_that_dies_goes_on_at_another_one() -> None:
         engine.die()
         (other,) = [replica for replica in one.engines if replica is not engine]
         await until(lambda: other.submits)
-        assert other.submits[0].said[0].tokens == tokens(each, 5)
+        assert other.submits[0].emitted[0].tokens == tokens(each, 5)
         assert other.submits[0].interrupted
         other.say(each, 3)
         other.say(each, 1, end=True)

@@ -14,12 +14,13 @@ from fleets import FakeEngine, Fixture, heard, job, run, text, tokens, until
 from soothsay.cli.engine_options import PlacementOptions
 from soothsay.core.load import EngineLoad
 from soothsay.errors import SoothsayError
-from soothsay.server.api_keys import KeyRing, add_key
-from soothsay.server.app import Server
-from soothsay.server.fleet import fleet, scaling
-from soothsay.server.fleet.fleet import Fleet
+from soothsay.server.access.api_keys import KeyRing, add_key
+from soothsay.server.engines.engine_messages import EngineUpdate, Loaded
+from soothsay.server.fleet import engine_fleet as fleet
+from soothsay.server.fleet import scaling
+from soothsay.server.fleet.engine_fleet import Fleet
 from soothsay.server.fleet.scaling import FREE, FULL, GROW_AFTER, SHRINK_AFTER, Bounds, Crowd, Scaler
-from soothsay.server.messages import EngineUpdate, Loaded
+from soothsay.server.http_server import Server
 from soothsay.server.server_config import ServerConfig
 
 

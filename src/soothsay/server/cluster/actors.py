@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -11,8 +10,7 @@ import ray
 from ray.exceptions import RayError
 
 from soothsay.server.cluster.switchboard import Number, Switchboard
-
-log = logging.getLogger("soothsay.server")
+from soothsay.server.http.json_log import log
 
 PATIENCE = 10.0
 """Seconds after which the log says that an actor still waits for a machine."""

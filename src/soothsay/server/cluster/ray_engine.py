@@ -25,14 +25,13 @@ from soothsay.errors import SoothsayError
 from soothsay.processors import granted_processors
 from soothsay.server.cluster.actors import end_of, first_call
 from soothsay.server.cluster.switchboard import Number, Switchboard, call
-from soothsay.server.fleet.engine import Received
-from soothsay.server.messages import EngineUpdate, Incoming, Loaded
-from soothsay.server.process import read_messages, write_messages
+from soothsay.server.engines.engine_messages import EngineUpdate, Incoming, Loaded, Received
+from soothsay.server.engines.engine_process import read_messages, write_messages
+from soothsay.server.http.json_log import log
 
 if TYPE_CHECKING:
     from soothsay.llm import LLM
 
-log = logging.getLogger("soothsay.server")
 
 LOCAL = "local"
 """The address of a cluster that is started on this machine and ends with the server."""
@@ -197,7 +196,7 @@ class EngineActor:
 
     def run(self, factory: Callable[[], LLM], number: Number) -> None:
         """Call the server, load the model, and step its engine until the server hangs up."""
-        from soothsay.server.worker import run_worker
+        from soothsay.server.engines.worker import run_worker
 
         pipe = call(number)
         pipe.send((os.getpid(), socket.gethostname()))

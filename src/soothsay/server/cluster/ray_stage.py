@@ -47,7 +47,7 @@ class StageActor:
     def run(self, number: Number, cores: int) -> None:
         """Call the engine, and run layers for it until it hangs up."""
         from soothsay.model.pipeline.stage_process import serve_engine
-        from soothsay.server.process import pin
+        from soothsay.server.engines.engine_process import pin
 
         pipe = call(number)
         pin(cores)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 import socket
 from contextlib import suppress
@@ -13,8 +12,7 @@ from typing import Self
 
 from soothsay import handshake
 from soothsay.handshake import CALLERS, NAME, NONCE, Caller, CallerGate
-
-log = logging.getLogger("soothsay.server")
+from soothsay.server.http.json_log import log
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,11 +11,7 @@ import numpy as np
 
 from soothsay.core.digest import prefix_digests
 from soothsay.core.load import EngineLoad
-from soothsay.server.api_errors import ApiError
-from soothsay.server.fleet.flight import Flight
-from soothsay.server.fleet.replica import EngineState, Replica
-from soothsay.server.fleet.router import Router
-from soothsay.server.messages import (
+from soothsay.server.engines.engine_messages import (
     Admitted,
     AnswerUpdate,
     Cancel,
@@ -26,8 +20,11 @@ from soothsay.server.messages import (
     LoadedModel,
     Submit,
 )
-
-log = logging.getLogger("soothsay.server")
+from soothsay.server.fleet.flight import Flight
+from soothsay.server.fleet.replica import EngineState, Replica
+from soothsay.server.fleet.router import Router
+from soothsay.server.http.api_errors import ApiError, try_later
+from soothsay.server.http.json_log import log
 
 IDLE_LOSSES = 2
 """Engines that may die under a job without a new token of it between, until it is suspected to kill them.
@@ -50,7 +47,7 @@ ARRIVING = 4
 """Answers of drained engines that an engine reads at a time. The others flow meanwhile, and a new request at
 this engine waits for few of them."""
 
-Told = Admitted | EngineUpdate
+JobNews = Admitted | EngineUpdate
 """What is told of jobs."""
 
 
@@ -63,7 +60,7 @@ class Dispatcher:
         tell: called with what engines say of jobs.
     """
 
-    def __init__(self, replicas: Sequence[Replica], model: LoadedModel, tell: Callable[[Told], None]):
+    def __init__(self, replicas: Sequence[Replica], model: LoadedModel, tell: Callable[[JobNews], None]):
         self.moved = 0  # times that a job went on at another engine
         self._replicas, self._block_size, self._tell = replicas, model.block_size, tell
         self._router = Router[Replica](model.block_size, model.num_blocks)
@@ -127,7 +124,7 @@ class Dispatcher:
             if flight.successor is replica and flight.runner is not None:
                 if flight.may_take_over(change):
                     self._leave(flight, flight.runner)
-                replica.send(CatchUp(change.job, flight.said))
+                replica.send(CatchUp(change.job, flight.emitted))
             if (new := flight.take(replica, change)) is not None:
                 flight.numerics = replica.numerics
                 answers.append(new)
@@ -162,7 +159,7 @@ class Dispatcher:
             elif flight.pinned or flight.idle_losses > IDLE_LOSSES or flight.losses >= LOSSES:
                 self._finish(flight, self.no_engine())
             elif heir is not None:
-                heir.send(CatchUp(flight.calls[heir], flight.said, interrupted=flight.has_begun))
+                heir.send(CatchUp(flight.calls[heir], flight.emitted, interrupted=flight.has_begun))
         if (self.restart_in or 0) > PATIENCE:  # engines die again and again
             for flight in self._homeless():
                 self._finish(flight, self.no_engine())
@@ -219,8 +216,7 @@ class Dispatcher:
     def no_engine(self) -> ApiError:
         """The error while no engine is loaded. Clients are told when the next one starts."""
         message = "the engine has stopped, and is starting again; try again later"
-        seconds = max(math.ceil(self.restart_in or 0), 1)
-        return ApiError(503, message, "engine_stopped", headers={"Retry-After": str(seconds)})
+        return try_later(message, "engine_stopped", seconds=max(self.restart_in or 0, 1))
 
     def _place_all(self) -> None:
         """Place the jobs that have no engine. At most one of the suspects may be at an engine."""

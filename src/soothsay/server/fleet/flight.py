@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from soothsay.core.answer import SpeculationStats
 from soothsay.core.numerics import Numerics
-from soothsay.server.messages import AnswerUpdate, Said, Submit
+from soothsay.server.engines.engine_messages import AnswerUpdate, EmittedTokens, Submit
 
 E = TypeVar("E", bound=Hashable)
 
@@ -97,9 +97,9 @@ class Flight(Generic[E]):
         return [prompts[i // n] + answer.tokens for i, answer in enumerate(self._answers)]
 
     @property
-    def said(self) -> list[Said]:
+    def emitted(self) -> list[EmittedTokens]:
         """What the client has got of each answer."""
-        return [Said([*answer.tokens], answer.ended) for answer in self._answers]
+        return [EmittedTokens([*answer.tokens], answer.ended) for answer in self._answers]
 
     def board(self, engine: E, call: int, *, interrupted: bool = False) -> Submit:
         """Give the job to an engine, the successor if there is a runner. Returns what to send.
@@ -116,13 +116,12 @@ class Flight(Generic[E]):
         else:
             self.successor = engine
             self._heard.setdefault(
-                self.runner,
-                [_Totals(answer.num_preemptions, answer.stats) for answer in self._answers],
+                self.runner, [_Totals(answer.num_preemptions, answer.stats) for answer in self._answers]
             )
         if self.successor is not None or self.has_begun:
             self._heard[engine] = [_Totals() for _ in self._answers]
-        said = self.said if self.has_begun else ()
-        return replace(self.submit, job=call, said=said, interrupted=interrupted)
+        emitted = self.emitted if self.has_begun else ()
+        return replace(self.submit, job=call, emitted=emitted, interrupted=interrupted)
 
     def leave(self, engine: E) -> None:
         """Note that an engine does not work on the job any more. A successor becomes the runner."""

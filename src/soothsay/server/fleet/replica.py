@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,12 +10,9 @@ from enum import StrEnum
 
 from soothsay.core.load import EngineLoad
 from soothsay.core.numerics import UNKNOWN, Numerics
-from soothsay.server.backoff import Backoff
-from soothsay.server.fleet.engine import Engine, Received
-from soothsay.server.messages import EngineUpdate, Incoming, Loaded, Ping
+from soothsay.server.engines.engine_messages import Engine, EngineUpdate, Incoming, Loaded, Ping, Received
+from soothsay.server.http.json_log import log
 from soothsay.server.server_config import ServerConfig
-
-log = logging.getLogger("soothsay.server")
 
 IDLE = EngineLoad(0, 0, 0.0)
 
@@ -30,6 +26,33 @@ class EngineState(StrEnum):
     OK = "ok"
     STARTING = "engine starting"
     STOPPED = "engine stopped"  # the server has not begun to serve, or shuts down
+
+
+class Backoff:
+    """Waits of 0, then `first`, then twice as much each time, at most `longest` seconds.
+
+    So an engine that dies once is back at once, and one that dies again and again takes little of the
+    machine, but comes back by itself when the cause is gone.
+
+    Example:
+        >>> backoff = Backoff(1.0, 60.0)
+        >>> [backoff.wait() for _ in range(9)]
+        [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+    """
+
+    def __init__(self, first: float, longest: float):
+        self._first, self._longest = first, longest
+        self._next = 0.0
+
+    def wait(self) -> float:
+        """Seconds to wait this time."""
+        seconds = self._next
+        self._next = min(max(2 * seconds, self._first), self._longest)
+        return seconds
+
+    def reset(self) -> None:
+        """Begin anew, because the engine was sound for long enough."""
+        self._next = 0.0
 
 
 class Replica:

@@ -1,0 +1,1 @@
+"""The APIs, one folder each: bodies to requests, answers to bodies, and the routes."""

@@ -1,0 +1,137 @@
+"""The bodies of llama.cpp's API, and the completions that they ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from soothsay.server.generation.request_bodies import (
+    UNLIMITED,
+    CompletionRequest,
+    GenerationRequest,
+    ResponseFormat,
+)
+from soothsay.server.generation.request_parameters import nearest
+from soothsay.server.generation.service import make_body
+from soothsay.server.http.api_errors import invalid, unsupported
+from soothsay.server.http.body_types import Body, Items, Whole
+
+Parts = list[int | str]
+"""A prompt as token ids and texts, in order."""
+
+RANDOM_SEED = 2**32 - 1
+"""llama.cpp's number for a random seed."""
+
+MAX_FIELDS_WANTED = 64
+"""Limit of names in `response_fields`."""
+
+FieldPath = Annotated[str, Field(max_length=256)]
+"""A name in `response_fields`. A slash leads into a field."""
+
+RENAMED = {
+    "max_tokens": "n_predict",
+    "logprobs": "n_probs",
+    "n": "n_cmpl",
+    "repetition_penalty": "repeat_penalty",
+    "guided_json": "json_schema",
+}
+"""Fields of a completion, and what this API calls them."""
+
+
+class LlamaPrompt(Body):
+    """A prompt as an object. Images and sound are not supported."""
+
+    prompt_string: str
+    multimodal_data: list[Any] | None = None
+
+
+class LlamaRequest(GenerationRequest):
+    """The fields that completions and infills share. Other names and unknown fields are as in completions."""
+
+    n_probs: Whole | None = None
+    n_cmpl: Whole | None = None
+    post_sampling_probs: bool | None = None
+    return_tokens: bool | None = None
+    timings_per_token: bool | None = None
+    response_fields: Annotated[Items[FieldPath], Field(max_length=MAX_FIELDS_WANTED)] | None = None
+    response_format: ResponseFormat | None = None
+    cache_prompt: bool | None = None  # no effect: what is cached never changes an answer
+    id_slot: Whole | None = None  # no effect: requests are not bound to slots
+
+    @model_validator(mode="before")
+    @classmethod
+    def _count(cls, data: Any) -> Any:
+        """`n` means the same as `n_cmpl`. If both are given, `n_cmpl` counts."""
+        if isinstance(data, Mapping) and data.get("n_cmpl") is not None:
+            return {**data, "n": data["n_cmpl"]}
+        return data
+
+    def completion(self, prompts: Sequence[list[int]]) -> CompletionRequest:
+        """The completion that this request asks for, of prompts that were read. Raises `ApiError`."""
+        if self.n_probs and self.post_sampling_probs:
+            message = "post_sampling_probs is not supported: probabilities are those of the model itself"
+            raise unsupported("post_sampling_probs", message)
+        shared = GenerationRequest.model_fields.keys() | {"response_format"}
+        theirs = (type(self).model_fields.keys() | CompletionRequest.model_fields.keys()) - shared
+        given = self.model_dump(by_alias=True, exclude_unset=True, exclude=theirs)
+        fields = {name: value for name, value in given.items() if name not in theirs}
+        return make_body(
+            CompletionRequest,
+            {
+                **nearest(fields),
+                "prompt": list(prompts),
+                "max_tokens": UNLIMITED if self.max_tokens is None else self.max_tokens,
+                "seed": -1 if self.seed == RANDOM_SEED else self.seed,
+                "logprobs": self.n_probs or None,
+            },
+        )
+
+
+class LlamaCompletionRequest(LlamaRequest):
+    """The body of llama.cpp's `POST /completion`: texts and token ids, mixed, one prompt or many."""
+
+    prompt: str | LlamaPrompt | Items[int | str | LlamaPrompt | Items[int | str]]
+
+    def prompts(self) -> list[Parts]:
+        """The prompts. Raises `ApiError` for images and sound.
+
+        A list with a token id in it is one prompt. Other lists have a prompt in each place.
+        """
+        given = self.prompt
+        if not isinstance(given, list):
+            return [_parts(given)]
+        if any(isinstance(part, int) for part in given):
+            single = [part for part in given if isinstance(part, int | str)]
+            if len(single) < len(given):
+                message = "prompt has token ids beside lists or objects; put the token ids into a list"
+                raise invalid("prompt", message)
+            return [single]
+        return [_parts(one) for one in given if not isinstance(one, int)]
+
+
+class ExtraFile(Body):
+    """A file that stands before the gap."""
+
+    filename: str = ""
+    text: str
+
+
+class InfillRequest(LlamaRequest):
+    """The body of `POST /infill`: what stands before and after a gap in a text."""
+
+    input_prefix: str
+    input_suffix: str
+    input_extra: Items[ExtraFile] | None = None
+    prompt: str = ""
+
+
+def _parts(prompt: str | LlamaPrompt | list[int | str]) -> Parts:
+    if isinstance(prompt, str):
+        return [prompt]
+    if isinstance(prompt, list):
+        return prompt
+    if prompt.multimodal_data:
+        raise unsupported("prompt.multimodal_data", "multimodal_data is not supported: this model reads text")
+    return [prompt.prompt_string]

@@ -1,0 +1,176 @@
+"""The lines of a batch's input file. They are read one by one, within bounds, as often as needed."""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field
+
+from soothsay.errors import RequestError
+from soothsay.server.http.api_errors import ApiError, unsupported
+from soothsay.server.http.body_reader import parse
+from soothsay.server.server_config import ServerConfig
+
+URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+"""What a line may ask for. The server itself refuses embeddings, and says why."""
+
+MAX_LINE = ServerConfig.max_body + 2**16
+"""Limit of bytes in a line: the largest body, and what stands around it."""
+
+Keys = npt.NDArray[np.uint64]
+
+
+class _Fields(BaseModel):
+    """The fields of a line. Whatever else is wrong with it, its error names the `custom_id`."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    custom_id: Annotated[str, Field(min_length=1, max_length=512)]
+    method: Any = None
+    url: Any = None
+    body: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLine:
+    """One line of the input.
+
+    `key` is 64 bits that stand for the line: a digest of its `custom_id`, or of its number if it has none.
+    """
+
+    number: int  # from 1
+    key: int
+    custom_id: str | None
+    url: str = ""
+    body: Any = None
+    error: ApiError | None = None  # why the server does not get it
+
+
+class BatchInput:
+    """A file of requests that was read once: the keys of its lines, and a digest of its content.
+
+    It takes 8 bytes of memory for each line.
+
+    Args:
+        path: the file. Blank lines do not count.
+
+    Raises `RequestError` if the file cannot be read, or two lines have the same `custom_id`.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        try:
+            if not path.is_file():
+                raise RequestError(f"{path} is not a file; a batch reads its input more than once")
+            with path.open("rb") as file:
+                self.sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            keys = array("Q", (line.key for line in self._lines()))
+        except OSError as error:
+            raise RequestError(f"{path} cannot be read ({error.strerror or error})") from None
+        self.keys: Keys = np.frombuffer(keys, np.uint64)
+        self._check_ids()
+
+    def lines(self, wanted: Sequence[bool] | npt.NDArray[np.bool_]) -> Iterator[BatchLine]:
+        """Yield the lines at which `wanted` is true. Raises `RequestError` if the file has changed."""
+        left = int(np.count_nonzero(wanted))
+        try:
+            for line, key in zip(self._lines(wanted), self.keys[np.asarray(wanted)], strict=False):
+                if line.key != key:
+                    break
+                left -= 1
+                yield line
+        except OSError as error:
+            raise RequestError(f"{self.path} cannot be read ({error.strerror or error})") from None
+        if left:
+            raise RequestError(f"{self.path} was changed while the batch ran; restore it, and run it again")
+
+    def unanswered(self, answered: Keys) -> npt.NDArray[np.bool_]:
+        """At which lines there is no answer yet. Raises `RequestError` if an answer is of no line."""
+        found = np.isin(self.keys, answered)
+        if np.count_nonzero(found) != len(answered):
+            raise RequestError(
+                f"the output has two answers to one line of {self.path}, or an answer to none; "
+                "write to another file"
+            )
+        return ~found
+
+    def _lines(self, wanted: Sequence[bool] | npt.NDArray[np.bool_] | None = None) -> Iterator[BatchLine]:
+        with self.path.open("rb") as file:
+            for index, (number, raw) in enumerate(_split(file)):
+                if wanted is None or (index < len(wanted) and wanted[index]):
+                    yield read_line(number, raw)
+
+    def _check_ids(self) -> None:
+        """Raise `RequestError` if two lines have the same `custom_id`."""
+        order = np.argsort(self.keys, kind="stable")
+        ordered = self.keys[order]
+        same = np.flatnonzero(ordered[1:] == ordered[:-1])
+        if not len(same):
+            return
+        place = same[np.argmin(order[same + 1])]  # the first line whose id was used before
+        wanted = np.zeros(len(self.keys), bool)
+        wanted[order[place : place + 2]] = True
+        first, second = self._lines(wanted)
+        shown = repr(first.custom_id if len(first.custom_id or "") <= 80 else f"{first.custom_id:.76} ...")
+        more = f" (lines with a used id: {len(same)})" if len(same) > 1 else ""
+        raise RequestError(
+            f"{self.path} has the custom_id {shown} in line {first.number} and again in line "
+            f"{second.number}{more}; give each line an id of its own"
+        )
+
+
+def read_line(number: int, raw: bytes | None) -> BatchLine:
+    """The request of a line. What cannot be a request has an error. `raw` is None if the line is too long."""
+    try:
+        if raw is None:
+            message = f"the line is longer than {MAX_LINE} bytes"
+            raise ApiError(413, message, "request_too_large")
+        fields = parse(raw, _Fields)
+    except ApiError as error:
+        placed = ApiError(error.status, f"line {number}: {error.message}", error.code, param=error.param)
+        return BatchLine(number, _digest(str(number), b"line"), None, error=placed)
+    key = _digest(fields.custom_id, b"custom_id")
+    if (problem := _problem(fields)) is not None:
+        return BatchLine(number, key, fields.custom_id, error=problem)
+    return BatchLine(number, key, fields.custom_id, fields.url, fields.body)
+
+
+def _problem(fields: _Fields) -> ApiError | None:
+    """What is wrong with a line, apart from its body, which the server checks."""
+    if fields.method != "POST":
+        return ApiError(405, "method must be POST", "not_possible", param="method")
+    if fields.url not in (*URLS, "/v1/embeddings"):
+        return ApiError(404, f"url must be one of {', '.join(URLS)}", "not_found", param="url")
+    if fields.body is None:
+        return ApiError(400, "body: Field required", "missing_required_parameter", param="body")
+    if isinstance(fields.body, dict) and fields.body.get("stream") is True:
+        return unsupported("stream", "a batch has no streams; leave stream out")
+    return None
+
+
+def _split(file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
+    """The lines that are not blank, with their numbers from 1. None stands for one that is too long."""
+    for number in count(1):
+        raw = file.readline(MAX_LINE + 1)
+        if not raw:
+            return
+        if len(raw) > MAX_LINE:
+            while raw and not raw.endswith(b"\n"):
+                raw = file.readline(MAX_LINE)
+            yield number, None
+        elif (line := raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw).strip():
+            yield number, line
+
+
+def _digest(text: str, kind: bytes) -> int:
+    digest = hashlib.blake2b(text.encode(), digest_size=8, person=kind).digest()
+    return int.from_bytes(digest, "big")

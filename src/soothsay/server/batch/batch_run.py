@@ -1,0 +1,257 @@
+"""Answers a file of requests without a network: each line goes through the server's own application.
+
+The file is in the format of OpenAI's batches. A batch that was killed goes on where it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from soothsay import __version__
+from soothsay.errors import RequestError, SoothsayError
+from soothsay.files import user_path
+from soothsay.server.batch.batch_lines import BatchInput, BatchLine
+from soothsay.server.batch.batch_output import OK, BatchOutput, State
+from soothsay.server.batch.batch_replies import answer_tokens, settle
+from soothsay.server.engines.engine_process import load
+from soothsay.server.fleet.engine_fleet import Fleet
+from soothsay.server.fleet.replica import EngineState
+from soothsay.server.http.json_streams import to_line
+from soothsay.server.http_server import Server
+from soothsay.server.placement import Placement, engines
+from soothsay.server.server_config import ServerConfig, served_name
+
+NO_ENGINE = 503
+"""Status of a request that got no answer because the engine died."""
+
+LINES_PER_ANSWER = 2
+"""Lines that are read for each answer that the engine can run at once. Half of them wait, as token ids."""
+
+PROBE = 32, 8
+"""Tokens of the prompt and of the answer that show which numbers the model computes."""
+
+Progress = Callable[[int, int, int], None]
+"""Is told the lines done, all lines, and the tokens of this run's answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSummary:
+    """What came out of a batch."""
+
+    lines: int
+    failed: int  # lines whose answer is an error, those of earlier runs included
+    earlier: int  # lines that earlier runs had answered
+    tokens: int  # of the answers of this run
+
+
+def run_batch(
+    model: str,
+    source: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    name: str | None = None,
+    seed: int = 0,
+    dtype: str = "auto",
+    max_context: int | None = None,
+    chat_template: str | os.PathLike[str] | None = None,
+    max_running: int = 64,
+    replicas: int = 1,
+    ray_address: str | None = None,
+    progress: Progress = lambda done, total, tokens: None,
+    **options: Any,
+) -> BatchSummary:
+    """Answer all lines of a file. If `output` has some of the answers already, compute only the others.
+
+    The engine runs in a new process. So a script must call this below `if __name__ == "__main__":`.
+
+    Args:
+        model: as for `LLM`.
+        source: the requests, one a line, in the format of OpenAI's batches.
+        output: gets one line for each request, in the order in which answers end.
+        name: the model's name in requests; by default `model` without its folder.
+        seed: other seeds give other answers to requests that are sampled and have no seed of their own.
+        dtype, max_context, chat_template: as for `LLM`.
+        max_running: limit of answers in one step.
+        replicas: number of engines. Another one goes on with the lines of one that dies.
+        ray_address: of a Ray cluster where the engines run; None: they run here.
+        progress: called at the begin and after each line.
+        options: further options of `LLM`, such as `drafter`. They must not change answers.
+
+    Raises:
+        SoothsayError: the model cannot be loaded.
+        RequestError: a file cannot be read or written, two lines have the same `custom_id`, or `output` was
+            begun with something else that answers depend on.
+    """
+    requests, name = BatchInput(user_path(source)), name or served_name(model)
+    target = user_path(output)
+    if target.exists() and target.samefile(requests.path):
+        raise RequestError(f"{target} is the input; write to another file")
+    path = user_path(model)
+    state = {
+        "version of soothsay": __version__,
+        "input (SHA-256)": requests.sha256,
+        "model": str(path.resolve()) if path.exists() else model,
+        "model's name in requests": name,
+        "dtype": dtype,
+        "context": max_context,
+        "chat template (SHA-256)": None if chat_template is None else _digest(user_path(chat_template)),
+        "seed": seed,
+    }
+    with BatchOutput(target) as answers:
+        answers.check(state)
+        tokens = 0
+        if requests.unanswered(answers.keys).any():
+            options["chat_template"] = chat_template
+            factory = partial(
+                load, model, dtype=dtype, max_context=max_context, max_requests=max_running, **options
+            )
+            elsewhere = ray_address not in (None, "local")  # where nobody knows how many cores there are
+            placement = Placement(replicas, 1 if elsewhere else None, ray_address)
+            with engines(factory, placement) as make, Fleet(make, replicas) as fleet:
+                batch = BatchRun(fleet, requests, answers, name, seed, progress)
+                asyncio.run(batch.run(state))
+            answers.sync()
+            tokens = batch.tokens
+        return BatchSummary(len(requests.keys), answers.failed, len(answers.keys), tokens)
+
+
+class BatchRun:
+    """One run over the lines that have no answer yet.
+
+    Args:
+        fleet: the engines, with the model loaded. They end with the run.
+        requests: all lines.
+        answers: where to write; it may have some of the answers.
+        name: the model's name in requests.
+        seed, progress: see `run_batch`.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        requests: BatchInput,
+        answers: BatchOutput,
+        name: str,
+        seed: int = 0,
+        progress: Progress = lambda done, total, tokens: None,
+    ):
+        self._answers, self._seed, self._progress = answers, seed, progress
+        self._lines = requests.lines(requests.unanswered(answers.keys))
+        self._done, self._total = len(answers.keys), len(requests.keys)
+        self.tokens = 0  # of the answers so far
+        self._num_workers = LINES_PER_ANSWER * fleet.model.max_requests * fleet.scaler.bounds.most
+        self._server = Server(fleet, _config(name, fleet, self._num_workers))
+        transport = httpx.ASGITransport(self._server.app, raise_app_exceptions=False)
+        self._client = httpx.AsyncClient(transport=transport, base_url="http://batch")
+        self._unlucky: list[BatchLine] = []  # those that ran when the engine died
+
+    async def run(self, state: State) -> None:
+        """Answer all lines. `state` is what the answers depend on, as far as the files and options show it.
+
+        Raises `RequestError`.
+        """
+        async with self._server.lifespan(), self._client:
+            self._answers.begin({**state, **await self._numbers()})
+            self._progress(self._done, self._total, self.tokens)
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(self._num_workers):
+                        group.create_task(self._work())
+            except BaseExceptionGroup as group_of_errors:
+                raise group_of_errors.exceptions[0] from None
+            for line in self._unlucky:  # one by one, so that only the line that is to blame fails
+                self._write(line, *await self._answer(line))
+
+    async def _work(self) -> None:
+        """Answer one line after the other, until none is left."""
+        for line in self._lines:  # shared by all workers
+            status, body = await self._answer(line)
+            if status == NO_ENGINE:
+                self._unlucky.append(line)
+            else:
+                self._write(line, status, body)
+
+    def _write(self, line: BatchLine, status: int, body: Any) -> None:
+        self._answers.write(line, status, body)
+        self._done += 1
+        self.tokens += answer_tokens(body)
+        self._progress(self._done, self._total, self.tokens)
+
+    async def _answer(self, line: BatchLine) -> tuple[int, Any]:
+        """The status and the body of the answer to a line."""
+        if line.error is not None:
+            return line.error.status, line.error.body
+        body = line.body
+        if isinstance(body, dict) and body.get("seed") in (None, -1):
+            body = {**body, "seed": _seed(self._seed, line.custom_id or "")}
+        status, reply = await self._post(line.url, body)
+        return status, settle(reply, f"{line.key:016x}") if status == OK else reply
+
+    async def _post(self, url: str, body: Any) -> tuple[int, Any]:
+        """Ask the server."""
+        while self._server.fleet.state is not EngineState.OK:
+            await asyncio.sleep(0.1)
+        headers = {"Content-Type": "application/json"}
+        response = await self._client.post(url, content=to_line(body), headers=headers)
+        return response.status_code, response.json()
+
+    async def _numbers(self) -> dict[str, str | int]:
+        """What answers depend on, as far as only the loaded model shows it.
+
+        The log-probabilities of a probe have other bits with other weights, another dtype, or on a processor
+        for which other kernels are chosen.
+        """
+        model = self._server.model
+        room = min(model.max_context, model.block_size * model.num_blocks)
+        num_prompt = min(PROBE[0], room // 2)
+        body = {
+            "model": self._server.config.name,
+            "prompt": [index * 37 % model.vocab_size for index in range(num_prompt)],
+            "max_tokens": min(PROBE[1], room - num_prompt),
+            "temperature": 0,
+            "seed": 0,
+            "ignore_eos": True,
+            "logprobs": 1,
+            "prompt_logprobs": 0,
+        }
+        status, reply = await self._post("/v1/completions", body)
+        if status != OK:
+            raise SoothsayError(f"the model cannot answer a first request: {reply['error']['message']}")
+        digest = hashlib.sha256(to_line(reply["choices"]).encode()).hexdigest()
+        return {
+            "sampling defaults (generation-config)": to_line(dict(model.sampling_defaults)),
+            "room for a request, in tokens (kv-tokens)": room,
+            "numeric mode (weights, dtype or processor)": digest,
+        }
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _config(name: str, fleet: Fleet, num_lines: int) -> ServerConfig:
+    """The server's limits, without those that depend on load: nobody waits for a single answer."""
+    default = ServerConfig(name)
+    return ServerConfig(
+        name,
+        drafters=fleet.model.drafters,
+        max_queue=num_lines * default.max_n * default.max_prompts,
+        max_bodies=num_lines * default.max_body,
+        timeout=math.inf,
+    )
+
+
+def _seed(seed: int, custom_id: str) -> int:
+    """A seed that follows from the seed of the batch and the line's id, of 48 bits."""
+    digest = hashlib.blake2b(f"{seed}/{custom_id}".encode(), digest_size=6, person=b"seed").digest()
+    return int.from_bytes(digest, "big")

@@ -1,0 +1,199 @@
+"""Watches over the engines: asks them for short answers, so that `/health` and `/ready` say what is true."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from contextlib import suppress
+from secrets import token_hex
+
+from soothsay.core.params import SamplingParams
+from soothsay.core.tenant import Tenant
+from soothsay.server.engines.engine_messages import RequestOptions
+from soothsay.server.fleet.engine_fleet import Fleet
+from soothsay.server.fleet.engine_loop import EngineLoop
+from soothsay.server.fleet.jobs import Job
+from soothsay.server.fleet.replica import EngineState, Replica
+from soothsay.server.http.api_errors import ApiError
+from soothsay.server.http.json_log import log
+from soothsay.server.server_config import ServerConfig
+
+PARAMS = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+"""For the canary's answer. Its first step reads the prompt, and the next ones draft and verify."""
+
+PROMPT = [0]
+"""A token that every model has."""
+
+FIRST = -(2**62)
+"""Priority of the canary: users' requests in the waiting line must not make it late."""
+
+TICK = 1.0
+"""Longest time between two looks at the engine, in seconds."""
+
+RETRY = 2.0
+"""Seconds after a failed canary until the next one."""
+
+
+class Canary:
+    """Finds out whether an engine answers, and kills an engine that hangs.
+
+    A canary is a request of the server's own. It goes the whole way of a user's request, with the model's own
+    drafter: through the pipe, the waiting line, prefill, drafting and verification, and back. Tokens of
+    users' answers prove the same, so a canary is sent only when there were none for a while. It has a tenant
+    of its own, so it sees nothing of others and leaves nothing to them. Metrics do not count it.
+
+    Args:
+        loop: passes canaries to the engine.
+        engine: to watch.
+        drafter: the name of the model's own drafter.
+        config: how often to ask, and how long to wait.
+    """
+
+    def __init__(self, loop: EngineLoop, engine: Replica, drafter: str, config: ServerConfig):
+        self._loop, self._engine, self._drafter, self._config = loop, engine, drafter, config
+        self._options = RequestOptions(priority=FIRST, tenant=Tenant("canary", token_hex(16)))
+        self._failure: tuple[float, ApiError] | None = None  # of the last canary, and when it failed
+        self._asked_at = -math.inf  # when the last canary ended, from `time.monotonic`
+
+    @property
+    def failure(self) -> ApiError | None:
+        """Why the engine does not answer, as far as is known; None if the last sign was good."""
+        if self._failure is None or self._failure[0] < (self._engine.answered_at or 0.0):
+            return None
+        return self._failure[1]
+
+    @property
+    def problem(self) -> str | None:
+        """Why the engine should get no requests now; None if it should."""
+        engine = self._engine
+        if engine.state is not EngineState.OK:
+            return engine.state
+        if self.failure is not None:
+            return f"the engine does not answer: {self.failure.message}"
+        if engine.answered_at is None:
+            return "the engine has not answered since it was started"
+        return None
+
+    @property
+    def status(self) -> str:
+        """The engine's state in a word or two; "ok" if it does what it should.
+
+        An engine that is late with an answer may be busy, so that is no failure. `run` sees whether it hangs.
+        """
+        failed = self.failure is not None and self.failure.code != "timeout"
+        return "engine failing" if failed and self._engine.state is EngineState.OK else self._engine.state
+
+    async def run(self) -> None:
+        """Watch, until cancelled."""
+        asking: asyncio.Task[None] | None = None
+        try:
+            while True:
+                try:
+                    self._check_pulse()
+                except Exception:  # the watch must go on
+                    log.error("watch failed", exc_info=True)
+                if self._is_due() and (asking is None or asking.done()):
+                    asking = asyncio.create_task(self._ask())
+                await asyncio.sleep(min(TICK, self._config.canary_interval / 4))
+        finally:
+            if asking is not None:
+                asking.cancel()
+                with suppress(asyncio.CancelledError):
+                    await asking
+
+    def _is_due(self) -> bool:
+        """Whether it is time for a canary."""
+        engine, now = self._engine, time.monotonic()
+        if engine.state is not EngineState.OK:
+            return False
+        if self.failure is not None or engine.answered_at is None:
+            return now - self._asked_at >= min(RETRY, self._config.canary_interval)
+        return now - engine.answered_at >= self._config.canary_interval
+
+    async def _ask(self) -> None:
+        """Send a canary, and note how it ends."""
+        engine = self._engine
+        job = Job([PROMPT], PARAMS, self._options, self._drafter, self._config.canary_timeout, counted=False)
+        try:
+            await self._loop.submit(job, engine)
+            async for _ in job:
+                pass
+        except ApiError as error:
+            self._failure = time.monotonic(), error
+            if engine.state is EngineState.OK:
+                log.error("canary failed", extra={"reason": error.message})
+        else:
+            self._failure = None
+        finally:
+            self._loop.cancel(job)
+            self._asked_at = time.monotonic()
+
+    def _check_pulse(self) -> None:
+        """Kill an engine that hangs: in a step, or before its first answer."""
+        engine, now = self._engine, time.monotonic()
+        if engine.pid is None:
+            return
+        if engine.answered_at is None:
+            silent, limit = now - engine.started_at, self._config.start_timeout
+        else:
+            silent, limit = now - (engine.pinged_at or now), self._config.stall_timeout
+            engine.ping()
+        if silent > limit:
+            log.critical("engine does not answer", extra={"seconds": round(silent, 1)})
+            engine.kill()
+
+
+class Watch:
+    """Watches over all engines of a fleet, with a canary for each.
+
+    Args:
+        loop: passes canaries to the engines.
+        fleet: the engines. They may come and go.
+        config: see `Canary`.
+    """
+
+    def __init__(self, loop: EngineLoop, fleet: Fleet, config: ServerConfig):
+        self._loop, self._fleet, self._config = loop, fleet, config
+        self._canaries: dict[Replica, Canary] = {}
+
+    @property
+    def problem(self) -> str | None:
+        """Why the server should get no requests now; None if it should."""
+        problems = [canary.problem for canary in [*self._canaries.values()]]
+        if None not in problems:
+            return problems[0] if problems else self._fleet.state
+        if self._loop.in_flight >= self._loop.max_in_flight:
+            return "too many requests are waiting"
+        return None
+
+    @property
+    def status(self) -> str:
+        """The state of the engines in a word or two; "ok" if one does what it should."""
+        states = [canary.status for canary in [*self._canaries.values()]]
+        return EngineState.OK if EngineState.OK in states else next(iter(states), self._fleet.state)
+
+    @property
+    def answer_age(self) -> float | None:
+        """Seconds since the engines' last token; None if there was none since they were started."""
+        answers = [replica.answered_at for replica in self._fleet.replicas]
+        last = max((answer for answer in answers if answer is not None), default=None)
+        return None if last is None else time.monotonic() - last
+
+    async def run(self) -> None:
+        """Watch, until cancelled."""
+        tasks: dict[Replica, asyncio.Task[None]] = {}
+        try:
+            while True:
+                for replica in set(self._fleet.replicas) - set(tasks):
+                    canary = Canary(self._loop, replica, self._fleet.model.drafter, self._config)
+                    self._canaries[replica] = canary
+                    tasks[replica] = asyncio.create_task(canary.run())
+                for replica in set(tasks) - set(self._fleet.replicas):
+                    tasks.pop(replica).cancel()
+                    del self._canaries[replica]
+                await asyncio.sleep(TICK / 4)
+        finally:
+            for task in tasks.values():
+                task.cancel()
+            await asyncio.gather(*tasks.values(), return_exceptions=True)

@@ -1,0 +1,221 @@
+"""A fleet: engines that answer as one."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Coroutine
+from typing import Any, Self
+
+from soothsay.errors import SoothsayError
+from soothsay.server.engines.engine_messages import (
+    Admitted,
+    Engine,
+    EngineUpdate,
+    Loaded,
+    LoadedModel,
+    Received,
+)
+from soothsay.server.fleet.dispatcher import Dispatcher, JobNews
+from soothsay.server.fleet.replica import EngineState, Replica
+from soothsay.server.fleet.scaling import Bounds, Crowd, Scaler
+from soothsay.server.http.json_log import log
+from soothsay.server.server_config import ServerConfig
+
+TICK = 0.25
+"""Seconds between two looks at all engines."""
+
+
+class Fleet:
+    """Engines with the same model. As a context manager, it starts them on entry and ends them on exit.
+
+    One engine is a fleet too. If it dies, its jobs wait for the next one.
+
+    Args:
+        make: makes an engine that has not started.
+        size: number of engines, at least 1. With `Bounds`, the fleet begins with the least, and grows and
+            shrinks by the rule of `Scaler`.
+
+    Raises `SoothsayError` on entry if the first engine cannot load the model.
+
+    Example:
+        >>> with Fleet(partial(EngineProcess, partial(load, "sibyl")), 2) as fleet:
+        ...     make_runner(Server(fleet, ServerConfig(name="sibyl")), "127.0.0.1", 8000).run()
+    """
+
+    model: LoadedModel
+    """The model that the first engine has loaded."""
+
+    jobs: Dispatcher
+    """The jobs, from `start` on."""
+
+    def __init__(self, make: Callable[[], Engine], size: int | Bounds = 1):
+        self._make = make
+        self.scaler = Scaler(size if isinstance(size, Bounds) else Bounds(size, size))
+        self.replicas: list[Replica] = []
+        self.restarts = 0  # how often an engine was started again
+        self._started = False
+        self._engines: list[Engine] = []
+        self._numbers = itertools.count()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._first: Loaded
+        self._config: ServerConfig
+        self._restarted: Callable[[], None]
+
+    def __enter__(self) -> Self:
+        try:
+            for _ in range(self.scaler.bounds.least):
+                self._start_engine()
+            self._first = self._engines[0].wait()
+            self.model = self._first.model
+        except BaseException:
+            self._end_all()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._end_all()
+
+    def _end_all(self) -> None:
+        for engine in self._engines:
+            engine.end()
+
+    @property
+    def state(self) -> EngineState:
+        """Whether at least one engine serves."""
+        if not self._started:
+            return EngineState.STOPPED
+        return EngineState.OK if self.jobs.serving else EngineState.STARTING
+
+    @property
+    def capacity(self) -> int:
+        """Answers that can take part in a step of each engine, together."""
+        return self.model.max_requests * len(self.lasting)
+
+    # Call what follows from the event loop.
+
+    def start(
+        self, config: ServerConfig, tell: Callable[[JobNews], None], restarted: Callable[[], None]
+    ) -> None:
+        """Begin to serve.
+
+        Args:
+            config: how engines are restarted.
+            tell: called with what engines say of jobs.
+            restarted: called when an engine is started again.
+        """
+        self._config, self._restarted = config, restarted
+        self.jobs = Dispatcher(self.replicas, self.model, tell)
+        for engine in self._engines:
+            self._join(engine, None if self.replicas else self._first)
+        self._started = True
+        self._spawn(self._look_after())
+
+    async def stop(self) -> None:
+        """End all engines."""
+        self._started = False
+        for task in self._tasks:
+            task.cancel()
+        self.jobs.forget_all()
+        await asyncio.gather(*(replica.stop() for replica in self.replicas))
+
+    @property
+    def lasting(self) -> list[Replica]:
+        """The engines that are not drained."""
+        return [replica for replica in self.replicas if not replica.draining]
+
+    def scale(self, size: int | None) -> None:
+        """Set the number of engines, at least 1. New ones start; surplus ones are drained and end.
+
+        Args:
+            size: also outside of the bounds; None: leave it to the rule of `Scaler` again.
+        """
+        self.scaler.fixed = None if size is None else max(size, 1)
+        self._adjust()
+
+    def drain(self, replica: Replica, patience: float | None = None) -> None:
+        """Let an engine end. It gets no new jobs, and its answers go on elsewhere if they last too long.
+
+        If there are too few engines then, another one is started. The last one that serves stays until that
+        one is loaded.
+
+        Args:
+            replica: of this fleet.
+            patience: seconds in which answers may end there; None: `ServerConfig.drain`.
+        """
+        replica.draining = True
+        log.info("engine drains", extra={"replica": replica.number})
+        self._spawn(self._drain(replica, self._config.drain if patience is None else patience))
+
+    async def _drain(self, replica: Replica, patience: float) -> None:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + patience
+        while self.jobs.has_jobs(replica) or self.jobs.serving == [replica]:
+            if loop.time() >= until:
+                self.jobs.hand_over(replica)
+            await asyncio.sleep(TICK)
+        self.replicas.remove(replica)
+        self.jobs.removed(replica)
+        self._engines.remove(replica.engine)
+        await replica.stop()
+        log.info("engine removed", extra={"replica": replica.number})
+
+    def _adjust(self) -> None:
+        """Start or drain engines, as the rule says."""
+        lasting, loads = self.lasting, [replica.load for replica in self.replicas]
+        ready = [replica for replica in lasting if replica.state is EngineState.OK]
+        answers = sum(load.running + load.waiting for load in loads) / self.model.max_requests
+        work = max(answers, sum(load.kv_usage for load in loads))
+        size = self.scaler.size(Crowd(len(lasting), len(ready), work), asyncio.get_running_loop().time())
+        for _ in range(size - len(lasting)):
+            self._join(self._start_engine(), None)
+        for replica in sorted(lasting, key=lambda one: one in ready, reverse=True)[size:]:
+            self.drain(replica)
+
+    def _start_engine(self) -> Engine:
+        engine = self._make()
+        engine.start()
+        self._engines.append(engine)
+        return engine
+
+    def _join(self, engine: Engine, loaded: Loaded | None) -> None:
+        replica = Replica(next(self._numbers), engine, self._config, self._hear, self._count_restart)
+        self.replicas.append(replica)
+        replica.listen(loaded)
+
+    def _count_restart(self) -> None:
+        self.restarts += 1
+        self._restarted()
+
+    def _hear(self, replica: Replica, received: Received) -> None:
+        match received:
+            case EngineUpdate():
+                self.jobs.deliver(replica, received)
+            case Admitted():
+                self.jobs.admitted(replica, received)
+            case Loaded():
+                log.info("engine started", extra={"replica": replica.number, "engine_pid": replica.pid})
+                self.jobs.welcome(replica)
+            case SoothsayError():
+                log.error("engine not loaded", extra={"replica": replica.number, "reason": str(received)})
+            case None:
+                self.jobs.lose(replica)
+
+    async def _look_after(self) -> None:
+        """Adjust the number of engines, and find those that are late, until cancelled."""
+        while True:
+            await asyncio.sleep(TICK)
+            try:
+                self._adjust()
+                if len(self.jobs.serving) > 1:
+                    self.jobs.relieve()
+                    for replica in self.jobs.serving:
+                        replica.ping()
+            except Exception:  # the watch must go on
+                log.error("watch failed", exc_info=True)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something beside the rest, until the fleet stops."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

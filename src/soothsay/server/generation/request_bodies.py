@@ -1,0 +1,216 @@
+"""The bodies of requests. `unknown_fields.py` says what happens to fields that are not here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import ConfigDict, Field, model_validator
+
+from soothsay.server.generation.foreign_fields import as_ours
+from soothsay.server.generation.left_out import without_other_tools
+from soothsay.server.generation.message_bodies import AllowedTools, ChatMessage, NamedTool, Tool
+from soothsay.server.http.body_types import MAX_FIELDS, Body, Fields, Items, TokenIds, Whole
+
+COMPLETION_TOKENS = 16
+"""Default of `max_tokens` for completions, as OpenAI has it. A chat has no default limit."""
+
+UNLIMITED = -1
+"""`max_tokens` of clients that want as many tokens as the context holds."""
+
+Rule = tuple[str, Any, str]
+"""A field, whether it breaks the rule, and what is wrong then, to be read after the field's name."""
+
+MAX_CHOICES = 16_384
+"""Limit of texts that an answer may have to be one of. As a grammar, more would be too large."""
+
+Choices = Annotated[Items[str], Field(max_length=MAX_CHOICES)]
+
+
+class StreamOptions(Body):
+    """Options of a stream."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # usage in every chunk
+
+
+class Speculation(Body):
+    """How to speculate: drafter, verifier, limit of draft tokens, and whether to report each step."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    drafter: str | None = None
+    verifier: str | None = None
+    max_nodes: Whole | None = Field(default=None, ge=0)
+    trace: bool | None = None
+
+
+class StructuredOutputs(Body):
+    """vLLM's field for a form that the answer must have. Only one of its fields may be set."""
+
+    json_: Annotated[str | dict[str, Any] | None, Field(alias="json")] = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Choices | None = None
+    grammar: str | None = None
+    structural_tag: Any = None  # not supported
+
+
+class GenerationRequest(Body):
+    """The fields that chats and completions share. None always means the default."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str | None = None  # the server has one
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Whole | None = None
+    min_p: float | None = None
+    seed: Whole | None = Field(default=None, ge=-(2**63), lt=2**63)  # -1: a random one
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: Fields[float] | None = None
+    allowed_token_ids: TokenIds | None = None
+    bad_words: Items[str] | None = None
+    stop: str | Items[str] | None = None
+    stop_token_ids: TokenIds | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Whole | None = None
+    max_tokens: Whole | None = None
+    n: Whole | None = None
+    prompt_logprobs: Whole | None = None
+    truncate_prompt_tokens: Whole | None = Field(default=None, ge=-1)  # -1: what the context holds
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    speculation: Speculation | bool | None = None
+    priority: Whole | None = Field(default=None, ge=-(2**31), lt=2**31)
+    cache_salt: Annotated[str, Field(max_length=128)] | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _translate(cls, data: Any) -> Any:
+        return as_ours(data) if isinstance(data, Mapping) and len(data) <= MAX_FIELDS else data
+
+    @property
+    def stops(self) -> list[str]:
+        """The stop strings. Empty ones, which would end every answer, are left out, as llama.cpp does."""
+        given = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return [stop for stop in given if stop]
+
+
+class JsonSchema(Body):
+    """A JSON schema, which answers always follow. None: any object."""
+
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+
+
+class ResponseFormat(Body):
+    """The form of an answer: text, any JSON object, or JSON that follows a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class ChatRequest(GenerationRequest):
+    """The body of `POST /v1/chat/completions`."""
+
+    messages: Annotated[Items[ChatMessage], Field(min_length=1)]
+    max_completion_tokens: Whole | None = None
+    logprobs: bool | None = None
+    top_logprobs: Whole | None = None
+    tools: Items[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
+    parallel_tool_calls: bool | None = None  # False: at most one call
+    response_format: ResponseFormat | None = None
+    chat_template_kwargs: Fields[Any] | None = None
+    modalities: Items[Literal["text"]] | None = None
+    reasoning_effort: Annotated[str, Field(max_length=32)] | None = None  # a variable of the template
+    separate_reasoning: bool | None = None  # False: thoughts stay in the text, as in SGLang
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    echo: bool | None = None
+
+    logprobs_field: ClassVar = "top_logprobs"
+
+    @property
+    def token_limit(self) -> int | None:
+        """The limit of tokens of an answer."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Log-probabilities that are listed beside each token's own; None: not even that."""
+        return self.top_logprobs or 0 if self.logprobs else None
+
+    @property
+    def echoed_logprobs(self) -> int | None:
+        """The same for each token of the prompt, for `echo`. A chat has none."""
+        return None
+
+    @property
+    def num_candidates(self) -> int:
+        """Answers to compute, of which the best `n` are told."""
+        return self.n or 1
+
+    def own_rules(self, _: int) -> Iterator[Rule]:
+        """Rules of fields that completions lack."""
+        yield "top_logprobs", self.top_logprobs and not self.logprobs, " needs logprobs=true"
+        both = self.continue_final_message and self.add_generation_prompt
+        yield "continue_final_message", both, " needs add_generation_prompt=false"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out(cls, data: Any) -> Any:
+        return without_other_tools(data) if isinstance(data, Mapping) else data
+
+
+class CompletionRequest(GenerationRequest):
+    """The body of `POST /v1/completions`."""
+
+    prompt: str | Items[str] | TokenIds | Items[TokenIds]
+    logprobs: Whole | None = None
+    echo: bool | None = None
+    best_of: Whole | None = None
+    response_format: ResponseFormat | None = None
+
+    logprobs_field: ClassVar = "logprobs"
+
+    @property
+    def token_limit(self) -> int | None:
+        """The limit of tokens of an answer."""
+        return COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Log-probabilities that are listed beside each token's own; None: not even that."""
+        return self.logprobs
+
+    @property
+    def echoed_logprobs(self) -> int | None:
+        """The same for each token of the prompt, for `echo`."""
+        return self.logprobs if self.echo else None
+
+    @property
+    def num_candidates(self) -> int:
+        """Answers to compute, of which the best `n` are told."""
+        return max(self.best_of or 1, self.n or 1)
+
+    def own_rules(self, max_n: int) -> Iterator[Rule]:
+        """Rules of fields that chats lack."""
+        n, best = self.n or 1, self.best_of
+        if best is not None:
+            limits = f"between n={n} and {max_n}"
+            yield "best_of", not n <= best <= max_n, f"={best} is not possible: it must be {limits}"
+            late = " needs stream=false: the best is known only when all answers have ended"
+            yield "best_of", self.stream and best > n, late

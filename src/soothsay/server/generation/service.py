@@ -1,0 +1,284 @@
+"""Answers chats and completions. The routes of all APIs turn their bodies into these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from soothsay.core.params import SamplingParams
+from soothsay.server.access.accounts import Account, Charge
+from soothsay.server.engines.engine_messages import LoadedModel, RequestOptions
+from soothsay.server.engines.grammar_checker import GrammarChecker
+from soothsay.server.fleet.engine_loop import EngineLoop
+from soothsay.server.fleet.jobs import Job
+from soothsay.server.generation.reply_format import MakeParser, ReplyFormat, ReplyOptions, TokenTexts
+from soothsay.server.generation.reply_reports import usage
+from soothsay.server.generation.request_bodies import (
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    Speculation,
+)
+from soothsay.server.generation.request_parameters import chosen_tools, request_options, sampling_params
+from soothsay.server.generation.request_prompts import (
+    Echo,
+    PromptReader,
+    chat_ids,
+    check_totals,
+    completion_ids,
+    continued_text,
+)
+from soothsay.server.generation.unknown_fields import HEADER, ignored_fields
+from soothsay.server.http.api_errors import ApiError, invalid, renamed, unsupported
+from soothsay.server.http.api_route import ApiRoute
+from soothsay.server.http.body_reader import BodyReader
+from soothsay.server.http.json_streams import EventStream, JsonReply, while_connected
+from soothsay.server.server_config import ServerConfig
+from soothsay.server.tools.chat_grammar import ChatGrammars
+from soothsay.server.tools.reasoning import ReasoningFormat
+from soothsay.server.tools.tool_calls import OneCall, PlainParser, ToolCallParser
+from soothsay.server.tools.tool_format import ToolFormat
+
+Body = TypeVar("Body", bound=BaseModel)
+
+ChatReply = Callable[[MakeParser], ReplyFormat]
+"""Makes the format of the reply to a chat, from what makes the parsers of its answers."""
+
+CompletionReply = Callable[[Sequence[Echo]], ReplyFormat]
+"""Makes the format of the reply to a completion, from the prompts that the answers begin with (`echo`)."""
+
+RESERVED = ("messages", "self", "tools")
+"""Variables of chat templates that `chat_template_kwargs` must not set."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyPlan:
+    """What the body of a request asks for. It is small; the body is dropped before the answers are made."""
+
+    prompts: Sequence[list[int]]
+    params: SamplingParams
+    options: RequestOptions
+    reply: ReplyFormat
+    reply_options: ReplyOptions
+    ignored: list[str]  # unknown fields
+
+
+class Service:
+    """Answers chats and completions over HTTP. All methods raise `ApiError`.
+
+    Args:
+        loop: passes jobs to the engines.
+        model: what the engines have loaded.
+        config: limits and names.
+    """
+
+    def __init__(self, loop: EngineLoop, model: LoadedModel, config: ServerConfig):
+        self.loop, self.model, self.config = loop, model, config
+        self.drafters = tuple(dict.fromkeys((model.drafter, "none", *config.drafters)))
+        self.tools = ToolFormat.of(model.tokenizer)
+        self.reasoning = ReasoningFormat.of(model.tokenizer)
+        self.texts = TokenTexts(model.tokenizer)
+        self.prompts = PromptReader(model)
+        self.bodies = BodyReader(config.max_bodies)
+        tokenizer, vocab_size = model.tokenizer, model.vocab_size
+        self._grammars = None if tokenizer is None else GrammarChecker(tokenizer, vocab_size)
+
+    def post(
+        self,
+        path: str,
+        body: type[Body],
+        ask: Callable[[Request, Body], ReplyPlan | Response],
+        *,
+        names: Mapping[str, str] | None = None,
+        answers: bool = True,
+    ) -> ApiRoute:
+        """A route that reads a body, and answers what it asks for.
+
+        Args:
+            path: of the route.
+            body: its class.
+            ask: does what takes a time that grows with the body, in a thread. See `BodyReader.read`.
+            names: the API's names of the fields of chats and completions, for errors.
+            answers: see `ApiRoute`.
+        """
+
+        def work(http: Request, given: Body) -> ReplyPlan | Response:
+            with renamed(names or {}):
+                return ask(http, given)
+
+        async def serve(http: Request) -> Response:
+            plan = await self.bodies.read(http, body, partial(work, http))
+            if isinstance(plan, Response):
+                return plan
+            with renamed(names or {}):
+                return await self._answer(http, plan)
+
+        return ApiRoute(path, serve, body=body, answers=answers)
+
+    async def stop(self) -> None:
+        """End the processes that try grammars."""
+        if self._grammars is not None:
+            await self._grammars.stop()
+
+    def check_model(self, name: str | None) -> None:
+        """Refuse another model than the server's. See `ServerConfig.serves`."""
+        if not self.config.serves(name):
+            message = f"there is no model {name!r} here; the model is {self.config.name!r}"
+            raise ApiError(404, message, "model_not_found", param="model")
+
+    def chat(self, http: Request, body: ChatRequest, reply: ChatReply) -> ReplyPlan:
+        """What a conversation asks for. May take long."""
+        self.check_model(body.model)
+        tools, forced = chosen_tools(body)
+        if tools and not self.tools.supported:
+            raise unsupported("tools", "this model's chat template has no tools")
+        params = sampling_params(body, self.config, self.model.sampling_defaults)
+        ids, text = self.read_chat(body, tools)
+        form, continued = self.reasoning, continued_text(body)
+        grammars = ChatGrammars(self.tools, form, self.prompts.tokenizer.special_ids, text, continued)
+        if forced:
+            params = replace(params, grammar=grammars.forced_call(tools))
+        elif params.grammar is not None:
+            params = replace(params, grammar=grammars.answer(params.grammar, tools))
+        if not self.config.split_reasoning or body.separate_reasoning is False:
+            form = None
+        if (tools and self.tools.hidden) or (form is not None and form.hidden):
+            params = replace(params, skip_special_tokens=False)
+        opened, single = form is not None and form.is_open(text, continued), body.parallel_tool_calls is False
+
+        def parser() -> ToolCallParser:
+            made = self.tools.parser(tools) if tools else PlainParser()
+            made = OneCall(made) if single else made
+            return made if form is None else form.wrapped(made, opened=opened)
+
+        return self._plan(http, body, [ids], params, reply(parser))
+
+    def read_chat(
+        self, body: ChatRequest, tools: Sequence[dict[str, Any]] | None = None
+    ) -> tuple[list[int], str]:
+        """Token ids of a conversation in the chat template, and its text. May take long.
+
+        `tools`: those that the model may call; None: as the body says.
+        """
+        tools = chosen_tools(body)[0] if tools is None else tools
+        variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
+        if taken := next((name for name in RESERVED if name in variables), None):
+            raise invalid("chat_template_kwargs", f"{taken} cannot be set here")
+        if tools:
+            variables["tools"] = list(tools)
+        return chat_ids(self.prompts, body, variables, self.model.max_context)
+
+    def complete(self, http: Request, body: CompletionRequest, reply: CompletionReply) -> ReplyPlan:
+        """What a body with prompts asks for. May take long."""
+        self.check_model(body.model)
+        params = sampling_params(body, self.config, self.model.sampling_defaults)
+        prompts = self.checked(_prompts(body.prompt))
+        ids, echoed = completion_ids(self.prompts, body, prompts, self.model.max_context)
+        return self._plan(http, body, ids, params, reply(echoed))
+
+    def checked(self, prompts: list[Any]) -> list[Any]:
+        """Refuse more prompts than one request may have, or none. Returns the prompts."""
+        if not 0 < len(prompts) <= self.config.max_prompts:
+            raise invalid("prompt", f"give between 1 and {self.config.max_prompts} prompts")
+        return prompts
+
+    def _plan(
+        self,
+        http: Request,
+        body: ChatRequest | CompletionRequest,
+        prompts: Sequence[list[int]],
+        params: SamplingParams,
+        reply: ReplyFormat,
+    ) -> ReplyPlan:
+        """What is kept of a body. Refuses fields and options that it must not have."""
+        check_totals(prompts, params)
+        options = self._options(body, http.state.account)
+        return ReplyPlan(prompts, params, options, reply, ReplyOptions.of(body), ignored_fields(body))
+
+    def _options(self, body: GenerationRequest, account: Account | None) -> RequestOptions:
+        """The request's options. Refuses what the server or the key does not allow."""
+        apart = None if self.config.share_between_keys else account
+        options = request_options(body, "" if apart is None else apart.key.sha256)
+        if options.drafter not in (None, *self.drafters):
+            choices = ", ".join(self.drafters)
+            message = f"drafter {options.drafter!r} is not offered here; choose from {choices}"
+            raise invalid("speculation.drafter", message)
+        least = self.config.min_priority if account is None else account.key.priority
+        if body.priority is None:
+            options = replace(options, priority=max(least, 0))
+        if options.priority < least:
+            message = f"priority must be at least {least} here; lower numbers are more urgent"
+            raise ApiError(403, message, "not_allowed", param="priority")
+        if options.traced and account is not None and not account.key.trace:
+            message = "this key may not ask for traces (soothsay keys add --trace)"
+            raise ApiError(403, message, "not_allowed", param="speculation.trace")
+        return replace(options, drafter=None) if options.drafter == self.model.drafter else options
+
+    async def _answer(self, http: Request, plan: ReplyPlan) -> Response:
+        """Submit a job, and reply with a stream of its updates or with the whole answers."""
+        params, options, reply = plan.params, plan.options, plan.reply
+        headers = {HEADER: ", ".join(plan.ignored)} if plan.ignored else {}
+        http.state.record |= {"ignored_fields": plan.ignored} if plan.ignored else {}
+        account: Account | None = http.state.account
+        size = len(plan.prompts) * params.n, sum(map(len, plan.prompts))
+        charge = Charge(None, *size) if account is None else account.admit(*size)
+        drafter = options.drafter or self.model.drafter
+        job = Job(plan.prompts, params, options, drafter, self.config.timeout, charge)
+        try:
+            await while_connected(http.receive, self._submit(job))
+        except BaseException:
+            charge.end(refund=True)  # unless the job has ended it
+            raise
+        if plan.reply_options.stream:
+            chunks = reply.stream(job, plan.reply_options)
+            settle = partial(self._settle, http, job)
+            return EventStream(chunks, settle, reply.framing, reply.failure, headers)
+        try:
+            whole = await while_connected(http.receive, reply.collect(job, plan.reply_options))
+            return JsonReply(whole, headers)
+        finally:
+            self._settle(http, job)
+
+    async def _submit(self, job: Job) -> None:
+        """Try the job's grammar, and send it to the engine."""
+        if job.params.grammar is not None and self._grammars is not None:
+            await job.in_time(self._grammars.check(job.params.grammar, job.options.tenant))
+        await self.loop.submit(job)
+
+    def _settle(self, http: Request, job: Job) -> None:
+        """End a job that has succeeded, failed or lost its client, and record its usage."""
+        self.loop.cancel(job)
+        counts = usage(job)
+        names = ("prompt_tokens", "completion_tokens", "speculation")
+        http.state.record |= {**{name: counts[name] for name in names}, "drafter": job.drafter}
+
+
+def without_traces(chat: ChatRequest) -> ChatRequest:
+    """A chat for an API whose streams have no traces. Raises `ApiError` if it asks for some."""
+    if isinstance(chat.speculation, Speculation) and chat.speculation.trace:
+        message = "traces are part of streams of chats only; use /v1/chat/completions"
+        raise unsupported("speculation.trace", message)
+    return chat
+
+
+def make_body(kind: type[Body], fields: Mapping[str, Any]) -> Body:
+    """Make the body of a chat or a completion, checked as if a client had sent it. Raises `ApiError`."""
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        raise ApiError.from_validation(error) from None
+
+
+def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
+    """The list of prompts. A single prompt becomes a list of one."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if prompt and all(isinstance(part, int) for part in prompt):
+        return [[part for part in prompt if isinstance(part, int)]]
+    return [part for part in prompt if not isinstance(part, int)]

@@ -1,0 +1,1 @@
+"""What the server reads and writes as HTTP, whatever the API: bodies, JSON, streams, errors, connections."""

@@ -1,0 +1,102 @@
+"""Reads the bodies of requests, and does the work that they ask for away from the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from soothsay.server.http.api_errors import ApiError, try_later
+from soothsay.server.http.json_streams import DisconnectedError
+from soothsay.server.http.safe_json import JsonError, read_json
+
+Body = TypeVar("Body", bound=BaseModel)
+T = TypeVar("T")
+
+SMALL = 1 << 15
+"""Limit of bytes in a small body. Small bodies do not wait for large ones.
+
+Large bodies are worked on one at a time. Each takes up to 200 MB for a moment, and 300 MB while 3 MB of text
+are tokenized. Parsing holds the interpreter's lock, so two at once are no faster, and the event loop would
+wait for both.
+"""
+
+
+FROM_PAGES = ("origin", "referer", "sec-fetch-site")
+"""Headers that browsers send, and other clients do not."""
+
+
+class BodyReader:
+    """Reads the bodies of requests.
+
+    Args:
+        max_held: limit of bytes that all bodies take together until the work on them is done. Small bodies
+            pass nevertheless, so that clients with huge ones lock nobody else out.
+    """
+
+    def __init__(self, max_held: int):
+        self._max_held, self._held = max_held, 0
+        self._thread = ThreadPoolExecutor(1, "body")
+
+    async def read(self, http: Request, kind: type[Body], work: Callable[[Body], T]) -> T:
+        """Read and check the body of a request, and work on it. Raises `ApiError`, or `DisconnectedError`.
+
+        Args:
+            http: the request.
+            kind: the class of the body.
+            work: all that takes a time that grows with the body. It runs in the thread that parses the body,
+                and nothing but its result is kept.
+        """
+        if not _is_safe(http.headers):
+            raise ApiError(415, "send JSON, with Content-Type: application/json", "unsupported_media_type")
+        if (encoding := http.headers.get("content-encoding", "identity").lower()) != "identity":
+            message = f"send the body as it is: Content-Encoding: {encoding[:32]} is not supported"
+            raise ApiError(415, message, "unsupported_media_type")
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async for part in http.stream():
+                parts.append(part)
+                size += len(part)
+                self._held += len(part)
+                if self._held > self._max_held and size > SMALL:
+                    raise try_later("the server is reading too many large bodies; try again later")
+            content = b"".join(parts)
+            parts.clear()
+            thread = None if size <= SMALL else self._thread
+            return await asyncio.get_running_loop().run_in_executor(
+                thread, lambda: work(parse(content, kind))
+            )
+        except ClientDisconnect:
+            raise DisconnectedError from None
+        finally:
+            self._held -= size
+
+
+def _is_safe(headers: Mapping[str, str]) -> bool:
+    """Whether no page of another site can have sent a request, so that none can use a visitor's access.
+
+    A browser asks the server for permission before a page of another site may send JSON. Requests of another
+    type are taken from clients that are no browser: browsers tell the origin of what scripts send. Old ones
+    do not tell that of forms, and these can have JSON as plain text.
+    """
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == "application/json":
+        return True
+    return kind != "text/plain" and not any(name in headers for name in FROM_PAGES)
+
+
+def parse(content: bytes, kind: type[Body]) -> Body:
+    """The object that a body describes. Raises `ApiError`, which names the first field that is wrong."""
+    try:
+        return kind.model_validate(read_json(content))
+    except JsonError as error:
+        code = "invalid_value" if error.valid else "invalid_json"
+        message = f"{error.field}: {error}" if error.field else str(error)
+        raise ApiError(400, message, code, param=error.field or None) from None
+    except ValidationError as error:
+        raise ApiError.from_validation(error) from None

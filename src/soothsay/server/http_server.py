@@ -1,0 +1,64 @@
+"""The composition root of the server: makes its parts, and the ASGI application of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from starlette.routing import Router
+from starlette.types import ASGIApp
+
+from soothsay.heap import TIDY_INTERVAL, return_freed_memory
+from soothsay.server.access.api_keys import KeyRing
+from soothsay.server.access.gate import Gate
+from soothsay.server.fleet.canary import Watch
+from soothsay.server.fleet.engine_fleet import Fleet
+from soothsay.server.fleet.engine_loop import EngineLoop
+from soothsay.server.fleet.server_metrics import Metrics
+from soothsay.server.generation.service import Service
+from soothsay.server.http.missing_routes import no_such_path
+from soothsay.server.route_table import route_table
+from soothsay.server.server_config import ServerConfig
+
+
+class Server:
+    """Serves one model over HTTP. `app` is the ASGI application.
+
+    Args:
+        fleet: the engines, with the model loaded. Nothing else may use them from now on. They end with the
+            lifespan of `app`.
+        config: limits and names.
+        keys: the valid API keys; None: no key is needed.
+    """
+
+    def __init__(self, fleet: Fleet, config: ServerConfig, keys: KeyRing | None = None):
+        self.fleet, self.model, self.config = fleet, fleet.model, config
+        self.metrics = Metrics(config.name)
+        self.metrics.describe(self.model.block_size, self.model.num_blocks)
+        self.loop = EngineLoop(fleet, self.metrics, config)
+        self.service = Service(self.loop, self.model, config)
+        self.watch = Watch(self.loop, fleet, config)
+        self.routes = route_table(self.service, fleet, self.watch, self.metrics, keys)
+        router = Router(self.routes, redirect_slashes=False, default=no_such_path, lifespan=self.lifespan)
+        self.app: ASGIApp = Gate(router, config, self.metrics.observe_response, keys, self.routes)
+
+    @asynccontextmanager
+    async def lifespan(self, _: object = None) -> AsyncIterator[None]:
+        """Serve while the block runs. The engines end with it."""
+        self.loop.start()
+        tasks = asyncio.create_task(self.watch.run()), asyncio.create_task(_tidy())
+        yield
+        for task in tasks:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+        await self.loop.stop()
+        await self.service.stop()
+
+
+async def _tidy() -> None:
+    """Return freed memory to the system, now and then, until cancelled."""
+    while True:
+        await asyncio.sleep(TIDY_INTERVAL)
+        await asyncio.to_thread(return_freed_memory)

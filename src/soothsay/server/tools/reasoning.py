@@ -1,0 +1,212 @@
+"""Splits the thoughts of a reasoning model from its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+
+from soothsay.core.grammar import spelled
+from soothsay.server.tools.answer_rules import SPACE, rules_up_to
+from soothsay.server.tools.harmony import CHANNEL, HarmonyFormat
+from soothsay.server.tools.tool_calls import ParsedPart, ToolCallParser, overlap
+from soothsay.tokenizer import Tokenizer
+
+TAGS = (
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<seed:think>", "</seed:think>"),
+    ("<|channel>thought", "<channel|>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+)
+"""Tags around thoughts: of most models, of Mistral's, of Seed-OSS, of Gemma 4, of Command A."""
+
+ANSWER_TAGS = (
+    ("<response>", "</response>"),
+    ("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    ("<|START_TEXT|>", "<|END_TEXT|>"),
+)
+"""Tags around the answer after thoughts: of Granite 3, of Command A, of newer Commands."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """How a model writes its thoughts: between two tags."""
+
+    opening: str
+    closing: str
+
+    hidden: bool = False
+    """Whether a tag is a special token, which has a text only without `skip_special_tokens`."""
+
+    answer: tuple[tuple[str, str], ...] = ()
+    """Tags that may stand around the rest of the answer, and are dropped."""
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer | None) -> Thoughts | None:
+        """Detect the format: the chat template has the tag that closes thoughts. None: there are none."""
+        if tokenizer is None:
+            return None
+        source = "".join(tokenizer.templates.values())
+        if CHANNEL in source:
+            return HarmonyFormat(tokenizer.hides(CHANNEL))
+        answer = tuple(pair for pair in ANSWER_TAGS if pair[0] in source)
+        for opening, closing in TAGS:
+            if closing in source:
+                return cls(opening, closing, any(map(tokenizer.hides, (opening, closing))), answer)
+        return None
+
+    def is_open(self, prompt: str, continued: str = "") -> bool:
+        """Whether the answer begins within thoughts.
+
+        Args:
+            prompt: the prompt, which some templates end with the opening tag.
+            continued: the text of the model that the answer continues. It may end in the middle of thoughts.
+        """
+        return prompt.rstrip().endswith(self.opening) or (
+            continued.rfind(self.opening) > continued.rfind(self.closing)
+        )
+
+    def rules(self, special: Mapping[str, int], prompt: str, continued: str = "") -> str:
+        """Rules in Lark of an answer: thoughts, and then a `body`, which others define.
+
+        There are thoughts where the prompt has opened them. There may be where it has not, unless it has
+        closed them, or the answer continues a text.
+
+        Args:
+            special: ids of special tokens.
+            prompt, continued: see `is_open`.
+        """
+        first = f"space? ({spelled(self.opening, special)} thoughts space?)?"
+        if self.is_open(prompt, continued):
+            first = "thoughts space?"
+        elif continued or prompt.rstrip().endswith(self.closing):
+            first = "space?"
+        return f"start: {first} body\n{rules_up_to(self.closing, special)}\n{SPACE}\n"
+
+    def framed(self, text: str, special: Mapping[str, int]) -> str:
+        """An expression in Lark: a text, which may have the tags of answers around it."""
+        tags = [[spelled(tag, special) for tag in pair] for pair in self.answer]
+        return " | ".join([text, *(f"{opening} {text} ({closing})?" for opening, closing in tags)])
+
+    def wrapped(self, parser: ToolCallParser, *, opened: bool) -> ToolCallParser:
+        """A parser that splits off thoughts, and passes the rest on to another one.
+
+        Args:
+            parser: reads the rest of the answer.
+            opened: whether the prompt has opened the thoughts.
+        """
+        rest = AnswerParser(parser, self.answer) if self.answer else parser
+        return ReasoningParser(rest, self, opened=opened)
+
+
+Thoughts = ReasoningFormat | HarmonyFormat
+"""How a model writes its thoughts."""
+
+
+class _State(Enum):
+    START = auto()  # only white space has come, or a part of the opening tag
+    THOUGHTS = auto()
+    GAP = auto()  # only white space has come after the closing tag
+    TEXT = auto()
+
+
+class ReasoningParser(ToolCallParser):
+    """Splits thoughts at the start of an answer from the rest, which another parser reads.
+
+    White space around thoughts is not part of them. Thoughts that are not closed last until the end.
+
+    Args:
+        parser: reads the answer after the thoughts.
+        form: the tags.
+        opened: whether the prompt has opened the thoughts.
+    """
+
+    def __init__(self, parser: ToolCallParser, form: ReasoningFormat, *, opened: bool):
+        self._parser, self._form = parser, form
+        self._state = _State.THOUGHTS if opened else _State.START
+        self._begun = False  # whether any of the thoughts was returned
+        self._held = ""
+
+    def parse(self, text: str, *, final: bool = False) -> ParsedPart:
+        """Return the thoughts and the rest, up to what may be a part of a tag."""
+        self._held += text
+        self._leave_start(final=final)
+        thoughts = self._read_thoughts(final=final)
+        return replace(self._parser.parse(self._read_text(), final=final), reasoning=thoughts)
+
+    def _leave_start(self, *, final: bool) -> None:
+        if self._state is not _State.START:
+            return
+        begun = self._held.lstrip()
+        if begun.startswith(self._form.opening):
+            self._state, self._held = _State.THOUGHTS, begun.removeprefix(self._form.opening)
+        elif final or not self._form.opening.startswith(begun):
+            self._state = _State.TEXT
+
+    def _read_thoughts(self, *, final: bool) -> str:
+        if self._state is not _State.THOUGHTS:
+            return ""
+        if not self._begun:
+            self._held = self._held.lstrip()
+        thoughts, tag, rest = self._held.partition(self._form.closing)
+        if tag:
+            self._state, self._held = _State.GAP, rest
+        elif not final:
+            thoughts = thoughts[: len(thoughts) - overlap(thoughts, self._form.closing)]
+            self._held = self._held[len(thoughts.rstrip()) :]
+        else:
+            self._held = ""
+        thoughts = thoughts.rstrip()
+        self._begun = self._begun or bool(thoughts)
+        return thoughts
+
+    def _read_text(self) -> str:
+        if self._state is _State.GAP:
+            self._held = self._held.lstrip()
+            self._state = _State.TEXT if self._held else _State.GAP
+        if self._state is not _State.TEXT:
+            return ""
+        text, self._held = self._held, ""
+        return text
+
+
+class AnswerParser(ToolCallParser):
+    """Drops tags around an answer, which another parser reads.
+
+    Args:
+        parser: reads the answer.
+        pairs: tags that may stand around it.
+    """
+
+    def __init__(self, parser: ToolCallParser, pairs: Sequence[tuple[str, str]]):
+        self._parser, self._pairs = parser, pairs
+        self._held = ""
+        self._begun = False
+        self._closing = ""  # the tag that is still to come
+
+    def parse(self, text: str, *, final: bool = False) -> ParsedPart:
+        """Read the next piece."""
+        self._held += text
+        return self._parser.parse(self._read(final=final), final=final)
+
+    def _read(self, *, final: bool) -> str:
+        if not self._begun:
+            begun = self._held.lstrip()
+            self._begun = final or not any(opening.startswith(begun) for opening, _ in self._pairs)
+            for opening, closing in self._pairs:
+                if begun.startswith(opening):
+                    self._begun, self._closing = True, closing
+                    self._held = begun.removeprefix(opening)
+        if not self._begun:
+            return ""
+        text, self._held = self._held, ""
+        if not self._closing:
+            return text
+        before, tag, after = text.partition(self._closing)
+        if tag:
+            self._closing = ""
+            return before + after
+        certain = len(text) if final else len(text) - overlap(text, self._closing)
+        self._held = text[certain:]
+        return text[:certain]
