@@ -85,18 +85,12 @@ def bench_quality(
             sums[name] += _compare(expected, found, ids)
     progress(len(chunks), len(chunks), len(chunks) * chunk)
     compared = len(chunks) * (chunk - 1 - chunk // 2)
-    means = {name: sums[name] / compared for name in models}
-    return [
-        Quality(
-            dtype=name,
-            bits=_bits(loaded),
-            tokens=compared,
-            perplexity=float(np.exp(means[name][0])),
-            divergence=float(means[name][1]),
-            equal_best=float(means[name][2]),
-        )
-        for name, loaded in models.items()
-    ]
+    return [_quality(name, models[name], compared, sums[name] / compared) for name in models]
+
+
+def _quality(name: str, model: Transformer, compared: int, means: np.ndarray) -> Quality:
+    loss, divergence, equal = map(float, means)
+    return Quality(name, _bits(model), compared, float(np.exp(loss)), divergence, equal)
 
 
 def _chunks(checkpoint: Checkpoint, text: str, tokens: int, chunk: int) -> np.ndarray:
