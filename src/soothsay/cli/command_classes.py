@@ -49,7 +49,7 @@ def _parameters(group: type[Any]) -> Iterator[Parameter]:
             yield from _parameters(types[field.name])
             continue
         settings: dict[str, Any] = {"help": declared.help, **declared.settings}
-        if panel := settings.pop("panel", getattr(group, "PANEL", None)):
+        if panel := settings.pop("panel", None) or getattr(group, "PANEL", None):
             settings["rich_help_panel"] = panel
         names, long = declared.names, f"--{field.name.replace('_', '-')}"
         if not declared.is_argument and not any(name.startswith("--") for name in names):

@@ -25,7 +25,7 @@ class Rung:
     name: str  # identifies it in the journal
     title: str
     against: str = ""  # the rung whose rate it is compared with; empty: it is a base
-    equal_to: str = ""  # the rung whose answers it must give; empty: nobody's
+    equal_to: str = ""  # the rung whose answers it must give; empty: none
 
 
 @dataclass(frozen=True, slots=True)
