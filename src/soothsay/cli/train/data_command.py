@@ -35,7 +35,7 @@ Method = Literal["medusa", "hydra", "eagle", "eagle3", "mtp", "block", "redrafte
 
 
 @dataclass(frozen=True, kw_only=True)
-class Data:
+class AnswerConversations:
     """Let a model answer the users' messages of a file of conversations, turn by turn.
 
     Each answer follows the model's own earlier answers. A conversation is written when it ends. After an

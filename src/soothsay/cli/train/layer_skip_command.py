@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerSkip:
+class FindSkippedLayers:
     """Find the layers that the drafter 'layer-skip' leaves out of the model (arXiv 2309.08168).
 
     Nothing is trained. Layers are left out one after the other: each time the one whose loss costs least.
