@@ -14,10 +14,9 @@ import typer
 from rich.console import Console
 
 from soothsay.cli.engine_options import EngineOptions, PlacementOptions
-from soothsay.cli.server_limits import ServerLimits
 from soothsay.cli.terminal import notice, sampling_summary
 from soothsay.options import CommonOptions, option, shared
-from soothsay.server.server_config import MAX_STALL, ServerConfig, served_name
+from soothsay.server.server_config import MAX_STALL, ServerConfig, ServerLimits, served_name
 
 if TYPE_CHECKING:
     from soothsay.server.fleet.fleet import Fleet
