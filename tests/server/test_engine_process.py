@@ -321,7 +321,7 @@ def test_a_job_of_an_engine_that_was_lost_is_interrupted_and_its_silent_end_is_t
     one._act(Submit(0, [[5]], params, RequestOptions(), [Said([7], False)], interrupted=True))
     (request,) = one._jobs[0]
     assert (request.num_output, request.interrupted) == (1, True)
-    request.ended_unsaid = True
+    request.finish_unreported = True
     worker._update(0, 0, request)
     assert not worker._has_news(request)
     one._act(Cancel(0))

@@ -109,7 +109,7 @@ class Request:
         self.finish_reason: FinishReason | None = None
         self.failure: Exception | None = None  # why the finish reason is "error"
         self.pieces: deque[Piece] = deque()  # emitted, and not yet read by the caller
-        self.ended_unsaid = False  # the answer ended without a token, and the caller has not read that
+        self.finish_unreported = False  # the answer ended without a token, and the caller has not read that
         self.traces: deque[StepTrace] | None = deque() if traced else None  # one a step, not yet read
 
     @property
@@ -187,7 +187,7 @@ class Request:
             logprobs: one for each token, if the request wants them.
         """
         if self._length == self.limit:  # only the prompt was to be read
-            self.finish_reason, self.ended_unsaid = FinishReason.LENGTH, True
+            self.finish_reason, self.finish_unreported = FinishReason.LENGTH, True
             return 0
         for i, token in enumerate(tokens):
             self._tokens[self._length] = token

@@ -314,7 +314,7 @@ class Worker:
 
 
 def _has_news(request: Request) -> bool:
-    return bool(request.pieces) or request.ended_unsaid
+    return bool(request.pieces) or request.finish_unreported
 
 
 def _is_beginning(request: Request) -> bool:
@@ -326,7 +326,7 @@ def _update(job: int, index: int, request: Request) -> AnswerUpdate:
     """Take the new pieces and traces out of a request."""
     pieces = list(request.pieces)
     request.pieces.clear()
-    request.ended_unsaid = False
+    request.finish_unreported = False
     is_first, scored = request.num_output == len(pieces), request.params.prompt_logprobs is not None
     traces = list(request.traces or ())
     if request.traces:
