@@ -80,7 +80,7 @@ def test_the_best_paths_by_enumeration(kernels: Kernels, kept: int, depth: int, 
         best = [path for path in scores if len(path) <= depth and scores[path] >= math.log(LEAST)]
         places, parents, found = kernels.grow_paths(refinement, candidates, nodes, depth)
         tree = DraftTree(-1)
-        tree.hang(places[1:], parents[1:], found[1:])
+        tree.append_nodes(places[1:], parents[1:], found[1:])
         made = [tuple(tree.tokens[node] for node in tree.path(n)[1:]) for n in range(1, len(tree))]
         assert made == best[: nodes - 1]
         assert found[1:] == pytest.approx([scores[path] for path in made], abs=2e-3)

@@ -169,7 +169,7 @@ class ConfidentDrafter(RecurrentDrafter):
             )
             for request, grown in zip(batch.requests, fused(drafting), strict=True):
                 if grown is not None:
-                    trees[request].hang(grown.tokens[1:], grown.parents[1:], grown.scores[1:])
+                    trees[request].append_nodes(grown.tokens[1:], grown.parents[1:], grown.scores[1:])
         return [trees[request] for request in ready]
 
 

@@ -82,7 +82,7 @@ class RefinedTrees:
         size, depth = min(self.nodes, request.max_nodes), max(request.max_depth, 0)
         places, parents, scores = self.kernels.grow_paths(self.refinement, candidates, size, depth)
         tree = DraftTree(int(request.tokens[-1]))
-        tree.hang([self.ids[place] for place in places[1:]], parents[1:], scores[1:])
+        tree.append_nodes([self.ids[place] for place in places[1:]], parents[1:], scores[1:])
         return tree
 
     def _candidates(

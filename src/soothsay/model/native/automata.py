@@ -97,4 +97,4 @@ class NativeMatcher:
             *(_NO_DRAWS if draws is None else (True, draws.seed & LOW_64_BITS, *draws[1:])),
             *(tokens, parents, scores),
         )
-        tree.hang(tokens[1:size], parents[1:size], scores[1:size])
+        tree.append_nodes(tokens[1:size], parents[1:size], scores[1:size])
