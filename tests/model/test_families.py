@@ -49,7 +49,9 @@ from soothsay.model.kernels import StockKernels
 from soothsay.model.linear import InBlocks, Packed
 from soothsay.model.load import load_model
 from soothsay.model.norm import Multipliers
-from soothsay.model.specs.attention_spec import LatentSpec
+from soothsay.model.specs.attention_spec import AttentionSpec, LatentSpec
+from soothsay.model.specs.feed_forward_spec import ExpertsSpec
+from soothsay.model.specs.state_specs import StateSpaceSpec
 from soothsay.model.state_space import StateSpace
 from soothsay.model.transformer import Transformer
 from soothsay.train.lm import named_tensors
@@ -716,7 +718,7 @@ def test_each_part_counts(pairs: Pairs, name: str, change: Callable[[Transformer
 )
 def test_state_spaces_that_are_not_supported(change: dict[str, Any], named: str) -> None:
     config = random_oracle("granite4_hybrid").config.to_dict()
-    assert parse_model_config(config).state_space is not None
+    assert parse_model_config(config).parts(StateSpaceSpec)
     with pytest.raises(ModelError, match=named):
         parse_model_config({**config, **change})
 
@@ -733,7 +735,7 @@ def test_state_spaces_that_are_not_supported(change: dict[str, Any], named: str)
 )
 def test_falcons_that_are_not_supported(change: dict[str, Any], named: str) -> None:
     config = random_oracle("falcon_h1").config.to_dict()
-    assert parse_model_config(config).state_space is not None
+    assert parse_model_config(config).parts(StateSpaceSpec)
     with pytest.raises(ModelError, match=named):
         parse_model_config({**config, **change})
 
@@ -771,7 +773,7 @@ def test_nemotrons_that_are_not_supported(change: dict[str, Any], named: str) ->
 )
 def test_gemma_3n_that_is_not_supported(change: dict[str, Any], named: str) -> None:
     config = random_oracle("gemma3n").config.to_dict()
-    assert parse_model_config(config).alternating is not None
+    assert parse_model_config(config).streams > 1
     with pytest.raises(ModelError, match=named):
         parse_model_config({**config, **change})
 
@@ -808,7 +810,7 @@ def test_how_gpt_oss_is_read_and_computed_counts(
 @pytest.mark.parametrize("change", [{"swiglu_limit": 5.0}, {"swiglu_alpha": 1.0}])
 def test_other_constants_of_gpt_oss(change: dict[str, float]) -> None:
     config = random_oracle("gpt_oss").config.to_dict()
-    assert parse_model_config(config).sinks
+    assert parse_model_config(config).first(AttentionSpec).sinks
     with pytest.raises(ModelError, match=next(iter(change))):
         parse_model_config({**config, **change})
 
@@ -848,7 +850,7 @@ def test_experts_that_are_stacked_as_in_published_files(pairs: Pairs, tmp_path: 
 def test_experts_that_cannot_be_chosen_from_the_groups(change: dict[str, int]) -> None:
     """Eight experts in four groups, of which two are kept."""
     config = random_oracle("glm4_moe").config.to_dict()
-    assert parse_model_config(config).experts is not None
+    assert parse_model_config(config).parts(ExpertsSpec)
     with pytest.raises(ModelError, match="n_group"):
         parse_model_config({**config, **change})
 
