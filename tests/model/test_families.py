@@ -756,7 +756,8 @@ def test_falcons_that_are_not_supported(change: dict[str, Any], named: str) -> N
 )
 def test_nemotrons_that_are_not_supported(change: dict[str, Any], named: str) -> None:
     config = random_oracle("nemotron_h_experts").config.to_dict()
-    assert parse_model_config(config).feed_forward_layers == (0, 2, 4)
+    layers = parse_model_config(config).layers
+    assert [layer.mixer is None for layer in layers] == [True, False, True, False, True]
     with pytest.raises(ModelError, match=named):
         parse_model_config({**config, **change})
 

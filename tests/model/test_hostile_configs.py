@@ -192,9 +192,9 @@ def parse(config: dict[str, Any]) -> None:
         parsed = parse_model_config(config)
     except ModelError:
         return
-    for rope in (parsed.rope, parsed.second_rope):
-        if rope is not None and parsed.head_dim <= 256:
-            made = Rope(rope, parsed.head_dim, parsed.rotary_dim)
+    for rotation in parsed.rotations:
+        if rotation.size <= 256:
+            made = Rope(rotation)
             assert made.signed.isfinite().all()
             assert made.scale.isfinite().all()
     assert len(parsed.windows) == parsed.num_layers <= 10_000

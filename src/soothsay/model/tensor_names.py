@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from torch import Tensor
 
@@ -14,7 +14,7 @@ from soothsay.model.specs.feed_forward_spec import ExpertsSpec
 from soothsay.model.specs.model_spec import LayerSpec, ModelSpec
 from soothsay.model.specs.state_specs import BesideStatesSpec, ConvolutionSpec, DeltaSpec, StateSpaceSpec
 
-Names = dict[str, Sequence[str]]
+Names = dict[str, tuple[str, ...]]
 """A module of a block -> the tensors whose rows in order are its rows. {} stands for an expert's number."""
 
 BLOCK_NAMES: Names = {
@@ -22,38 +22,27 @@ BLOCK_NAMES: Names = {
     "attention.o": ("self_attn.o_proj",),
     "attention.q_norm": ("self_attn.q_norm",),
     "attention.k_norm": ("self_attn.k_norm",),
-    "attention.q": ("self_attn.q_proj",),
-    "attention.q_a": ("self_attn.q_a_proj",),
-    "attention.q_a_norm": ("self_attn.q_a_layernorm",),
-    "attention.q_b": ("self_attn.q_b_proj",),
-    "attention.kv_a": ("self_attn.kv_a_proj_with_mqa",),
-    "attention.kv_a_norm": ("self_attn.kv_a_layernorm",),
-    "attention.kv_b": ("self_attn.kv_b_proj",),
+    "attention.sinks": ("self_attn",),
     "attention_norm": ("input_layernorm",),
+    "attention_post_norm": ("post_attention_layernorm",),
     "mlp_norm": ("post_attention_layernorm",),
+    "mlp_post_norm": ("post_feedforward_layernorm",),
     "mlp.gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "mlp.up": ("mlp.up_proj",),
     "mlp.down": ("mlp.down_proj",),
+    # experts
     "mlp.router": ("mlp.gate",),
     "mlp.correction": ("mlp.gate",),
-    "attention.sinks": ("self_attn",),
     "mlp.shared.gate_up": ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
+    "mlp.shared.up": ("mlp.shared_experts.up_proj",),
     "mlp.shared.down": ("mlp.shared_experts.down_proj",),
+    "mlp.shared_gate": ("mlp.shared_expert_gate",),
     "mlp.experts.gate_up": ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"),
+    "mlp.experts.up": ("mlp.experts.{}.up_proj",),
     "mlp.experts.down": ("mlp.experts.{}.down_proj",),
-}
-"""Names that most families share."""
-
-_GEMMA_NAMES: Names = {
-    "attention_post_norm": ("post_attention_layernorm",),
-    "mlp_norm": ("pre_feedforward_layernorm",),
-    "mlp_post_norm": ("post_feedforward_layernorm",),
-}
-_GEMMA4_NAMES: Names = {
-    **_GEMMA_NAMES,
-    "layer_input.gate": ("per_layer_input_gate",),
-    "layer_input.projection": ("per_layer_projection",),
-    "layer_input.post_norm": ("post_per_layer_input_norm",),
-    "scalar": ("",),
+    "mlp.latent_in": ("mlp.fc1_latent_proj",),
+    "mlp.latent_out": ("mlp.fc2_latent_proj",),
+    # a dense part beside experts
     "mlp.dense.gate_up": ("mlp.gate_proj", "mlp.up_proj"),
     "mlp.dense.down": ("mlp.down_proj",),
     "mlp.dense_norm": ("pre_feedforward_layernorm",),
@@ -65,12 +54,31 @@ _GEMMA4_NAMES: Names = {
     "mlp.mixture.scales": ("router",),
     "mlp.mixture.experts.gate_up": ("experts.{}.gate_proj", "experts.{}.up_proj"),
     "mlp.mixture.experts.down": ("experts.{}.down_proj",),
-}
-_GEMMA3N_NAMES: Names = {
-    **_GEMMA_NAMES,
+    # latent attention
+    "attention.q": ("self_attn.q_proj",),
+    "attention.q_a": ("self_attn.q_a_proj",),
+    "attention.q_a_norm": ("self_attn.q_a_layernorm",),
+    "attention.q_b": ("self_attn.q_b_proj",),
+    "attention.kv_a": ("self_attn.kv_a_proj_with_mqa",),
+    "attention.kv_a_norm": ("self_attn.kv_a_layernorm",),
+    "attention.kv_b": ("self_attn.kv_b_proj",),
+    # states
+    "attention.qkvz": ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
+    "attention.gates": ("linear_attn.in_proj_b", "linear_attn.in_proj_a"),
+    "attention.recurrence": ("linear_attn",),
+    "attention.bcx": ("conv.in_proj",),
+    "attention.taps": ("conv.conv",),
+    "attention.zxbct": ("mamba.in_proj",),
+    "attention.rule": ("mamba",),
+    "attention.beside.zxbct": ("mamba.in_proj",),
+    "attention.beside.rule": ("mamba",),
+    "attention.beside.o": ("mamba.out_proj",),
+    "part_norm": ("norm",),
+    # embeddings of layers, and alternating updates
     "layer_input.gate": ("per_layer_input_gate",),
     "layer_input.projection": ("per_layer_projection",),
     "layer_input.post_norm": ("post_per_layer_input_norm",),
+    "scalar": ("",),
     "laurel_in": ("laurel.linear_left",),
     "laurel_out": ("laurel.linear_right",),
     "laurel_norm": ("laurel.post_laurel_norm",),
@@ -80,83 +88,8 @@ _GEMMA3N_NAMES: Names = {
     "alternate.corrections": ("altup.correction_coefs",),
     "alternate.scale": ("altup",),
 }
-_OLMO_NAMES: Names = {
-    "attention_post_norm": ("post_attention_layernorm",),
-    "mlp_post_norm": ("post_feedforward_layernorm",),
-}
-_QWEN3_5_NAMES: Names = {
-    "attention.qkvz": ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
-    "attention.gates": ("linear_attn.in_proj_b", "linear_attn.in_proj_a"),
-    "attention.recurrence": ("linear_attn",),
-    "mlp.shared.gate_up": ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
-    "mlp.shared.down": ("mlp.shared_expert.down_proj",),
-    "mlp.shared_gate": ("mlp.shared_expert_gate",),
-}
-_LFM2_NAMES: Names = {
-    "norm": ("embedding_norm",),
-    "attention_norm": ("operator_norm",),
-    "mlp_norm": ("ffn_norm",),
-    "attention.o": ("self_attn.out_proj",),
-    "attention.q_norm": ("self_attn.q_layernorm",),
-    "attention.k_norm": ("self_attn.k_layernorm",),
-    "attention.bcx": ("conv.in_proj",),
-    "attention.taps": ("conv.conv",),
-    "mlp.gate_up": ("feed_forward.w1", "feed_forward.w3"),
-    "mlp.down": ("feed_forward.w2",),
-    "mlp.router": ("feed_forward.gate",),
-    "mlp.correction": ("feed_forward",),
-    "mlp.experts.gate_up": ("feed_forward.experts.{}.w1", "feed_forward.experts.{}.w3"),
-    "mlp.experts.down": ("feed_forward.experts.{}.w2",),
-}
-_GRANITE_NAMES: Names = {
-    "attention.zxbct": ("mamba.in_proj",),
-    "attention.rule": ("mamba",),
-    "mlp.router": ("block_sparse_moe.router.layer",),
-    "mlp.experts.gate_up": (
-        "block_sparse_moe.experts.{}.gate_proj",
-        "block_sparse_moe.experts.{}.up_proj",
-    ),
-    "mlp.experts.down": ("block_sparse_moe.experts.{}.down_proj",),
-    "mlp.gate_up": ("shared_mlp.input_linear",),
-    "mlp.down": ("shared_mlp.output_linear",),
-    "mlp.shared.gate_up": ("shared_mlp.input_linear",),
-    "mlp.shared.down": ("shared_mlp.output_linear",),
-}
-_GRANITE_GGUF_NAMES: Names = {
-    **_GRANITE_NAMES,
-    "mlp.gate_up": ("shared_mlp.gate_proj", "shared_mlp.up_proj"),
-    "mlp.down": ("shared_mlp.down_proj",),
-    "mlp.shared.gate_up": ("shared_mlp.gate_proj", "shared_mlp.up_proj"),
-    "mlp.shared.down": ("shared_mlp.down_proj",),
-}
-_FALCON_H1_NAMES: Names = {
-    "norm": ("final_layernorm",),
-    "mlp_norm": ("pre_ff_layernorm",),
-    "mlp.gate_up": ("feed_forward.gate_proj", "feed_forward.up_proj"),
-    "mlp.down": ("feed_forward.down_proj",),
-    "attention.beside.zxbct": ("mamba.in_proj",),
-    "attention.beside.rule": ("mamba",),
-    "attention.beside.o": ("mamba.out_proj",),
-}
-_NEMOTRON_H_NAMES: Names = {
-    "embedding": ("embeddings",),
-    "norm": ("norm_f",),
-    "part_norm": ("norm",),
-    "attention.qkv": ("mixer.q_proj", "mixer.k_proj", "mixer.v_proj"),
-    "attention.o": ("mixer.o_proj",),
-    "attention.zxbct": ("mixer.in_proj",),
-    "attention.rule": ("mixer",),
-    "mlp.up": ("mixer.up_proj",),
-    "mlp.down": ("mixer.down_proj",),
-    "mlp.router": ("mixer.gate",),
-    "mlp.correction": ("mixer.gate",),
-    "mlp.latent_in": ("mixer.fc1_latent_proj",),
-    "mlp.latent_out": ("mixer.fc2_latent_proj",),
-    "mlp.shared.up": ("mixer.shared_experts.up_proj",),
-    "mlp.shared.down": ("mixer.shared_experts.down_proj",),
-    "mlp.experts.up": ("mixer.experts.{}.up_proj",),
-    "mlp.experts.down": ("mixer.experts.{}.down_proj",),
-}
+"""The usual names."""
+
 OUTER_NAMES: Names = {
     "embedding": ("embed_tokens",),
     "norm": ("norm",),
@@ -166,58 +99,94 @@ OUTER_NAMES: Names = {
 }
 """A module outside of the blocks -> the tensor."""
 
+
+def _renamed(begins: Mapping[str, str], parts: Mapping[str, str] | None = None, **own: str) -> Names:
+    """The usual names with other beginnings and other last parts, and the names of some modules.
+
+    In the names of modules, `__` stands for a dot. Of beginnings, the first counts.
+    """
+
+    def other(name: str) -> str:
+        old = next((begin for begin in begins if name.startswith(begin)), "")
+        name = begins.get(old, "") + name.removeprefix(old)
+        start, dot, last = name.rpartition(".")
+        return start + dot + (parts or {}).get(last, last)
+
+    usual = {module: tuple(map(other, tensors)) for module, tensors in BLOCK_NAMES.items()}
+    return usual | {module.replace("__", "."): (name,) for module, name in own.items()}
+
+
+_W123 = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+_GEMMA = _renamed({}, mlp_norm="pre_feedforward_layernorm")
+_QWEN3_5 = _renamed({"mlp.shared_experts": "mlp.shared_expert"})
+_GRANITE = {
+    "mlp.experts": "block_sparse_moe.experts",
+    "mlp.shared_experts": "shared_mlp",
+    "mlp": "shared_mlp",
+}
+_GRANITE_ROUTER = "block_sparse_moe.router.layer"
+_LFM2 = _renamed(
+    {
+        "mlp": "feed_forward",
+        "self_attn.q_norm": "self_attn.q_layernorm",
+        "self_attn.k_norm": "self_attn.k_layernorm",
+    },
+    _W123
+    | {"o_proj": "out_proj", "input_layernorm": "operator_norm", "post_attention_layernorm": "ffn_norm"},
+    norm="embedding_norm",
+    mlp__correction="feed_forward",
+)
+
 FAMILY_NAMES: Mapping[str, Names] = {
     "qwen3_next": {
-        **_QWEN3_5_NAMES,
+        **_QWEN3_5,
         "attention.qkvz": ("linear_attn.in_proj_qkvz",),
         "attention.gates": ("linear_attn.in_proj_ba",),
     },
-    "qwen3_next_gguf": {**_QWEN3_5_NAMES, "attention.gates": ("linear_attn.in_proj_ba",)},
-    **dict.fromkeys(("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), _QWEN3_5_NAMES),
-    "mixtral": {
-        "mlp.router": ("block_sparse_moe.gate",),
-        "mlp.experts.gate_up": ("block_sparse_moe.experts.{}.w1", "block_sparse_moe.experts.{}.w3"),
-        "mlp.experts.down": ("block_sparse_moe.experts.{}.w2",),
-    },
-    "minimax_m2": {
-        "mlp.router": ("block_sparse_moe.gate",),
-        "mlp.correction": ("block_sparse_moe",),
-        "mlp.experts.gate_up": ("block_sparse_moe.experts.{}.w1", "block_sparse_moe.experts.{}.w3"),
-        "mlp.experts.down": ("block_sparse_moe.experts.{}.w2",),
-    },
-    "gemma2": _GEMMA_NAMES,
-    "gemma3_text": _GEMMA_NAMES,
-    "gpt_oss": {"mlp.router": ("mlp.router",)},
-    "gemma3n_text": _GEMMA3N_NAMES,
-    "gemma4_text": _GEMMA4_NAMES,
-    "gemma4_unified_text": _GEMMA4_NAMES,
-    "llama4_text": {
-        "mlp.gate_up": ("feed_forward.gate_proj", "feed_forward.up_proj"),
-        "mlp.down": ("feed_forward.down_proj",),
-        "mlp.router": ("feed_forward.router",),
-        "mlp.shared.gate_up": ("feed_forward.shared_expert.gate_proj", "feed_forward.shared_expert.up_proj"),
-        "mlp.shared.down": ("feed_forward.shared_expert.down_proj",),
-        "mlp.experts.gate_up": ("feed_forward.experts.{}.gate_proj", "feed_forward.experts.{}.up_proj"),
-        "mlp.experts.down": ("feed_forward.experts.{}.down_proj",),
-    },
-    "glm": {"mlp.gate_up": ("mlp.gate_up_proj",)},
-    "glm4": {
-        "attention_post_norm": ("post_self_attn_layernorm",),
-        "mlp_post_norm": ("post_mlp_layernorm",),
-        "mlp.gate_up": ("mlp.gate_up_proj",),
-    },
-    **dict.fromkeys(("granitemoe", "granitemoeshared", "granitemoehybrid"), _GRANITE_NAMES),
-    **dict.fromkeys(("granitemoe_gguf", "granitemoehybrid_gguf"), _GRANITE_GGUF_NAMES),
-    "falcon_h1": _FALCON_H1_NAMES,
-    "nemotron_h": _NEMOTRON_H_NAMES,
-    "lfm2": _LFM2_NAMES,
-    "lfm2_moe": _LFM2_NAMES,
-    "exaone4": _OLMO_NAMES,
-    "olmo2": _OLMO_NAMES,
-    "olmo3": _OLMO_NAMES,
-    "phi3": {"attention.qkv": ("self_attn.qkv_proj",), "mlp.gate_up": ("mlp.gate_up_proj",)},
+    "qwen3_next_gguf": {**_QWEN3_5, "attention.gates": ("linear_attn.in_proj_ba",)},
+    **dict.fromkeys(("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), _QWEN3_5),
+    "mixtral": _renamed({"mlp": "block_sparse_moe"}, _W123),
+    "minimax_m2": _renamed({"mlp": "block_sparse_moe"}, _W123, mlp__correction="block_sparse_moe"),
+    **dict.fromkeys(("gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "gemma4_unified_text"), _GEMMA),
+    "gpt_oss": _renamed({}, mlp__router="mlp.router"),
+    "llama4_text": _renamed(
+        {"mlp.shared_experts": "feed_forward.shared_expert", "mlp": "feed_forward"},
+        mlp__router="feed_forward.router",
+    ),
+    "glm": _renamed({}, mlp__gate_up="mlp.gate_up_proj"),
+    "glm4": _renamed(
+        {},
+        attention_post_norm="post_self_attn_layernorm",
+        mlp_post_norm="post_mlp_layernorm",
+        mlp__gate_up="mlp.gate_up_proj",
+    ),
+    **dict.fromkeys(
+        ("granitemoe", "granitemoeshared", "granitemoehybrid"),
+        _renamed(
+            _GRANITE,
+            mlp__router=_GRANITE_ROUTER,
+            mlp__gate_up="shared_mlp.input_linear",
+            mlp__down="shared_mlp.output_linear",
+            mlp__shared__gate_up="shared_mlp.input_linear",
+            mlp__shared__down="shared_mlp.output_linear",
+        ),
+    ),
+    **dict.fromkeys(
+        ("granitemoe_gguf", "granitemoehybrid_gguf"), _renamed(_GRANITE, mlp__router=_GRANITE_ROUTER)
+    ),
+    "falcon_h1": _renamed({"mlp": "feed_forward"}, norm="final_layernorm", mlp_norm="pre_ff_layernorm"),
+    "nemotron_h": _renamed(
+        {"self_attn": "mixer", "mlp": "mixer", "mamba": "mixer"}, embedding="embeddings", norm="norm_f"
+    ),
+    **dict.fromkeys(("lfm2", "lfm2_moe"), _LFM2),
+    "phi3": _renamed({}, attention__qkv="self_attn.qkv_proj", mlp__gate_up="mlp.gate_up_proj"),
 }
-"""What a family names otherwise."""
+"""Names of modules of a family, if they differ from the usual ones."""
+
+
+def names_of(family: str) -> Names:
+    """The names of a family's modules."""
+    return OUTER_NAMES | FAMILY_NAMES.get(family, BLOCK_NAMES)
 
 
 class TensorNames:
@@ -226,8 +195,8 @@ class TensorNames:
     def __init__(self, spec: ModelSpec, checkpoint: Checkpoint, first_layer: int = 0):
         self.config, self.checkpoint, self.first_layer = spec, checkpoint, first_layer
         self.all = checkpoint.names()
-        self._own = FAMILY_NAMES.get(spec.family, {})
-        table = f"{(OUTER_NAMES | self._own)['embedding'][0]}.weight"
+        self._names = names_of(spec.family)
+        table = f"{self._names['embedding'][0]}.weight"
         embeddings = [name for name in self.all if name.endswith(table)]
         if not embeddings:
             raise ModelError(f"{checkpoint.path} has no {table}; is it a decoder's checkpoint?")
@@ -240,7 +209,7 @@ class TensorNames:
                 return [self._head()]
             module = "embedding"
         if module in OUTER_NAMES:
-            return [f"{self.prefix}{name}" for name in (OUTER_NAMES | self._own)[module]]
+            return [f"{self.prefix}{name}" for name in self._names[module]]
         if module.startswith("alternation."):
             _, end, place = module.split(".")
             kind = "altup_projections" if end == "spreading" else "altup_unembed_projections"
@@ -283,7 +252,7 @@ class TensorNames:
         return next((place for place in places if place in held), "lm_head")
 
     def _in_block(self, module: str, layer: LayerSpec) -> list[str]:
-        names = {**BLOCK_NAMES, **self._own}
+        names = dict(self._names)
         match layer.mixer:
             case ConvolutionSpec():
                 names["attention.o"] = ("conv.out_proj",)

@@ -15,7 +15,7 @@ from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.specs.attention_spec import ANOTHER_MODEL, AttentionSpec, LatentSpec
 from soothsay.model.specs.feed_forward_spec import ExpertsSpec
 from soothsay.model.specs.model_spec import ModelSpec
-from soothsay.model.tensor_names import BLOCK_NAMES, FAMILY_NAMES
+from soothsay.model.tensor_names import names_of
 
 KINDS = ("gemma4_assistant", "gemma4_unified_assistant")
 """`model_type` of assistants."""
@@ -88,7 +88,7 @@ def _check_heads(block: ModelSpec, fit: Fit) -> None:
 
 
 def _names(block: ModelSpec, clustered: bool) -> Names:
-    own = {**BLOCK_NAMES, **FAMILY_NAMES[block.family], "attention.qkv": ("self_attn.q_proj",)}
+    own = {**names_of(block.family), "attention.qkv": ("self_attn.q_proj",)}
     names: dict[str, tuple[str, ...]] = {"norm": ("model.norm",)}
     for layer in range(block.num_layers):
         names |= {

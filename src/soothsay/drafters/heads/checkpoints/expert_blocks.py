@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from soothsay.drafters.heads.checkpoints.files import DrafterFiles
-from soothsay.model.tensor_names import BLOCK_NAMES, FAMILY_NAMES
+from soothsay.model.tensor_names import names_of
 
 FAMILIES = ("qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next", "glm4_moe")
 """Families whose MTP modules have experts in blocks that are computed."""
@@ -24,13 +24,12 @@ def expert_names(
     """The table of names of a block's experts, empty if it has none. Prefixes end in a dot. See `Names`."""
     if not has_experts(files, raw, theirs):
         return {}
-    family = {**BLOCK_NAMES, **FAMILY_NAMES.get(str(raw["model_type"]), {})}
+    family = names_of(str(raw["model_type"]))
     pattern = re.escape(theirs) + r"mlp\.experts\.(\d{1,6})\.down_proj\.weight"
     experts = [int(found[1]) for name in files.names if (found := re.fullmatch(pattern, name))]
     names = {}
     for module in ("mlp.router", "mlp.shared.gate_up", "mlp.shared.down", "mlp.shared_gate"):
-        if module in family:
-            names[ours + module] = tuple(theirs + tensor for tensor in family[module])
+        names[ours + module] = tuple(theirs + tensor for tensor in family[module])
     for expert in experts:
         for part in ("gate_up", "down"):
             tensors = family[f"mlp.experts.{part}"]
