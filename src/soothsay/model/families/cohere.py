@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from soothsay.model.families.attention_parts import attentions, heads_of
 from soothsay.model.families.decoder import decoder
-from soothsay.model.families.feed_forward_parts import dense
-from soothsay.model.families.layer_choices import Raw, Windows, all_but_each, windows
-from soothsay.model.families.rotations import rotations
+from soothsay.model.families.layer_fields import Raw, Windows, all_but_each, rotations, windows
+from soothsay.model.families.part_fields import attentions, dense
 from soothsay.model.specs.model_spec import ModelSpec
 
 
@@ -27,5 +25,5 @@ def cohere2(raw: Raw) -> ModelSpec:
 def _cohere(raw: Raw, windowed: Windows, unrotated: Sequence[bool]) -> ModelSpec:
     defaults = {"tie_word_embeddings": True, "logit_scale": 0.0625}
     raw = {**defaults, **raw, "rms_norm_eps": raw.get("layer_norm_eps", 1e-5)}
-    rotated = rotations(raw, heads_of(raw)[2], neighbours=True, unrotated=unrotated)
+    rotated = rotations(raw, neighbours=True, unrotated=unrotated)
     return decoder(raw, attentions(raw, windowed, rotated), dense(raw), parallel=True, centred_norms=True)

@@ -7,10 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from soothsay.errors import ModelError
-from soothsay.model.families.attention_parts import attentions, norm_eps
-from soothsay.model.families.feed_forward_parts import dense
-from soothsay.model.families.layer_choices import Raw, Windows
-from soothsay.model.families.rotations import scaled_context
+from soothsay.model.families.layer_fields import Raw, Windows, scaled_context
+from soothsay.model.families.part_fields import attentions, dense, norm_eps
 from soothsay.model.specs.attention_spec import AttentionSpec
 from soothsay.model.specs.model_spec import (
     EmbeddingSpec,

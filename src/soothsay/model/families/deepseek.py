@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from soothsay.errors import ModelError
-from soothsay.model.families.attention_parts import latent_attentions
 from soothsay.model.families.decoder import decoder
-from soothsay.model.families.feed_forward_parts import experts
-from soothsay.model.families.layer_choices import Raw, count
+from soothsay.model.families.layer_fields import Raw, count
+from soothsay.model.families.part_fields import experts, latent_attentions
 from soothsay.model.specs.model_spec import ModelSpec
 
 

@@ -8,11 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from soothsay.errors import ModelError
-from soothsay.model.families.attention_parts import attentions, norm_eps
 from soothsay.model.families.decoder import decoder
-from soothsay.model.families.feed_forward_parts import dense
-from soothsay.model.families.layer_choices import Raw
-from soothsay.model.families.state_parts import state_space
+from soothsay.model.families.layer_fields import Raw
+from soothsay.model.families.part_fields import attentions, dense, norm_eps, state_space
 from soothsay.model.specs.model_spec import EmbeddingSpec, ModelSpec
 from soothsay.model.specs.state_specs import BesideStatesSpec
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from soothsay.model.families.attention_parts import attentions, head_norms, heads_of
 from soothsay.model.families.decoder import decoder
-from soothsay.model.families.feed_forward_parts import dense
-from soothsay.model.families.layer_choices import Raw, all_but_each, even, windows
-from soothsay.model.families.rotations import rotations, scaled_context
+from soothsay.model.families.layer_fields import Raw, all_but_each, even, rotations, scaled_context, windows
+from soothsay.model.families.part_fields import attentions, dense, head_norms
 from soothsay.model.specs.attention_spec import AttentionSpec
 from soothsay.model.specs.model_spec import EmbeddingSpec, ModelSpec
 
@@ -34,7 +32,7 @@ def gemma3(raw: Raw) -> ModelSpec:
     """Layers with a window rotate by a base of their own, without scaling."""
     raw = {**GEMMA3_DEFAULTS, **raw}
     windowed = windows(raw, partial(all_but_each, 6))
-    rotated = rotations(raw, heads_of(raw)[2], local=windowed)
+    rotated = rotations(raw, local=windowed)
     rope = next((own.rope for own, window in zip(rotated, windowed, strict=True) if window is None), None)
     context = None if rope is None else scaled_context(raw, rope, states_scaled=True)
     return _gemma(raw, attentions(raw, windowed, rotated, norms=head_norms(raw)), context)

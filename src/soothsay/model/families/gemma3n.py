@@ -6,13 +6,11 @@ from dataclasses import replace
 from functools import partial
 
 from soothsay.errors import ModelError
-from soothsay.model.families.attention_parts import attentions, head_norms, heads_of
 from soothsay.model.families.decoder import decoder
-from soothsay.model.families.feed_forward_parts import dense
 from soothsay.model.families.gemma import gemma_keys, scaled_embedding
 from soothsay.model.families.gemma4 import sharing
-from soothsay.model.families.layer_choices import Raw, all_but_each, count, windows
-from soothsay.model.families.rotations import rotations
+from soothsay.model.families.layer_fields import Raw, all_but_each, count, rotations, windows
+from soothsay.model.families.part_fields import attentions, dense, head_norms
 from soothsay.model.specs.model_spec import AlternatingSpec, LayerEmbeddingsSpec, LayerInputSpec, ModelSpec
 
 DEFAULTS: Raw = {
@@ -43,7 +41,7 @@ def gemma3n(raw: Raw) -> ModelSpec:
     raw = gemma_keys({**DEFAULTS, **raw})
     layers, size = count(raw), int(raw["hidden_size_per_layer_input"])
     windowed = windows(raw, partial(all_but_each, 5))
-    rotated = rotations(raw, heads_of(raw)[2], local=windowed)
+    rotated = rotations(raw, local=windowed)
     mixers = attentions(raw, windowed, rotated, norms=head_norms(raw, values=True))
     sparsity = raw.get("activation_sparsity_pattern")
     if sparsity is None:

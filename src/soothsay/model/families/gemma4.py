@@ -8,12 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from soothsay.errors import ModelError
-from soothsay.model.families.attention_parts import attentions, head_norms, heads_of
 from soothsay.model.families.decoder import decoder
-from soothsay.model.families.feed_forward_parts import activation, dense
 from soothsay.model.families.gemma import gemma_keys, scaled_embedding
-from soothsay.model.families.layer_choices import Raw, count, windows
-from soothsay.model.families.rotations import rotations
+from soothsay.model.families.layer_fields import Raw, count, rotations, windows
+from soothsay.model.families.part_fields import activation, attentions, dense, head_norms
 from soothsay.model.specs.attention_spec import AttentionSpec
 from soothsay.model.specs.feed_forward_spec import DenseAndExpertsSpec, DenseSpec, ExpertsSpec, RoutingSpec
 from soothsay.model.specs.model_spec import LayerEmbeddingsSpec, LayerInputSpec, ModelSpec
@@ -62,7 +60,7 @@ def gemma4(raw: Raw, defaults: Raw = DEFAULTS) -> ModelSpec:
     if size and int(raw.get("vocab_size_per_layer_input", raw["vocab_size"])) != int(raw["vocab_size"]):
         raise ModelError("config.json: vocab_size_per_layer_input differs from vocab_size")
     windowed = windows(raw)
-    rotated = rotations(raw, heads_of(raw)[2], local=windowed)
+    rotated = rotations(raw, local=windowed)
     mixers = attentions(raw, windowed, rotated, norms=head_norms(raw, values=True))
     mixers = sharing(raw, [_with_global_heads(raw, mixers, own) for own in mixers])
     mlps: Sequence[DenseSpec | DenseAndExpertsSpec] = dense(raw)

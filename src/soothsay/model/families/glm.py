@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from soothsay.model.families.attention_parts import attentions, head_norms, heads_of
 from soothsay.model.families.decoder import decoder, llama_like
-from soothsay.model.families.feed_forward_parts import dense, experts
-from soothsay.model.families.layer_choices import Raw
-from soothsay.model.families.rotations import rotations
+from soothsay.model.families.layer_fields import Raw, rotations
+from soothsay.model.families.part_fields import attentions, dense, experts, head_norms
 from soothsay.model.specs.model_spec import ModelSpec
 
 
 def glm(raw: Raw, **layer: Any) -> ModelSpec:
     """Half of each head rotates, by pairs of neighbours."""
     raw = {"attention_bias": True, "rms_norm_eps": 1.5625e-7, **raw}
-    rotated = rotations(raw, heads_of(raw)[2], share=0.5, neighbours=True)
+    rotated = rotations(raw, share=0.5, neighbours=True)
     return decoder(raw, attentions(raw, rotated=rotated, o_bias=False), dense(raw), **layer)
 
 
@@ -30,4 +28,4 @@ def glm4_moe(raw: Raw) -> ModelSpec:
     raw = {"rms_norm_eps": 1e-5, **defaults, **raw}
     norms = head_norms(raw) if raw.get("use_qk_norm") else None
     mlps = experts(raw, correction="e_score_correction_bias")
-    return llama_like(raw, None, rotations(raw, heads_of(raw)[2], share=0.5), mlps, norms=norms, o_bias=False)
+    return llama_like(raw, None, rotations(raw, share=0.5), mlps, norms=norms, o_bias=False)

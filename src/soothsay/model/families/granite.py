@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from soothsay.errors import ModelError
-from soothsay.model.families.attention_parts import attentions, heads_of, norm_eps
 from soothsay.model.families.decoder import decoder
-from soothsay.model.families.feed_forward_parts import dense, experts
-from soothsay.model.families.layer_choices import Raw, are, count
-from soothsay.model.families.rotations import rotations
-from soothsay.model.families.state_parts import state_space
+from soothsay.model.families.layer_fields import Raw, are, count, rotations
+from soothsay.model.families.part_fields import attentions, dense, experts, norm_eps, state_space
 from soothsay.model.specs.attention_spec import AttentionSpec
 from soothsay.model.specs.model_spec import EmbeddingSpec, MixerSpec, MLPSpec, ModelSpec
 from soothsay.model.specs.rope_spec import HeadRotation
@@ -48,7 +45,7 @@ def granite_hybrid(raw: Raw) -> ModelSpec:
             raise ModelError("config.json: without experts, shared_intermediate_size should be above 0")
         raw = {**raw, "intermediate_size": raw["shared_intermediate_size"]}
     still = [raw.get("position_embedding_type") != "rope"] * count(raw)
-    read = _attentions(raw, rotations(raw, heads_of(raw)[2], unrotated=still))
+    read = _attentions(raw, rotations(raw, unrotated=still))
     own, is_own = state_space(raw, norm_eps(raw)), are("linear_attention", raw)
     mixers = [own if kept else other for kept, other in zip(is_own, read, strict=True)]
     return _scaled(raw, mixers, _experts(raw))

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from soothsay.errors import ModelError
-from soothsay.model.families.attention_parts import attentions, head_norms
 from soothsay.model.families.decoder import decoder
-from soothsay.model.families.feed_forward_parts import dense, experts
-from soothsay.model.families.layer_choices import Raw, are, count
+from soothsay.model.families.layer_fields import Raw, are, count
+from soothsay.model.families.part_fields import attentions, dense, experts, head_norms
 from soothsay.model.specs.model_spec import MLPSpec, ModelSpec
 from soothsay.model.specs.state_specs import ConvolutionSpec
 

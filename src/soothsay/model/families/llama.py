@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from soothsay.errors import ModelError
-from soothsay.model.families.attention_parts import head_norms, heads_of, query_growth
 from soothsay.model.families.decoder import llama_like
-from soothsay.model.families.feed_forward_parts import experts
-from soothsay.model.families.layer_choices import Raw, even, every, unrotated, windows
-from soothsay.model.families.rotations import main_rope, rotations, scaled_context
+from soothsay.model.families.layer_fields import (
+    Raw,
+    even,
+    every,
+    heads_of,
+    main_rope,
+    rotations,
+    scaled_context,
+    unrotated,
+    windows,
+)
+from soothsay.model.families.part_fields import experts, head_norms, query_growth
 from soothsay.model.specs.feed_forward_spec import CLIPPED
 from soothsay.model.specs.model_spec import ModelSpec
 
 
 def phi3(raw: Raw) -> ModelSpec:
     """Phi-3 and Phi-4: files say which share of each head rotates."""
-    return llama_like(
-        raw, windows(raw, every, reads_types=False), rotations(raw, heads_of(raw)[2], share=1.0)
-    )
+    return llama_like(raw, windows(raw, every, reads_types=False), rotations(raw, share=1.0))
 
 
 def mistral(raw: Raw) -> ModelSpec:
@@ -46,7 +52,7 @@ def ministral3(raw: Raw) -> ModelSpec:
 def smollm3(raw: Raw) -> ModelSpec:
     """SmolLM3: some layers do not rotate, and only these may have windows."""
     raw = {"tie_word_embeddings": True, "rope_theta": 2e6, **raw}
-    rotated = rotations(raw, heads_of(raw)[2], unrotated=unrotated(raw))
+    rotated = rotations(raw, unrotated=unrotated(raw))
     return llama_like(raw, windows(raw, unrotated, has_switch=True), rotated)
 
 
@@ -55,7 +61,7 @@ def ernie(raw: Raw) -> ModelSpec:
     biased = bool(raw.get("use_bias", False))
     defaults = {"tie_word_embeddings": True, "rope_theta": 5e5, "rms_norm_eps": 1e-5, "head_dim": 128}
     raw = {**defaults, **raw, "attention_bias": biased, "mlp_bias": biased}
-    return llama_like(raw, rotated=rotations(raw, heads_of(raw)[2], neighbours=True))
+    return llama_like(raw, rotated=rotations(raw, neighbours=True))
 
 
 def seed_oss(raw: Raw) -> ModelSpec:
@@ -87,5 +93,5 @@ def minimax_m2(raw: Raw) -> ModelSpec:
     if "rotary_dim" in raw:
         raw = {**raw, "partial_rotary_factor": int(raw["rotary_dim"]) / int(raw["head_dim"])}
     mlps = experts(raw, correction="e_score_correction_bias", routing={"normalize": True})
-    rotated = rotations(raw, heads_of(raw)[2], share=1.0)
+    rotated = rotations(raw, share=1.0)
     return llama_like(raw, rotated=rotated, mlps=mlps, norms=head_norms(raw, over_heads=True))

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from soothsay.model.families.attention_parts import attentions, head_norms, heads_of, query_growth
 from soothsay.model.families.decoder import decoder
-from soothsay.model.families.feed_forward_parts import experts
-from soothsay.model.families.layer_choices import Raw, count, of_type, unrotated
-from soothsay.model.families.rotations import main_rope, rotations, scaled_context
+from soothsay.model.families.layer_fields import (
+    Raw,
+    count,
+    heads_of,
+    main_rope,
+    of_type,
+    rotations,
+    scaled_context,
+    unrotated,
+)
+from soothsay.model.families.part_fields import attentions, experts, head_norms, query_growth
 from soothsay.model.specs.attention_spec import AttentionSpec
 from soothsay.model.specs.model_spec import ModelSpec
 
@@ -51,6 +58,6 @@ def llama4(raw: Raw) -> ModelSpec:
     def own(attention: AttentionSpec, is_still: bool) -> AttentionSpec:
         return replace(attention, growth=growth) if is_still else replace(attention, norms=norms)
 
-    rotated = rotations(raw, size, neighbours=True, unrotated=still)
+    rotated = rotations(raw, neighbours=True, unrotated=still)
     mixers = map(own, attentions(raw, windowed, rotated), still)
     return decoder(raw, [*mixers], experts(raw, routing={"sigmoid": True, "scales_inputs": True}))

@@ -6,12 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from soothsay.errors import ModelError
-from soothsay.model.families.attention_parts import attentions, heads_of, norm_eps
 from soothsay.model.families.decoder import decoder
-from soothsay.model.families.feed_forward_parts import dense, experts
-from soothsay.model.families.layer_choices import Raw, every
-from soothsay.model.families.rotations import rotations
-from soothsay.model.families.state_parts import state_space
+from soothsay.model.families.layer_fields import Raw, every, rotations
+from soothsay.model.families.part_fields import attentions, dense, experts, norm_eps, state_space
 from soothsay.model.specs.feed_forward_spec import SQUARED_RELU
 from soothsay.model.specs.model_spec import MLPSpec, ModelSpec
 
@@ -67,7 +64,7 @@ def nemotron_h(raw: Raw) -> ModelSpec:
         "mamba_conv_bias": raw.get("use_conv_bias", True),
         "mamba_proj_bias": raw.get("use_bias", False),
     }
-    still = rotations(raw, heads_of(raw)[2], unrotated=every(raw))
+    still = rotations(raw, unrotated=every(raw))
     parts: dict[str, Sequence[Any]] = {
         "full_attention": attentions(raw, rotated=still),
         "linear_attention": [state_space(raw, norm_eps(raw))] * len(kinds),

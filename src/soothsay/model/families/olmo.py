@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from soothsay.errors import ModelError
-from soothsay.model.families.attention_parts import attentions, head_norms, heads_of
 from soothsay.model.families.decoder import decoder
-from soothsay.model.families.feed_forward_parts import dense
-from soothsay.model.families.layer_choices import Raw, Windows, all_but_each, count, windows
-from soothsay.model.families.rotations import rotations
+from soothsay.model.families.layer_fields import Raw, Windows, all_but_each, count, rotations, windows
+from soothsay.model.families.part_fields import attentions, dense, head_norms
 from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.specs.rope_spec import HeadRotation
 
@@ -18,14 +16,14 @@ from soothsay.model.specs.rope_spec import HeadRotation
 def olmo2(raw: Raw) -> ModelSpec:
     """All queries are normed together, and all keys."""
     raw = {"rms_norm_eps": 1e-5, **raw}
-    return _normed_after(raw, windows(raw), rotations(raw, heads_of(raw)[2]), over_heads=True)
+    return _normed_after(raw, windows(raw), rotations(raw), over_heads=True)
 
 
 def olmo3(raw: Raw) -> ModelSpec:
     """OLMo 2 with windows, whose layers rotate without scaling."""
     raw = {"rms_norm_eps": 1e-5, "rope_theta": 5e5, **raw}
     windowed = windows(raw, partial(all_but_each, 4))
-    return _normed_after(raw, windowed, rotations(raw, heads_of(raw)[2], local=windowed), over_heads=True)
+    return _normed_after(raw, windowed, rotations(raw, local=windowed), over_heads=True)
 
 
 def exaone4(raw: Raw) -> ModelSpec:
@@ -40,7 +38,7 @@ def exaone4(raw: Raw) -> ModelSpec:
         raw = {"layer_types": listed, **raw, "sliding_window_pattern": None}
     windowed = windows(raw, partial(all_but_each, 4))
     unrotated = [window is None and any(windowed) for window in windowed]
-    return _normed_after(raw, windowed, rotations(raw, heads_of(raw)[2], unrotated=unrotated))
+    return _normed_after(raw, windowed, rotations(raw, unrotated=unrotated))
 
 
 def _normed_after(raw: Raw, windowed: Windows, rotated: Sequence[HeadRotation], **norms: bool) -> ModelSpec:

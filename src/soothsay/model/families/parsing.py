@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from soothsay.errors import ModelError
 from soothsay.model.families.fields import checked_fields
-from soothsay.model.families.layer_choices import Raw
+from soothsay.model.families.layer_fields import Raw
 from soothsay.model.families.table import FAMILIES, UNSUPPORTED
 from soothsay.model.families.text_defaults import completed
 from soothsay.model.specs.model_spec import ModelSpec

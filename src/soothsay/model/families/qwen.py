@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from soothsay.model.families.attention_parts import attentions, head_norms, heads_of, norm_eps
 from soothsay.model.families.decoder import decoder, llama_like
-from soothsay.model.families.feed_forward_parts import dense, experts
-from soothsay.model.families.layer_choices import Raw, are, count, every, last, no_layer, windows
-from soothsay.model.families.rotations import rotations
-from soothsay.model.families.state_parts import delta
+from soothsay.model.families.layer_fields import Raw, are, count, every, last, no_layer, rotations, windows
+from soothsay.model.families.part_fields import (
+    attentions,
+    delta,
+    dense,
+    experts,
+    head_norms,
+    norm_eps,
+)
 from soothsay.model.specs.model_spec import ModelSpec
 
 HYBRID_DEFAULTS = {  # which files may leave out, as those of transformers do
@@ -83,7 +87,7 @@ def _hybrid(raw: Raw, *, has_experts: bool, by_key_head: tuple[str, ...] = ()) -
     interval = int(raw.get("full_attention_interval") or 4)
     kinds = ["linear_attention" if (i + 1) % interval else "full_attention" for i in range(count(raw))]
     raw = {"layer_types": kinds, **raw}
-    rotated = rotations(raw, heads_of(raw)[2], share=0.25)
+    rotated = rotations(raw, share=0.25)
     attention = attentions(raw, rotated=rotated, norms=head_norms(raw), gated=True)
     rule = delta(raw, norm_eps(raw), by_key_head)
     mixers = [

@@ -14,7 +14,7 @@ from soothsay.model.families.falcon_h1 import falcon_h1
 from soothsay.model.families.gemma import gemma2, gemma3
 from soothsay.model.families.gemma3n import gemma3n
 from soothsay.model.families.gemma4 import gemma4, gemma4_unified
-from soothsay.model.families.layer_choices import Raw
+from soothsay.model.families.layer_fields import Raw
 from soothsay.model.families.llama4 import llama4
 from soothsay.model.families.nemotron_h import nemotron_h
 from soothsay.model.specs.model_spec import ModelSpec

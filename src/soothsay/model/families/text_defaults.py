@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from soothsay.model.families.layer_choices import Raw
+from soothsay.model.families.layer_fields import Raw
 
 KEYS = (
     "vocab_size",
