@@ -15,6 +15,7 @@ from soothsay.model.convolution_layer import ConvolutionLayer
 from soothsay.model.delta_layer import DeltaLayer
 from soothsay.model.kernels import Kernels, Norm
 from soothsay.model.linear import Dense
+from soothsay.model.loaded_part import FloatPart
 from soothsay.model.norm import RMSNorm, UnitNorm
 from soothsay.model.rope import QueryGrowth
 from soothsay.model.specs.attention_spec import AttentionSpec
@@ -22,11 +23,11 @@ from soothsay.model.specs.state_specs import BesideStatesSpec
 from soothsay.model.state_space_layer import StateSpaceLayer
 
 
-class Sinks(nn.Module):
+class Sinks(FloatPart):
     """The sinks of a layer's heads; see `soothsay.model.attention.attend`."""
 
     def __init__(self, heads: int):
-        super().__init__()
+        super().__init__(sinks="sinks")
         self.sinks = nn.Parameter(torch.zeros(heads))  # [H_q] float32, named as in checkpoints
 
 

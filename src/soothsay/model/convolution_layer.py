@@ -17,14 +17,15 @@ from soothsay.core.cache import LayerMemory
 from soothsay.core.states import LayerStates
 from soothsay.model.kernels import Kernels
 from soothsay.model.linear import Dense
+from soothsay.model.loaded_part import FloatPart
 from soothsay.model.specs.state_specs import ConvolutionSpec
 
 
-class Taps(nn.Module):
+class Taps(FloatPart):
     """The weights of a convolution, random ones at first. Float32."""
 
     def __init__(self, spec: ConvolutionSpec):
-        super().__init__()
+        super().__init__("weight", weight="weight")
         taps = torch.empty(spec.taps, spec.channels)
         self.weight = nn.Parameter(taps if taps.is_meta else taps.normal_(std=spec.taps**-0.5))
         """`[taps, channels]`, the token's own last."""

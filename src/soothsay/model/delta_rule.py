@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from soothsay.core.functions import rms_norm, sigmoid, silu, softplus, total
 from soothsay.core.states import LayerStates
 from soothsay.core.strands import Strands
+from soothsay.model.loaded_part import FloatPart
 from soothsay.model.specs.state_specs import DeltaSpec
 from soothsay.model.token_rule import State, run_rows
 
@@ -28,11 +29,15 @@ EPS = 1e-6
 """Added to the sum of squares of queries and keys before these are normed."""
 
 
-class Recurrence(nn.Module):
+STORED = {"taps": "conv1d.weight", "log_rates": "A_log", "offsets": "dt_bias", "scale": "norm.weight"}
+"""Parameters of a rule, and their names in checkpoints."""
+
+
+class Recurrence(FloatPart):
     """The weights of the rule, random ones at first. Float32."""
 
     def __init__(self, spec: DeltaSpec):
-        super().__init__()
+        super().__init__("taps", **STORED)
         self.spec, self.eps = spec, spec.norm_eps
         taps = torch.empty(spec.taps, spec.channels)
         self.taps = nn.Parameter(taps if taps.is_meta else taps.normal_(std=spec.taps**-0.5))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from torch import Tensor, nn
 
+from soothsay.model.loaded_part import LoadedPart, StoredWeights, Table
 
-class Embedding(nn.Module):
+
+class Embedding(LoadedPart):
     """Token embeddings, scaled: float32 rows from a table in any dtype."""
 
     def __init__(self, weight: Tensor, scale: float):
@@ -21,16 +21,15 @@ class Embedding(nn.Module):
         rows = self.weight.index_select(0, tokens).float()
         return rows * self.scale if self.scale != 1.0 else rows
 
-
-class Table(Protocol):
-    """A table of which rows are had when they are needed."""
-
-    @property
-    def shape(self) -> torch.Size:
-        """`[rows, size]`."""
-
-    def floats(self, rows: Tensor) -> Tensor:
-        """Some rows in float32: `[n]` int64, their numbers, to `[n, size]`."""
+    def load(self, weights: StoredWeights, name: str) -> nn.Module:
+        """See `LoadedPart`. A plain table remains a view of the file: only the rows in use are read."""
+        if (rows := weights.blocks(name)) is not None:
+            return IntegerEmbedding(rows, self.scale)
+        table = weights.tensor(name, "weight", self.weight)
+        self.weight = nn.Parameter(table, requires_grad=False)
+        if weights.rounds_scale:
+            self.scale = float(torch.tensor(self.scale, dtype=table.dtype))
+        return self
 
 
 class IntegerEmbedding(Embedding):

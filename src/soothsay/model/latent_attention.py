@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from soothsay.core.batch import Batch
 from soothsay.model.kernels import Kernels
 from soothsay.model.linear import Dense
+from soothsay.model.loaded_part import StoredWeights
 from soothsay.model.norm import RMSNorm
 from soothsay.model.rope import rotate
 from soothsay.model.specs.attention_spec import LatentSpec
@@ -30,13 +31,14 @@ class PerHead(Dense):
     Only its transposed products are needed for keys, so it is not called itself. Plain and trainable.
     """
 
-    def __init__(self, weight: Tensor, heads: int, plain: int):
+    def __init__(self, weight: Tensor, heads: int, plain: int, kernels: Kernels):
         super().__init__(weight)
-        self.heads, self.plain = heads, plain
+        self.heads, self.plain, self.kernels = heads, plain, kernels
 
-    def packed(self, weight: Tensor, kernels: Kernels) -> PackedPerHead:
-        """Row-invariant products of a loaded weight of this shape."""
-        return PackedPerHead(weight.view(self.heads, -1, weight.shape[1]), self.plain, kernels)
+    def load(self, weights: StoredWeights, name: str) -> nn.Module:
+        """See `LoadedPart`. Row-invariant products take its place."""
+        weight = weights.plain(name, self.weight)
+        return PackedPerHead(weight.view(self.heads, -1, weight.shape[1]), self.plain, self.kernels)
 
     def _parts(self) -> tuple[Tensor, Tensor]:
         whole = self.weight.view(self.heads, -1, self.weight.shape[1])
@@ -96,7 +98,7 @@ class LatentAttention(nn.Module):
         self.kv_a: nn.Module = Dense.random(size, c.rank + c.rotated, bias=bias)
         self.kv_a_norm = RMSNorm(c.rank, EPS)
         self.kv_b: PerHead | PackedPerHead = PerHead(
-            Dense.random(c.rank, heads * (c.plain + c.value)).weight.data, heads, c.plain
+            Dense.random(c.rank, heads * (c.plain + c.value)).weight.data, heads, c.plain, kernels
         )
         self.o: nn.Module = Dense.random(heads * c.value, hidden, bias=c.o_bias)
 

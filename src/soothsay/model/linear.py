@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from soothsay.model.loaded_part import LoadedPart, StoredWeights
 from soothsay.model.quantized import Integers, Mixed, Quantized
 
 
@@ -23,7 +24,7 @@ def normal(*shape: int, std: float) -> Tensor:
     return values if values.is_meta else values.normal_(std=std)
 
 
-class Dense(nn.Module):
+class Dense(LoadedPart):
     """Plain weights, on any device and trainable. Bits of a row may depend on M."""
 
     name = "in plain PyTorch"
@@ -47,6 +48,10 @@ class Dense(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """`[M, in] -> [M, out]`."""
         return F.linear(x.to(self.weight.dtype), self.weight, self.bias)
+
+    def load(self, weights: StoredWeights, name: str) -> nn.Module:
+        """See `LoadedPart`. The kernels' own layer takes its place."""
+        return weights.linear(name, self.weight, self.bias)
 
 
 def padded_rows(rows: int) -> int:

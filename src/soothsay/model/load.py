@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -11,32 +11,46 @@ from torch import Tensor, nn
 from soothsay.config import DType
 from soothsay.errors import ModelError
 from soothsay.machine import available_memory, usable_memory
-from soothsay.model.attention_layer import Sinks
 from soothsay.model.blocks import fuse
 from soothsay.model.checkpoint import Checkpoint, read_model_config
-from soothsay.model.convolution_layer import Taps
-from soothsay.model.delta_rule import Recurrence
 from soothsay.model.embedding import Embedding, IntegerEmbedding
 from soothsay.model.formats.weight_format import WeightFormat
 from soothsay.model.kernels import Kernels, StockKernels
-from soothsay.model.latent_attention import PerHead
 from soothsay.model.linear import Dense
+from soothsay.model.loaded_part import LoadedPart
 from soothsay.model.native.kernels import NativeKernels, load_native
 from soothsay.model.native.library import VARIANTS
 from soothsay.model.native.linear import NativeLinear, PackedTable
-from soothsay.model.norm import RMSNorm, Vector
 from soothsay.model.numeric_mode import BITS, NumericMode, numeric_mode
 from soothsay.model.quantized import dequantized
 from soothsay.model.specs.model_spec import ModelSpec
-from soothsay.model.state_space import StateSpace
 from soothsay.model.tensor_names import TensorNames
 from soothsay.model.transformer import LocalStage, Transformer
 from soothsay.model.unused import warn_of_unused
 from soothsay.model.weight_source import WeightSource
 
-RECURRENCE = {"taps": "conv1d.weight", "log_rates": "A_log", "offsets": "dt_bias", "scale": "norm.weight"}
-STATE_SPACE = {**RECURRENCE, "bias": "conv1d.bias", "skips": "D"}
-"""The weights of a `Recurrence`, and of a `StateSpace`, and their names in checkpoints."""
+
+class ModelWeights(WeightSource):
+    """The weights of a checkpoint, as the parts of a model read them. They are `StoredWeights`."""
+
+    def __init__(
+        self, model: Transformer, names: TensorNames, mode: NumericMode, chosen: Mapping[str, Tensor]
+    ):
+        super().__init__(names, mode, chosen)
+        self._kernels, self._kv_dtype = model.kernels, model.kv_dtype
+        self.zero_centred_norms = model.config.zero_centred_norms
+        self.rounds_scale = model.config.embedding.scale_rounded
+
+    def plain(self, module: str, expected: Tensor) -> Tensor:
+        """See `StoredWeights`."""
+        return dequantized(self.weight(module, expected), self.mode.dtype)
+
+    def linear(self, module: str, weight: Tensor, bias: Tensor | None) -> nn.Module:
+        """See `StoredWeights`."""
+        stored = self.weight(module, weight)
+        kept = self.mode.dtype if isinstance(stored, Tensor) else torch.float32
+        added = None if bias is None else self.tensor(module, "bias", bias).to(kept)
+        return self._kernels.linear(stored, added, self.mode.output(module, self._kv_dtype))
 
 
 def load_model(
@@ -136,10 +150,10 @@ def _load_modules(
     """Fill the modules of a model whose names begin with `prefix`."""
     if torch.device(device).type == "cpu":
         check_memory(model, mode, names, prefix)
-    with WeightSource(names, mode, None if tokens is None else {"head": tokens}) as source:
-        for name, module in list(model.named_modules()):
-            if name.startswith(prefix):
-                _fill(model, name, module, source)
+    with ModelWeights(model, names, mode, {} if tokens is None else {"head": tokens}) as source:
+        for name, part in list(model.named_modules()):
+            if isinstance(part, LoadedPart) and name.startswith(prefix):
+                model.set_submodule(name, part.load(source, name))
                 source.release()
     warn_of_unused(names, source.used, model.own.layers)
 
@@ -223,46 +237,3 @@ def named_kernels(name: str) -> Kernels | None:
         return NativeKernels(name)
     except OSError as error:
         raise ModelError(str(error)) from None
-
-
-def _fill(model: Transformer, name: str, module: nn.Module, source: WeightSource) -> None:
-    """Load the weights of the module called `name`, if it has its own."""
-    dtype = source.mode.dtype
-    if isinstance(module, PerHead):
-        plain = dequantized(source.weight(name, module.weight), dtype)
-        model.set_submodule(name, module.packed(plain, model.kernels))
-    elif isinstance(module, Dense):
-        weight = source.weight(name, module.weight)
-        kept = dtype if isinstance(weight, Tensor) else torch.float32
-        bias = None if module.bias is None else source.tensor(name, "bias", module.bias).to(kept)
-        out = source.mode.output(name, model.kv_dtype)
-        model.set_submodule(name, model.kernels.linear(weight, bias, out))
-    elif isinstance(module, Recurrence | StateSpace):
-        for part, stored in (RECURRENCE if isinstance(module, Recurrence) else STATE_SPACE).items():
-            own = cast(nn.Parameter | None, getattr(module, part))
-            if own is not None:
-                read = (_taps if part == "taps" else WeightSource.tensor)(source, name, stored, own)
-                setattr(module, part, nn.Parameter(read.float().clone()))
-    elif isinstance(module, Taps):
-        module.weight = nn.Parameter(_taps(source, name, "weight", module.weight))
-    elif isinstance(module, Vector):
-        numbers = source.tensor(name, module.name, module.value)
-        module.register_parameter(module.name, nn.Parameter(numbers.float().clone()))
-    elif isinstance(module, Sinks):
-        module.sinks = nn.Parameter(source.tensor(name, "sinks", module.sinks).float().clone())
-    elif isinstance(module, RMSNorm):
-        scale = source.tensor(name, module.stored_as, module.weight).float() * module.factor
-        module.weight = nn.Parameter(scale + 1 if model.config.zero_centred_norms else scale.clone())
-    elif isinstance(module, Embedding) and (rows := source.blocks(name)) is not None:
-        model.set_submodule(name, IntegerEmbedding(rows, module.scale))
-    elif isinstance(module, Embedding):  # remains a view of the file: only the rows in use are read
-        table = source.tensor(name, "weight", module.weight)
-        module.weight = nn.Parameter(table, requires_grad=False)
-        if model.config.embedding.scale_rounded:
-            module.scale = float(torch.tensor(module.scale, dtype=table.dtype))
-
-
-def _taps(source: WeightSource, name: str, stored: str, expected: Tensor) -> Tensor:
-    """The taps of a convolution `[taps, channels]` float32, stored as `[channels, 1, taps]`."""
-    read = source.tensor(name, stored, expected.t()[:, None])
-    return read[:, 0].t().float().clone(memory_format=torch.contiguous_format)

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from soothsay.model.loaded_part import FloatPart, LoadedPart, StoredWeights
 
-class RMSNorm(nn.Module):
+
+class RMSNorm(LoadedPart):
     """A root mean square norm's weights (Zhang and Sennrich 2019, arXiv 1910.07467). `Kernels` apply it.
 
     If it is `centred`, it is a layer norm without bias (Ba et al. 2016, arXiv 1607.06450).
@@ -28,6 +30,12 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(size))
         self.eps, self.centred = eps, centred
         self.stored_as, self.factor = stored_as, factor
+
+    def load(self, weights: StoredWeights, name: str) -> nn.Module:
+        """See `LoadedPart`."""
+        scale = weights.tensor(name, self.stored_as, self.weight).float() * self.factor
+        self.weight = nn.Parameter(scale + 1 if weights.zero_centred_norms else scale.clone())
+        return self
 
 
 class UnitNorm(nn.Module):
@@ -56,11 +64,11 @@ class Multipliers(nn.Module):
         return (x * self.row).to(x.dtype)
 
 
-class Vector(nn.Module):
+class Vector(FloatPart):
     """A learned vector or small matrix, which stays plain. It has the `name` that it has in checkpoints."""
 
     def __init__(self, name: str, *shape: int):
-        super().__init__()
+        super().__init__(**{name: name})
         self.name = name
         self.register_parameter(name, nn.Parameter(torch.ones(shape)))
 

@@ -20,15 +20,17 @@ from torch import Tensor, nn
 from soothsay.core.functions import rms_norm, silu, softplus
 from soothsay.core.states import LayerStates
 from soothsay.core.strands import Strands
+from soothsay.model.delta_rule import STORED
+from soothsay.model.loaded_part import FloatPart
 from soothsay.model.specs.state_specs import StateSpaceSpec
 from soothsay.model.token_rule import State, run_rows
 
 
-class StateSpace(nn.Module):
+class StateSpace(FloatPart):
     """The weights of the rule, random ones at first. Float32."""
 
     def __init__(self, spec: StateSpaceSpec):
-        super().__init__()
+        super().__init__("taps", **STORED, bias="conv1d.bias", skips="D")
         self.spec, self.eps = spec, spec.norm_eps
         taps = torch.empty(spec.taps, spec.channels)
         self.taps = nn.Parameter(taps if taps.is_meta else taps.normal_(std=spec.taps**-0.5))
