@@ -5,7 +5,7 @@ Names and keys are those of llama.cpp's converter (`conversion/`, `gguf-py/gguf/
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,39 +16,35 @@ from soothsay.model.families.fields import MAX_LAYERS
 from soothsay.model.formats import gguf_gemma3n, gguf_gemma4, gguf_glm, gguf_latent, gguf_nemotron_h
 from soothsay.model.formats.gguf_config import Header
 from soothsay.model.formats.gguf_tensors import Change
+from soothsay.model.hf_names import names_of
 
 INTERLEAVED = ("llama", "smollm3", "granite", "granitemoe", "granitehybrid", "mistral3")
 """Architectures that llama.cpp rotates by neighbours: its converter interleaves the rows of q and k."""
 
-OUTER_NAMES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "token_embd_norm": "model.embedding_norm",  # LFM2's last norm
-    "output": "lm_head",
-    "per_layer_token_embd": "model.embed_tokens_per_layer",
-    "per_layer_model_proj": "model.per_layer_model_projection",
-    "per_layer_proj_norm": "model.per_layer_projection_norm",
+_OUTER_PARTS = {
+    "token_embd": "embedding",
+    "output_norm": "norm",
+    "token_embd_norm": "=embedding_norm",  # LFM2's last norm
+    "per_layer_token_embd": "layer_embeddings.table",
+    "per_layer_model_proj": "layer_embeddings.projection",
+    "per_layer_proj_norm": "layer_embeddings.norm",
 }
-FAMILY_OUTER_NAMES = {
-    "falcon_h1": {"output_norm": "model.final_layernorm"},
-    "gemma3n_text": gguf_gemma3n.OUTER_NAMES,
-    "nemotron_h": gguf_nemotron_h.OUTER_NAMES,
+_BLOCK_PARTS = {
+    "attn_norm": "attention_norm",
+    "attn_q": "attention.qkv:0",
+    "attn_k": "attention.qkv:1",
+    "attn_v": "attention.qkv:2",
+    "attn_output": "attention.o",
+    "attn_q_norm": "attention.q_norm",
+    "attn_k_norm": "attention.k_norm",
+    "ffn_norm": "mlp_norm",
+    "ffn_gate": "mlp.gate_up:0",
+    "ffn_up": "mlp.gate_up:-1",
+    "ffn_down": "mlp.down",
 }
-"""What a family names otherwise outside of its blocks."""
+"""Parts of most files -> our module, which of its tensors it is, and how its name goes on; or a name after =.
 
-BLOCK_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
+A part with its suffix stands for a whole name."""
 
 
 def _log_rates(rates: Tensor) -> Tensor:
@@ -89,153 +85,150 @@ def is_centred(family: str, name: str) -> bool:
     return zero_centred and name.endswith("norm.weight") and not name.endswith("ssm_norm.weight")
 
 
-_GEMMA_NAMES = {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
+_AFTER = {"post_attention_norm": "attention_post_norm", "post_ffw_norm": "mlp_post_norm"}
+_BEFORE_MLP = {"post_attention_norm": "mlp_norm"}
+_EXPERTS = {
+    "ffn_gate_inp": "mlp.router",
+    "ffn_gate_exps": "mlp.experts.gate_up:0",
+    "ffn_up_exps": "mlp.experts.gate_up:-1",
+    "ffn_down_exps": "mlp.experts.down",
 }
-_OLMO_NAMES = {
-    "post_attention_norm": "post_attention_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
+_CORRECTION = {"exp_probs_b.bias": "mlp.correction:0:.e_score_correction_bias"}
+_SHARED = {
+    "ffn_gate_shexp": "mlp.shared.gate_up:0",
+    "ffn_up_shexp": "mlp.shared.gate_up:-1",
+    "ffn_down_shexp": "mlp.shared.down",
 }
-_QWEN3_5_NAMES = {
-    "post_attention_norm": "post_attention_layernorm",
-    "attn_qkv": "linear_attn.in_proj_qkv",
-    "attn_gate": "linear_attn.in_proj_z",
-    "ssm_alpha": "linear_attn.in_proj_a",
-    "ssm_beta": "linear_attn.in_proj_b",
-    "ssm_conv1d": "linear_attn.conv1d",
-    "ssm_dt.bias": "linear_attn.dt_bias",
-    "ssm_a": "linear_attn.A_log",
-    "ssm_norm": "linear_attn.norm",
-    "ssm_out": "linear_attn.out_proj",
+_DELTA = {
+    **_BEFORE_MLP,
+    "attn_qkv": "attention.qkvz:0",
+    "attn_gate": "attention.qkvz:1",
+    "ssm_beta": "attention.gates:0",
+    "ssm_alpha": "attention.gates:-1",
+    "ssm_conv1d": "attention.recurrence:0:.conv1d",
+    "ssm_dt.bias": "attention.recurrence:0:.dt_bias",
+    "ssm_a": "attention.recurrence:0:.A_log",
+    "ssm_norm": "attention.recurrence:0:.norm",
+    "ssm_out": "attention.recurrence:0:.out_proj",
 }
-_QWEN3_5_MOE_NAMES = {
-    **_QWEN3_5_NAMES,
-    "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
-    "ffn_up_exps": "mlp.experts.{}.up_proj",
-    "ffn_down_exps": "mlp.experts.{}.down_proj",
-    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-    "ffn_up_shexp": "mlp.shared_expert.up_proj",
-    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+_DELTA_AND_EXPERTS = {**_DELTA, **_EXPERTS, **_SHARED, "ffn_gate_inp_shexp": "mlp.shared_gate"}
+_MAMBA2 = {
+    "ssm_in": "attention.zxbct",
+    "ssm_conv1d": "attention.rule:0:.conv1d",
+    "ssm_dt.bias": "attention.rule:0:.dt_bias",
+    "ssm_a": "attention.rule:0:.A_log",
+    "ssm_d": "attention.rule:0:.D",
+    "ssm_norm": "attention.rule:0:.norm",
+    "ssm_out": "attention.rule:0:.out_proj",
 }
-_MIXTRAL_NAMES = {
-    "ffn_gate_inp": "block_sparse_moe.gate",
-    "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
-    "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
-    "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
+_LAYER_INPUTS = {
+    "inp_gate": "layer_input.gate",
+    "proj": "layer_input.projection",
+    "post_norm": "layer_input.post_norm",
 }
-_LFM2_NAMES = {
-    "attn_norm": "operator_norm",
-    "attn_output": "self_attn.out_proj",
-    "attn_q_norm": "self_attn.q_layernorm",
-    "attn_k_norm": "self_attn.k_layernorm",
-    "shortconv.conv": "conv.conv",
-    "shortconv.in_proj": "conv.in_proj",
-    "shortconv.out_proj": "conv.out_proj",
-    "ffn_norm": "ffn_norm",
-    "ffn_gate": "feed_forward.w1",
-    "ffn_up": "feed_forward.w3",
-    "ffn_down": "feed_forward.w2",
-    "ffn_gate_inp": "feed_forward.gate",
-    "exp_probs_b.bias": "feed_forward.expert_bias",
-    "ffn_gate_exps": "feed_forward.experts.{}.w1",
-    "ffn_up_exps": "feed_forward.experts.{}.w3",
-    "ffn_down_exps": "feed_forward.experts.{}.w2",
+_LFM2 = {
+    **_EXPERTS,
+    "exp_probs_b.bias": "mlp.correction:0:.expert_bias",
+    "shortconv.conv": "attention.taps",
+    "shortconv.in_proj": "attention.bcx",
+    "shortconv.out_proj": "=conv.out_proj",
 }
-_MAMBA2_NAMES = {
-    "ssm_in": "mamba.in_proj",
-    "ssm_conv1d": "mamba.conv1d",
-    "ssm_dt.bias": "mamba.dt_bias",
-    "ssm_a": "mamba.A_log",
-    "ssm_d": "mamba.D",
-    "ssm_norm": "mamba.norm",
-    "ssm_out": "mamba.out_proj",
-}
-_GRANITE_NAMES = {
-    **_MAMBA2_NAMES,
-    "ffn_gate": "shared_mlp.gate_proj",
-    "ffn_up": "shared_mlp.up_proj",
-    "ffn_down": "shared_mlp.down_proj",
-    "ffn_gate_shexp": "shared_mlp.gate_proj",
-    "ffn_up_shexp": "shared_mlp.up_proj",
-    "ffn_down_shexp": "shared_mlp.down_proj",
-    "ffn_gate_inp": "block_sparse_moe.router.layer",
-    "ffn_gate_exps": "block_sparse_moe.experts.{}.gate_proj",
-    "ffn_up_exps": "block_sparse_moe.experts.{}.up_proj",
-    "ffn_down_exps": "block_sparse_moe.experts.{}.down_proj",
-}
+_GRANITE = {**_MAMBA2, **_EXPERTS, **_SHARED}
 FUSED = "ffn_gate_up_exps"
 """Experts' gates and up, one after the other in one matrix: the halves of `FUSED_HALVES`."""
 
 FUSED_HALVES = "ffn_gate_exps", "ffn_up_exps"
-FAMILY_NAMES = {  # {} stands for the expert; a name with its suffix stands for a whole name
-    "gemma2": _GEMMA_NAMES,
-    "gemma3_text": _GEMMA_NAMES,
-    "exaone4": _OLMO_NAMES,
-    "seed_oss": {"post_attention_norm": "post_attention_layernorm"},
-    "olmo2": _OLMO_NAMES,
-    "olmo3": _OLMO_NAMES,
-    "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
-    "glm4": {
-        "post_attention_norm": "post_self_attn_layernorm",
-        "post_ffw_norm": "post_mlp_layernorm",
-        "ffn_up": "mlp.gate_up_proj",
+FAMILY_PARTS: dict[str, Mapping[str, str]] = {
+    **dict.fromkeys(("gemma2", "gemma3_text", "exaone4", "olmo2", "olmo3", "glm4"), _AFTER),
+    "gemma3n_text": {
+        **_AFTER,
+        **_LAYER_INPUTS,
+        "altup_correct_coef": "alternate.corrections",
+        "altup_correct_scale.weight": "alternate.scale:0:.correct_output_scale",
+        "altup_predict_coef": "alternate.predictions",
+        "altup_router": "alternate.router",
+        "altup_router_norm": "alternate.router_norm",
+        "laurel_l": "laurel_in",
+        "laurel_r": "laurel_out",
+        "laurel_post_norm": "laurel_norm",
     },
-    "granitemoe_gguf": _GRANITE_NAMES,
-    "granitemoehybrid_gguf": _GRANITE_NAMES,
-    "falcon_h1": {
-        **_MAMBA2_NAMES,
-        "ffn_norm": "pre_ff_layernorm.weight",  # which the converter names without `.weight`
-        "ffn_norm.weight": "pre_ff_layernorm.weight",
-        "ffn_gate": "feed_forward.gate_proj",
-        "ffn_up": "feed_forward.up_proj",
-        "ffn_down": "feed_forward.down_proj",
+    "gemma4_text": {
+        **_AFTER,
+        **_LAYER_INPUTS,
+        "pre_ffw_norm_2": "mlp.experts_norm",
+        "post_ffw_norm_1": "mlp.dense_post_norm",
+        "post_ffw_norm_2": "mlp.experts_post_norm",
+        "layer_output_scale.weight": "=layer_scalar",
+        "ffn_gate_inp": "mlp.mixture.router",
+        "ffn_gate_inp.scale": "mlp.router_norm:0:.scale",
+        "ffn_gate_exps": "mlp.mixture.experts.gate_up:0",
+        "ffn_up_exps": "mlp.mixture.experts.gate_up:1",
+        "ffn_down_exps": "mlp.mixture.experts.down",
+        "ffn_down_exps.scale": "mlp.mixture.scales:0:.per_expert_scale",
     },
-    "lfm2": _LFM2_NAMES,
-    "lfm2_moe": _LFM2_NAMES,
-    "mixtral": _MIXTRAL_NAMES,
-    "minimax_m2": {
-        **_MIXTRAL_NAMES,
-        "exp_probs_b.bias": "block_sparse_moe.e_score_correction_bias",
+    "seed_oss": _BEFORE_MLP,
+    "phi3": {"attn_qkv": "attention.qkv"},
+    **dict.fromkeys(("granitemoe_gguf", "granitemoehybrid_gguf"), _GRANITE),
+    "falcon_h1": {  # whose converter may name a norm without `.weight`
+        **_MAMBA2,
+        **dict.fromkeys(("ffn_norm", "ffn_norm.weight"), "mlp_norm:0:.weight"),
     },
-    "gemma3n_text": gguf_gemma3n.NAMES,
-    "gemma4_text": gguf_gemma4.NAMES,
-    "nemotron_h": gguf_nemotron_h.NAMES,
-    "glm4_moe": gguf_glm.NAMES,
-    "deepseek_v3": gguf_latent.NAMES,
-    "llama4_text": {
-        "ffn_gate": "feed_forward.gate_proj",
-        "ffn_up": "feed_forward.up_proj",
-        "ffn_down": "feed_forward.down_proj",
-        "ffn_gate_inp": "feed_forward.router",
-        "ffn_gate_exps": "feed_forward.experts.{}.gate_proj",
-        "ffn_up_exps": "feed_forward.experts.{}.up_proj",
-        "ffn_down_exps": "feed_forward.experts.{}.down_proj",
-        "ffn_gate_shexp": "feed_forward.shared_expert.gate_proj",
-        "ffn_up_shexp": "feed_forward.shared_expert.up_proj",
-        "ffn_down_shexp": "feed_forward.shared_expert.down_proj",
+    **dict.fromkeys(("lfm2", "lfm2_moe"), _LFM2),
+    **dict.fromkeys(("mixtral", "qwen3_moe"), _EXPERTS),
+    "minimax_m2": {**_EXPERTS, **_CORRECTION},
+    "nemotron_h": {  # queries and keys are permuted alike, which changes no score: nothing rotates
+        **_MAMBA2,
+        **_EXPERTS,
+        **_CORRECTION,
+        **_SHARED,
+        "attn_norm": "part_norm",
+        "ffn_latent_down": "mlp.latent_in",
+        "ffn_latent_up": "mlp.latent_out",
     },
-    "gpt_oss": {
-        "post_attention_norm": "post_attention_layernorm",
-        "attn_sinks.weight": "self_attn.sinks",
-        "ffn_gate_inp": "mlp.router",
-        "ffn_gate_exps": "mlp.experts.{}.gate_proj",
-        "ffn_up_exps": "mlp.experts.{}.up_proj",
-        "ffn_down_exps": "mlp.experts.{}.down_proj",
+    "glm4_moe": {**_BEFORE_MLP, **_EXPERTS, **_CORRECTION, **_SHARED},
+    "deepseek_v3": {
+        **_EXPERTS,
+        **_CORRECTION,
+        **_SHARED,
+        "attn_q_a": "attention.q_a",
+        "attn_q_a_norm": "attention.q_a_norm",
+        "attn_q_b": "attention.q_b",
+        "attn_kv_a_mqa": "attention.kv_a",
+        "attn_kv_a_norm": "attention.kv_a_norm",
+        "attn_kv_b": "attention.kv_b",
+        "attn_k_b": "=self_attn.k_b_proj",
+        "attn_v_b": "=self_attn.v_b_proj",
     },
-    "qwen3_5_text": _QWEN3_5_NAMES,
-    "qwen3_5_moe_text": _QWEN3_5_MOE_NAMES,
-    "qwen3_next_gguf": {**_QWEN3_5_MOE_NAMES, "ssm_ba": "linear_attn.in_proj_ba"},
-    "qwen3_moe": {
-        "ffn_gate_inp": "mlp.gate",
-        "ffn_gate_exps": "mlp.experts.{}.gate_proj",
-        "ffn_up_exps": "mlp.experts.{}.up_proj",
-        "ffn_down_exps": "mlp.experts.{}.down_proj",
-    },
+    "llama4_text": {**_EXPERTS, **_SHARED},
+    "gpt_oss": {**_BEFORE_MLP, **_EXPERTS, "attn_sinks.weight": "attention.sinks:0:.sinks"},
+    "qwen3_5_text": _DELTA,
+    "qwen3_5_moe_text": _DELTA_AND_EXPERTS,
+    "qwen3_next_gguf": {**_DELTA_AND_EXPERTS, "ssm_ba": "attention.gates"},
 }
+"""Parts of blocks that a family has beside the usual ones, or in their place."""
+
+
+def outer_names(family: str) -> dict[str, str]:
+    """Hugging Face's names of what a family has outside of its blocks, by GGUF's."""
+    found = {part: f"model.{name}" for part, name in _resolved(family, _OUTER_PARTS)}
+    return {**found, "output": "lm_head", **(gguf_gemma3n.OUTER_NAMES if family == "gemma3n_text" else {})}
+
+
+def block_names(family: str) -> dict[str, str]:
+    """Hugging Face's names of a block's parts, by GGUF's. {} stands for the expert."""
+    return dict(_resolved(family, _BLOCK_PARTS | FAMILY_PARTS.get(family, {})))
+
+
+def _resolved(family: str, parts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Parts, and Hugging Face's names. Without those that are in one tensor with others there."""
+    names = names_of(family)
+    for part, target in parts.items():
+        module, _, tail = target.partition(":")
+        place, _, rest = tail.partition(":")
+        if target.startswith("="):
+            yield part, target[1:]
+        elif int(place or 0) < len(names[module]):
+            yield part, names[module][int(place or 0)] + rest
 
 
 def own_config(

@@ -16,23 +16,6 @@ OUTER_NAMES = {  # {} stands for the number in a stack
     "altup_proj": "model.altup_projections.{}",
     "altup_unembd_proj": "model.altup_unembed_projections.{}",
 }
-NAMES = {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-    "inp_gate": "per_layer_input_gate",
-    "proj": "per_layer_projection",
-    "post_norm": "post_per_layer_input_norm",
-    "altup_correct_coef": "altup.correction_coefs",
-    "altup_correct_scale.weight": "altup.correct_output_scale",
-    "altup_predict_coef": "altup.prediction_coefs",
-    "altup_router": "altup.modality_router",
-    "altup_router_norm": "altup.router_norm",
-    "laurel_l": "laurel.linear_left",
-    "laurel_r": "laurel.linear_right",
-    "laurel_post_norm": "laurel.post_laurel_norm",
-}
-"""Parts of a block, see `FAMILY_NAMES`."""
 
 
 def own_config(

@@ -11,26 +11,6 @@ from soothsay.errors import ModelError
 from soothsay.model.families.gemma4 import GLOBAL, LOCAL
 from soothsay.model.formats.gguf_config import Header
 
-NAMES = {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
-    "post_ffw_norm_1": "post_feedforward_layernorm_1",
-    "post_ffw_norm_2": "post_feedforward_layernorm_2",
-    "inp_gate": "per_layer_input_gate",
-    "proj": "per_layer_projection",
-    "post_norm": "post_per_layer_input_norm",
-    "layer_output_scale.weight": "layer_scalar",
-    "ffn_gate_inp": "router.proj",
-    "ffn_gate_inp.scale": "router.scale",
-    "ffn_gate_exps": "experts.{}.gate_proj",
-    "ffn_up_exps": "experts.{}.up_proj",
-    "ffn_down_exps": "experts.{}.down_proj",
-    "ffn_down_exps.scale": "router.per_expert_scale",
-}
-"""Parts of a block, see `FAMILY_NAMES`."""
-
 
 def own_config(
     header: Header, config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]

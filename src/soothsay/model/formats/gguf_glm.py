@@ -7,19 +7,6 @@ from typing import Any
 
 from soothsay.model.formats.gguf_config import Header
 
-NAMES = {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_gate_inp": "mlp.gate",
-    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
-    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
-    "ffn_up_exps": "mlp.experts.{}.up_proj",
-    "ffn_down_exps": "mlp.experts.{}.down_proj",
-    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
-    "ffn_up_shexp": "mlp.shared_experts.up_proj",
-    "ffn_down_shexp": "mlp.shared_experts.down_proj",
-}
-"""Parts of a block, see `FAMILY_NAMES`."""
-
 
 def own_config(
     header: Header, config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]

@@ -14,19 +14,6 @@ from soothsay.model.formats import gguf_glm
 from soothsay.model.formats.gguf_config import Header
 from soothsay.model.formats.gguf_tensors import KeysAndValues, Stored
 
-NAMES = {
-    **{part: name for part, name in gguf_glm.NAMES.items() if part != "post_attention_norm"},
-    "attn_q_a": "self_attn.q_a_proj",
-    "attn_q_a_norm": "self_attn.q_a_layernorm",
-    "attn_q_b": "self_attn.q_b_proj",
-    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
-    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
-    "attn_kv_b": "self_attn.kv_b_proj",
-    "attn_k_b": "self_attn.k_b_proj",
-    "attn_v_b": "self_attn.v_b_proj",
-}
-"""Parts of a block, see `FAMILY_NAMES`."""
-
 SOFTMAX, SIGMOID = 1, 2
 """Values of `expert_gating_func`."""
 

@@ -7,34 +7,6 @@ from typing import Any
 
 from soothsay.model.formats.gguf_config import Header
 
-OUTER_NAMES = {"token_embd": "model.embeddings", "output_norm": "model.norm_f"}
-
-NAMES = {
-    "attn_norm": "norm",
-    "ssm_in": "mixer.in_proj",
-    "ssm_conv1d": "mixer.conv1d",
-    "ssm_dt.bias": "mixer.dt_bias",
-    "ssm_a": "mixer.A_log",
-    "ssm_d": "mixer.D",
-    "ssm_norm": "mixer.norm",
-    "ssm_out": "mixer.out_proj",
-    "attn_q": "mixer.q_proj",
-    "attn_k": "mixer.k_proj",
-    "attn_v": "mixer.v_proj",
-    "attn_output": "mixer.o_proj",
-    "ffn_up": "mixer.up_proj",
-    "ffn_down": "mixer.down_proj",
-    "ffn_gate_inp": "mixer.gate",
-    "exp_probs_b.bias": "mixer.gate.e_score_correction_bias",
-    "ffn_latent_down": "mixer.fc1_latent_proj",
-    "ffn_latent_up": "mixer.fc2_latent_proj",
-    "ffn_up_shexp": "mixer.shared_experts.up_proj",
-    "ffn_down_shexp": "mixer.shared_experts.down_proj",
-    "ffn_up_exps": "mixer.experts.{}.up_proj",
-    "ffn_down_exps": "mixer.experts.{}.down_proj",
-}
-"""Queries and keys are permuted alike, which changes no score: nothing rotates."""
-
 
 def own_config(
     header: Header, config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]

@@ -9,15 +9,13 @@ from typing import Any
 from soothsay.errors import ModelError
 from soothsay.model.formats.gguf_config import Header
 from soothsay.model.formats.gguf_families import (
-    BLOCK_NAMES,
     CHANGES,
-    FAMILY_NAMES,
-    FAMILY_OUTER_NAMES,
     FUSED,
     FUSED_HALVES,
     INTERLEAVED,
-    OUTER_NAMES,
+    block_names,
     is_centred,
+    outer_names,
 )
 from soothsay.model.formats.gguf_header import MAX_TENSORS
 from soothsay.model.formats.gguf_latent import joined
@@ -72,8 +70,8 @@ class _Renaming:
     modules: dict[str, Stored] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.outer_names = OUTER_NAMES | FAMILY_OUTER_NAMES.get(self.header.family, {})
-        self.block_names = BLOCK_NAMES | FAMILY_NAMES.get(self.header.family, {})
+        self.outer_names = outer_names(self.header.family)
+        self.block_names = block_names(self.header.family)
 
     def add(self, full: str, tensor: Stored) -> None:
         """Rename a tensor of the file."""

@@ -12,10 +12,10 @@ from soothsay.drafters.heads.checkpoints.stored import StoredHead
 from soothsay.drafters.heads.modules.assistant import AssistantConfig, AssistantHead
 from soothsay.errors import ModelError
 from soothsay.model.families.parsing import parse_model_config
+from soothsay.model.hf_names import names_of
 from soothsay.model.specs.attention_spec import ANOTHER_MODEL, AttentionSpec, LatentSpec
 from soothsay.model.specs.feed_forward_spec import ExpertsSpec
 from soothsay.model.specs.model_spec import ModelSpec
-from soothsay.model.tensor_names import names_of
 
 KINDS = ("gemma4_assistant", "gemma4_unified_assistant")
 """`model_type` of assistants."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from soothsay.drafters.heads.checkpoints.files import DrafterFiles
-from soothsay.model.tensor_names import names_of
+from soothsay.model.hf_names import names_of
 
 FAMILIES = ("qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next", "glm4_moe")
 """Families whose MTP modules have experts in blocks that are computed."""

@@ -1,0 +1,179 @@
+"""Names in Hugging Face's checkpoints for our modules, family by family."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+Names = dict[str, tuple[str, ...]]
+"""A module of a block -> the tensors whose rows in order are its rows. {} stands for an expert's number."""
+
+BLOCK_NAMES: Names = {
+    "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "attention.o": ("self_attn.o_proj",),
+    "attention.q_norm": ("self_attn.q_norm",),
+    "attention.k_norm": ("self_attn.k_norm",),
+    "attention.sinks": ("self_attn",),
+    "attention_norm": ("input_layernorm",),
+    "attention_post_norm": ("post_attention_layernorm",),
+    "mlp_norm": ("post_attention_layernorm",),
+    "mlp_post_norm": ("post_feedforward_layernorm",),
+    "mlp.gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "mlp.up": ("mlp.up_proj",),
+    "mlp.down": ("mlp.down_proj",),
+    # experts
+    "mlp.router": ("mlp.gate",),
+    "mlp.correction": ("mlp.gate",),
+    "mlp.shared.gate_up": ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
+    "mlp.shared.up": ("mlp.shared_experts.up_proj",),
+    "mlp.shared.down": ("mlp.shared_experts.down_proj",),
+    "mlp.shared_gate": ("mlp.shared_expert_gate",),
+    "mlp.experts.gate_up": ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"),
+    "mlp.experts.up": ("mlp.experts.{}.up_proj",),
+    "mlp.experts.down": ("mlp.experts.{}.down_proj",),
+    "mlp.latent_in": ("mlp.fc1_latent_proj",),
+    "mlp.latent_out": ("mlp.fc2_latent_proj",),
+    # a dense part beside experts
+    "mlp.dense.gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "mlp.dense.down": ("mlp.down_proj",),
+    "mlp.dense_norm": ("pre_feedforward_layernorm",),
+    "mlp.dense_post_norm": ("post_feedforward_layernorm_1",),
+    "mlp.experts_norm": ("pre_feedforward_layernorm_2",),
+    "mlp.experts_post_norm": ("post_feedforward_layernorm_2",),
+    "mlp.router_norm": ("router",),
+    "mlp.mixture.router": ("router.proj",),
+    "mlp.mixture.scales": ("router",),
+    "mlp.mixture.experts.gate_up": ("experts.{}.gate_proj", "experts.{}.up_proj"),
+    "mlp.mixture.experts.down": ("experts.{}.down_proj",),
+    # latent attention
+    "attention.q": ("self_attn.q_proj",),
+    "attention.q_a": ("self_attn.q_a_proj",),
+    "attention.q_a_norm": ("self_attn.q_a_layernorm",),
+    "attention.q_b": ("self_attn.q_b_proj",),
+    "attention.kv_a": ("self_attn.kv_a_proj_with_mqa",),
+    "attention.kv_a_norm": ("self_attn.kv_a_layernorm",),
+    "attention.kv_b": ("self_attn.kv_b_proj",),
+    # states
+    "attention.qkvz": ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
+    "attention.gates": ("linear_attn.in_proj_b", "linear_attn.in_proj_a"),
+    "attention.recurrence": ("linear_attn",),
+    "attention.bcx": ("conv.in_proj",),
+    "attention.taps": ("conv.conv",),
+    "attention.zxbct": ("mamba.in_proj",),
+    "attention.rule": ("mamba",),
+    "attention.beside.zxbct": ("mamba.in_proj",),
+    "attention.beside.rule": ("mamba",),
+    "attention.beside.o": ("mamba.out_proj",),
+    "part_norm": ("norm",),
+    # embeddings of layers, and alternating updates
+    "layer_input.gate": ("per_layer_input_gate",),
+    "layer_input.projection": ("per_layer_projection",),
+    "layer_input.post_norm": ("post_per_layer_input_norm",),
+    "scalar": ("",),
+    "laurel_in": ("laurel.linear_left",),
+    "laurel_out": ("laurel.linear_right",),
+    "laurel_norm": ("laurel.post_laurel_norm",),
+    "alternate.router": ("altup.modality_router",),
+    "alternate.router_norm": ("altup.router_norm",),
+    "alternate.predictions": ("altup.prediction_coefs",),
+    "alternate.corrections": ("altup.correction_coefs",),
+    "alternate.scale": ("altup",),
+}
+"""The usual names."""
+
+OUTER_NAMES: Names = {
+    "embedding": ("embed_tokens",),
+    "norm": ("norm",),
+    "layer_embeddings.table": ("embed_tokens_per_layer",),
+    "layer_embeddings.projection": ("per_layer_model_projection",),
+    "layer_embeddings.norm": ("per_layer_projection_norm",),
+}
+"""A module outside of the blocks -> the tensor."""
+
+
+def _renamed(begins: Mapping[str, str], parts: Mapping[str, str] | None = None, **own: str) -> Names:
+    """The usual names with other beginnings and other last parts, and the names of some modules.
+
+    In the names of modules, `__` stands for a dot. Of beginnings, the first counts.
+    """
+
+    def other(name: str) -> str:
+        old = next((begin for begin in begins if name.startswith(begin)), "")
+        name = begins.get(old, "") + name.removeprefix(old)
+        start, dot, last = name.rpartition(".")
+        return start + dot + (parts or {}).get(last, last)
+
+    usual = {module: tuple(map(other, tensors)) for module, tensors in BLOCK_NAMES.items()}
+    return usual | {module.replace("__", "."): (name,) for module, name in own.items()}
+
+
+_W123 = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+_GEMMA = _renamed({}, mlp_norm="pre_feedforward_layernorm")
+_QWEN3_5 = _renamed({"mlp.shared_experts": "mlp.shared_expert"})
+_GRANITE = {
+    "mlp.experts": "block_sparse_moe.experts",
+    "mlp.shared_experts": "shared_mlp",
+    "mlp": "shared_mlp",
+}
+_GRANITE_ROUTER = "block_sparse_moe.router.layer"
+_LFM2 = _renamed(
+    {
+        "mlp": "feed_forward",
+        "self_attn.q_norm": "self_attn.q_layernorm",
+        "self_attn.k_norm": "self_attn.k_layernorm",
+    },
+    _W123
+    | {"o_proj": "out_proj", "input_layernorm": "operator_norm", "post_attention_layernorm": "ffn_norm"},
+    norm="embedding_norm",
+    mlp__correction="feed_forward",
+)
+
+FAMILY_NAMES: Mapping[str, Names] = {
+    "qwen3_next": {
+        **_QWEN3_5,
+        "attention.qkvz": ("linear_attn.in_proj_qkvz",),
+        "attention.gates": ("linear_attn.in_proj_ba",),
+    },
+    "qwen3_next_gguf": {**_QWEN3_5, "attention.gates": ("linear_attn.in_proj_ba",)},
+    **dict.fromkeys(("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), _QWEN3_5),
+    "mixtral": _renamed({"mlp": "block_sparse_moe"}, _W123),
+    "minimax_m2": _renamed({"mlp": "block_sparse_moe"}, _W123, mlp__correction="block_sparse_moe"),
+    **dict.fromkeys(("gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "gemma4_unified_text"), _GEMMA),
+    "gpt_oss": _renamed({}, mlp__router="mlp.router"),
+    "llama4_text": _renamed(
+        {"mlp.shared_experts": "feed_forward.shared_expert", "mlp": "feed_forward"},
+        mlp__router="feed_forward.router",
+    ),
+    "glm": _renamed({}, mlp__gate_up="mlp.gate_up_proj"),
+    "glm4": _renamed(
+        {},
+        attention_post_norm="post_self_attn_layernorm",
+        mlp_post_norm="post_mlp_layernorm",
+        mlp__gate_up="mlp.gate_up_proj",
+    ),
+    **dict.fromkeys(
+        ("granitemoe", "granitemoeshared", "granitemoehybrid"),
+        _renamed(
+            _GRANITE,
+            mlp__router=_GRANITE_ROUTER,
+            mlp__gate_up="shared_mlp.input_linear",
+            mlp__down="shared_mlp.output_linear",
+            mlp__shared__gate_up="shared_mlp.input_linear",
+            mlp__shared__down="shared_mlp.output_linear",
+        ),
+    ),
+    **dict.fromkeys(
+        ("granitemoe_gguf", "granitemoehybrid_gguf"), _renamed(_GRANITE, mlp__router=_GRANITE_ROUTER)
+    ),
+    "falcon_h1": _renamed({"mlp": "feed_forward"}, norm="final_layernorm", mlp_norm="pre_ff_layernorm"),
+    "nemotron_h": _renamed(
+        {"self_attn": "mixer", "mlp": "mixer", "mamba": "mixer"}, embedding="embeddings", norm="norm_f"
+    ),
+    **dict.fromkeys(("lfm2", "lfm2_moe"), _LFM2),
+    "phi3": _renamed({}, attention__qkv="self_attn.qkv_proj", mlp__gate_up="mlp.gate_up_proj"),
+}
+"""Names of modules of a family, if they differ from the usual ones."""
+
+
+def names_of(family: str) -> Names:
+    """The names of a family's modules."""
+    return OUTER_NAMES | FAMILY_NAMES.get(family, BLOCK_NAMES)
