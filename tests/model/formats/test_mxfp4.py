@@ -76,7 +76,7 @@ def test_experts_run_as_the_integers_they_are(dtype: str, tmp_path: Path) -> Non
                     )  # half a byte each
         error = (ours(x.to(model.dtype)).float() - theirs(x)).norm() / theirs(x).norm()
         assert error < 0.03  # activations of 8 bits; a router in bfloat16
-        assert ours.config.chosen < int(ours.ran) <= ours.config.count
+        assert ours.spec.routing.chosen < int(ours.ran) <= ours.spec.routing.count
     assert ours.fused is not None or model.kernels.name.startswith("stock")
 
 
