@@ -26,7 +26,7 @@ LAYERS = (
             "machine",
             "files",
         ),
-        *("config", "states_config", "corpus", "plotting"),
+        *("config", "corpus", "plotting"),
         *(
             "tokenizer",
             "chat_messages",

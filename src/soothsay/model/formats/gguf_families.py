@@ -216,7 +216,7 @@ def outer_names(family: str) -> dict[str, str]:
 
 def block_names(family: str) -> dict[str, str]:
     """Hugging Face's names of a block's parts, by GGUF's. {} stands for the expert."""
-    return dict(_resolved(family, _BLOCK_PARTS | FAMILY_PARTS.get(family, {})))
+    return dict(_resolved(family, {**_BLOCK_PARTS, **FAMILY_PARTS.get(family, {})}))
 
 
 def _resolved(family: str, parts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
