@@ -40,8 +40,8 @@ def attentions(
         rotated: how the heads of each layer rotate; None: whole heads, in all layers alike.
         own: fields in which a family's layers differ from Llama's.
     """
-    heads, kv_heads, size = heads_of(raw)
     windowed = windows(raw) if windowed is None else windowed
+    heads, kv_heads, size = heads_of(raw)
     rotated = rotations(raw) if rotated is None else rotated
     bias = bool(raw.get("attention_bias", False))
     usual = {
