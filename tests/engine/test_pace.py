@@ -12,7 +12,7 @@ import pytest
 from soothsay.core.params import SamplingParams
 from soothsay.core.request import Request
 from soothsay.drafters.base import NoDrafter, Target
-from soothsay.engine.pace import DEAR, MAX_DEBT, MIN_PREFILL_ROWS, MaskPace, Pace
+from soothsay.engine.pace import MAX_DEBT, MIN_PREFILL_ROWS, SLOW_MASK, MaskPace, Pace
 
 
 def test_without_a_limit_everything_fits() -> None:
@@ -79,7 +79,7 @@ def requests(*seconds: float) -> list[Request]:
 
 
 def test_requests_with_cheap_masks_are_never_held_back() -> None:
-    pace, running = MaskPace(), requests(0.0, DEAR / 2, DEAR)
+    pace, running = MaskPace(), requests(0.0, SLOW_MASK / 2, SLOW_MASK)
     for _ in range(5):
         assert pace.select(running) == running
         pace.follow(running, 0.001)

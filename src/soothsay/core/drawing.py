@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from soothsay.core.params import SamplingParams
 from soothsay.core.sampling_ops import NUCLEUS_WIDTH, Draws, SampledRows, SamplingOps
 
 CONTENDERS = 16
@@ -41,12 +43,13 @@ class RacingOps(SamplingOps):
         for places, find in ((few, self._from_likeliest), (many, self._from_race)):
             if places:
                 found = find(*rows.select(places, logits))
-                decided.update((places[place], one) for place, one in found.items())
+                decided |= {places[place]: one for place, one in found.items()}
         if rest := [row for row in range(len(params)) if row not in decided]:
             own, some = rows.select(rest, logits)
             decided.update(zip(rest, zip(*super().draw(some, own).wait(), strict=True), strict=True))
         tokens, scores = zip(*(decided[row] for row in range(len(params))), strict=True)
-        return Draws(torch.tensor(tokens), torch.tensor(scores))
+        numbers = np.array(scores, dtype=np.float32)
+        return Draws(torch.from_numpy(np.array(tokens)), torch.from_numpy(numbers))
 
     def _from_likeliest(self, rows: SampledRows, logits: Tensor) -> Decided:
         """Draws with a small top-k, from the likeliest tokens."""
@@ -68,18 +71,19 @@ class RacingOps(SamplingOps):
         factors = rows.temperatures.reciprocal()
         rough, tokens = self.race(logits, factors, rows.keys, CONTENDERS)
         values, names = rough.tolist(), tokens.tolist()
+        cut = [_is_cut(p) for p in rows.params]
         decided, racing = Decided(), [*range(len(values))]
-        for place in range(rough.shape[1] - 1):
-            racing = [row for row in racing if _is_clear(*values[row][place : place + 2])]
+        for place in range(len(values[0]) - 1):
+            racing = [row for row in racing if _is_clear(values[row][place], values[row][place + 1])]
+            unsure = [row for row in racing if cut[row]]
+            lost = set[int]()
+            if unsure:
+                keeps = self._keeps(*rows.select(unsure, logits), [names[row][place] for row in unsure])
+                lost = {row for row, keep in zip(unsure, keeps, strict=True) if not keep}
+            decided |= {row: (names[row][place], values[row][place]) for row in racing if row not in lost}
+            racing = [*lost]
             if not racing:
                 break
-            first = [names[row][place] for row in racing]
-            for row, token, keeps in zip(
-                racing, first, self._keeps(*rows.select(racing, logits), first), strict=True
-            ):
-                if keeps:
-                    decided[row] = token, values[row][place]
-            racing = [row for row in racing if row not in decided]
         if close := [row for row in range(len(values)) if row not in decided]:
             own, some = rows.select(close, logits)
             exact = self._exactly(own, some, rough[close], tokens[close])
@@ -99,24 +103,26 @@ class RacingOps(SamplingOps):
             for token, score, following in zip(names, values, [*values[1:], -math.inf], strict=True):
                 if not score > max(safe, following):  # not surely one of the best, or a tie
                     break
-                if self._keeps(*rows.select([row], logits), [token])[0]:
+                if not _is_cut(rows.params[row]) or self._keeps(*rows.select([row], logits), [token])[0]:
                     decided[row] = token, score
                     break
         return decided
 
     def _keeps(self, rows: SampledRows, logits: Tensor, tokens: Sequence[int]) -> list[bool]:
         """Whether top-p and min-p keep a token of each row."""
-        keeps = [True] * len(tokens)
-        if cut := [row for row, p in enumerate(rows.params) if p.top_p < 1 or p.min_p > 0]:
-            own, logits = rows.select(cut, logits)
-            top, temperatures = self.largest(logits, 1)[0][:, 0], own.temperatures
-            floors, places = top + temperatures * own.floors, torch.tensor([tokens[row] for row in cut])
+        top, places, temperatures = self.largest(logits, 1)[0][:, 0], torch.tensor(tokens), rows.temperatures
+        floors, likely = torch.full_like(top, -math.inf), [True] * len(tokens)
+        if any(p.min_p > 0 for p in rows.params):
             numbers = logits.gather(1, places[:, None])[:, 0]
-            before = self.mass_before(logits, temperatures.reciprocal(), top, floors.minimum(numbers), places)
-            fits = (numbers >= floors) & (before.double() < own.table[:, 2])
-            for row, one in zip(cut, fits.tolist(), strict=True):
-                keeps[row] = one
-        return keeps
+            floors = top + temperatures * rows.floors
+            likely, floors = (numbers >= floors).tolist(), floors.minimum(numbers)
+        before = self.mass_before(logits, temperatures.reciprocal(), top, floors, places).tolist()
+        return [fits and mass < p.top_p for fits, mass, p in zip(likely, before, rows.params, strict=True)]
+
+
+def _is_cut(params: SamplingParams) -> bool:
+    """Whether top-p or min-p may cut tokens."""
+    return params.top_p < 1 or params.min_p > 0
 
 
 def _is_clear(value: float, following: float) -> bool:

@@ -66,13 +66,14 @@ def draw(logits: Tensor, asked: Sequence[Nodes], ops: SamplingOps) -> Draws:
 
     Arguments are those of `perturb`. No request may have a verifier without shared noise.
     """
-    adjusted, noisy, noiseless = _adjusted(logits, asked)
-    assert not noiseless.rows, "their verifiers need the scores of all tokens"
-    if noisy.rows and len(noisy.rows) == len(logits):
+    adjusted, sampled = _adjusted(logits, asked)
+    assert False not in sampled, "their verifiers need the scores of all tokens"
+    noisy = sampled.get(True)
+    if noisy is not None and len(noisy.rows) == len(logits):
         return ops.draw(adjusted, noisy.table(logits.device))
     values, tokens = ops.largest(adjusted, 1)
     likeliest = Draws(tokens[:, 0], values[:, 0])
-    if not noisy.rows:
+    if noisy is None:
         return likeliest
     rows = torch.tensor(noisy.rows, device=logits.device)
     drawn = ops.draw(adjusted.index_select(0, rows), noisy.table(logits.device))
@@ -93,15 +94,14 @@ def perturb(logits: Tensor, asked: Sequence[Nodes], ops: SamplingOps, ids: Tenso
         `[M, V]` float32: log p up to a constant, minus infinity where p is 0. At a temperature above 0, a
         verifier with shared noise adds the noise of the node's next position.
     """
-    scores, *sampled = _adjusted(logits, asked)
-    adjusted = scores
-    for some in sampled:
-        if some.rows and len(some.rows) == len(logits):
+    adjusted, sampled = _adjusted(logits, asked)
+    scores = adjusted
+    for some in sampled.values():
+        if len(some.rows) == len(logits):
             return ops.scores(adjusted, some.table(logits.device), ids)
-        if some.rows:
-            rows = torch.tensor(some.rows, device=logits.device)
-            own = ops.scores(adjusted.index_select(0, rows), some.table(logits.device), ids)
-            scores = scores.index_copy(0, rows, own)
+        rows = torch.tensor(some.rows, device=logits.device)
+        own = ops.scores(adjusted.index_select(0, rows), some.table(logits.device), ids)
+        scores = scores.index_copy(0, rows, own)
     return scores
 
 
@@ -118,17 +118,17 @@ class _Sampled:
         return SampledRows.of(self.params, self.keys if self.has_noise else None, device)
 
 
-def _adjusted(logits: Tensor, asked: Sequence[Nodes]) -> tuple[Tensor, _Sampled, _Sampled]:
+def _adjusted(logits: Tensor, asked: Sequence[Nodes]) -> tuple[Tensor, dict[bool, _Sampled]]:
     """Apply what changes the logits before temperature and truncation.
 
     Arguments are those of `perturb`.
 
     Returns:
-        The logits, a copy if anything has changed; the rows that get noise; and those of verifiers without
-        shared noise. All other rows are at temperature 0.
+        The logits, a copy if anything has changed; and the rows of temperature above 0, by whether they get
+        noise, as verifiers that share noise want it.
     """
     adjusted, begin = logits, 0
-    noisy, noiseless = _Sampled(True), _Sampled(False)
+    sampled: dict[bool, _Sampled] = {}
     for nodes in asked:
         request, params, end = nodes.request, nodes.request.params, begin + len(nodes.indices)
         if request.constraint is not None or params.changes_logits:
@@ -136,14 +136,15 @@ def _adjusted(logits: Tensor, asked: Sequence[Nodes]) -> tuple[Tensor, _Sampled,
             _adjust(adjusted[begin:end], nodes)
         if params.temperature > 0:
             shares_noise = params.rule.guessing is Guessing.SHARED_NOISE
-            own = noisy if shares_noise else noiseless
+            if (own := sampled.get(shares_noise)) is None:
+                own = sampled[shares_noise] = _Sampled(shares_noise)
             own.rows += range(begin, end)
             own.params += [params] * len(nodes.indices)
             if shares_noise:
                 position = len(request.tokens)  # of the token after the root
                 own.keys += [noise_key(request.seed, position + nodes.tree.depths[i]) for i in nodes.indices]
         begin = end
-    return adjusted, noisy, noiseless
+    return adjusted, sampled
 
 
 class Keyed:

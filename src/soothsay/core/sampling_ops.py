@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from soothsay.core import noise
 from soothsay.core.functions import log_total, total
 from soothsay.core.params import MIN_TEMPERATURE, SamplingParams
-from soothsay.core.transfer import download
+from soothsay.core.transfer import download, upload
 
 NUCLEUS_WIDTH = 256
 """Number of likeliest tokens among which top-p searches first. A row with a larger nucleus takes more."""
@@ -33,6 +34,8 @@ class Draws(NamedTuple):
 
     def wait(self) -> tuple[list[int], list[float]]:
         """Tokens and scores, when they are there."""
+        if self.tokens.device.type == "cpu":
+            return self.tokens.tolist(), self.scores.tolist()
         tokens, scores = download(*self)
         return tokens.tolist(), scores.tolist()
 
@@ -42,7 +45,8 @@ class SampledRows:
     """What R rows with a temperature above 0 are sampled with, on their device by one copy."""
 
     params: Sequence[SamplingParams]  # of each row
-    table: Tensor  # [R, 6] float64: temperature, logarithm of min-p, top-p, top-k, key of the noise
+    numbers: Tensor  # [4, R] float64: temperatures, logarithms of min-p, top-p and top-k (infinity: all)
+    keys: Tensor  # [R, 2] int64, of the noise
     has_noise: bool
 
     @classmethod
@@ -50,28 +54,27 @@ class SampledRows:
         cls, params: Sequence[SamplingParams], keys: Sequence[tuple[int, int]] | None, device: torch.device
     ) -> SampledRows:
         """Rows with these parameters. `keys` are of their noise, two 32-bit words; None: there is none."""
-        numbers = [
-            (max(p.temperature, MIN_TEMPERATURE), log(p.min_p), p.top_p, p.top_k if p.top_k > 0 else math.inf)
-            for p in params
-        ]
-        words = [(0, 0)] * len(params) if keys is None else keys
-        table = [(*row, *key) for row, key in zip(numbers, words, strict=True)]
-        return cls(params, torch.tensor(table, dtype=torch.float64, device=device), keys is not None)
+        numbers = np.array(
+            [
+                [max(p.temperature, MIN_TEMPERATURE) for p in params],
+                [log(p.min_p) for p in params],
+                [p.top_p for p in params],
+                [p.top_k if p.top_k > 0 else math.inf for p in params],
+            ]
+        )
+        words = np.array([(0, 0)] * len(params) if keys is None else keys)
+        there, noise = upload([torch.from_numpy(numbers), torch.from_numpy(words)], device)
+        return cls(params, there, noise, keys is not None)
 
     @property
     def temperatures(self) -> Tensor:
         """`[R]` float32."""
-        return self.table[:, 0].float()
+        return self.numbers[0].float()
 
     @property
     def floors(self) -> Tensor:
         """`[R]` float32: logarithm of min-p."""
-        return self.table[:, 1].float()
-
-    @property
-    def keys(self) -> Tensor:
-        """`[R, 2]` int64."""
-        return self.table[:, 4:].long()
+        return self.numbers[1].float()
 
     def select(self, places: Sequence[int], logits: Tensor) -> tuple[SampledRows, Tensor]:
         """Some of the rows, with theirs of `logits`, `[R, V]`."""
@@ -79,8 +82,8 @@ class SampledRows:
             return self, logits
         rows = torch.tensor(places, device=logits.device)
         params = [self.params[place] for place in places]
-        own = SampledRows(params, self.table.index_select(0, rows), self.has_noise)
-        return own, logits.index_select(0, rows)
+        numbers, keys = self.numbers.index_select(1, rows), self.keys.index_select(0, rows)
+        return SampledRows(params, numbers, keys, self.has_noise), logits.index_select(0, rows)
 
 
 class SamplingOps:
@@ -90,15 +93,13 @@ class SamplingOps:
     subclass says so; stock operations leave it open but for `argmax`.
     """
 
-    def choose(
-        self, wanted: Sequence[Asked], whole: Sequence[Asked], device: torch.device
-    ) -> Sequence[Asked]:
-        """The part of a pass to draw when `wanted` is asked for: itself, or all of it.
+    def ahead(self, nodes: Sequence[Asked], device: torch.device) -> Sequence[Asked]:
+        """The nodes of a pass that are drawn before a verifier asks for some: none, or all.
 
-        A draw takes longer than a question on a CPU, where most nodes of a tree are never asked for. Any
-        other device is asked once, since each wait costs more than all draws.
+        On a CPU a draw takes longer than a question, and most nodes of a tree are never asked for. Any other
+        device is asked once, since a wait costs more than all draws.
         """
-        return wanted if device.type == "cpu" else whole
+        return () if device.type == "cpu" else nodes
 
     def uniform(self, keys: Tensor, tokens: Tensor) -> Tensor:
         """Uniform numbers, to the bit those of `noise.uniform`, which has the arguments."""
@@ -222,7 +223,7 @@ class SamplingOps:
             whether `width` was enough.
         """
         vocab = logits.shape[1]
-        top_k, top_p = rows.table[:, 3:4].clamp(max=vocab), rows.table[:, 2:3].float()
+        top_k, top_p = rows.numbers[3, :, None].clamp(max=vocab), rows.numbers[2, :, None].float()
         values, tokens = self.largest(logits, width)  # [R, width]
         values = values.masked_fill(torch.arange(width, device=logits.device) >= top_k, -math.inf)
         whole = torch.where(top_k <= width, log_total(values), log_total(logits))

@@ -25,7 +25,7 @@ from soothsay.drafters.learned import LearnedFiles
 from soothsay.drafters.watch import Watch
 from soothsay.engine.drafts import check_drafts
 from soothsay.engine.guard import Guard
-from soothsay.engine.pace import DEAR
+from soothsay.engine.pace import SLOW_MASK
 from soothsay.engine.recovery import Recovery
 from soothsay.engine.scheduler import Scheduler
 from soothsay.engine.scoring import score
@@ -275,7 +275,7 @@ def _by_drafter(turns: Iterable[Turn]) -> dict[RequestDrafter, list[Turn]]:
 
 def _fitted(request: Request, tree: DraftTree) -> DraftTree:
     """Cut a tree to the nodes that the request's grammar, rows and length allow."""
-    if request.constraint is not None and request.constraint.seconds > DEAR:
+    if request.constraint is not None and request.constraint.seconds > SLOW_MASK:
         return tree.prune(1, 0)  # one mask takes long enough
     if request.constraint is not None and not tree.draws:  # to cut drawn tokens would bias a verifier
         output = request.tokens[request.num_prompt :]

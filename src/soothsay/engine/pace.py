@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from soothsay.core.request import Request
 
-DEAR = 0.01
-"""Seconds of masks for a token that make a request dear. Usual grammars take 0.00001 to 0.001."""
+SLOW_MASK = 0.01
+"""Seconds of masks for a token that make a request slow. Usual grammars take 0.00001 to 0.001."""
 
 MAX_DEBT = 1.0
-"""Seconds that dear requests sit out in a row, at most."""
+"""Seconds that slow requests sit out in a row, at most."""
 
 STEP_SHARE = 0.05
-"""Seconds that masks of dear requests may take in a step, as far as the last masks tell."""
+"""Seconds that masks of slow requests may take in a step, as far as the last masks tell."""
 
 MIN_PREFILL_ROWS = 16
 """Rows of prefill that every step may have. With fewer, reading the weights would not be worth it."""
@@ -61,24 +61,24 @@ class Pace:
 class MaskPace:
     """Holds back requests whose grammars take long, so that they take at most half of the time.
 
-    All requests of a step wait for the masks of each. After a step with masks of dear requests, these sit out
-    until steps without them have taken as long. If all requests are dear, nobody waits for them. A step has
-    as many dear requests as fit into `STEP_SHARE`, in turn.
+    All requests of a step wait for the masks of each. After a step with masks of slow requests, these sit out
+    until steps without them have taken as long. If all requests are slow, nobody waits for them. A step has
+    as many slow requests as fit into `STEP_SHARE`, in turn.
     """
 
     def __init__(self) -> None:
         self._debt = 0.0  # seconds that the others are to get
-        self._line: dict[Request, None] = {}  # dear requests; those that had the last turn are at the end
+        self._line: dict[Request, None] = {}  # slow requests; those that had the last turn are at the end
 
     def select(self, running: Sequence[Request]) -> Sequence[Request]:
         """The requests that may have a turn in the next step, in order."""
-        dear = [request for request in self._line if request in running]
-        self._line = dict.fromkeys(dear)
-        if not dear:
+        slow = [request for request in self._line if request in running]
+        self._line = dict.fromkeys(slow)
+        if not slow:
             return running
-        alone, seconds = len(dear) == len(running), 0.0
+        alone, seconds = len(slow) == len(running), 0.0
         chosen = set[Request]()
-        for request in dear if alone or self._debt <= 0 else ():
+        for request in slow if alone or self._debt <= 0 else ():
             seconds += mask_seconds(request)
             if chosen and seconds > STEP_SHARE:
                 break
@@ -90,7 +90,7 @@ class MaskPace:
         masks = 0.0
         for request in requests:
             self._line.pop(request, None)
-            if (own := mask_seconds(request)) > DEAR:
+            if (own := mask_seconds(request)) > SLOW_MASK:
                 masks += own
                 if request.finish_reason is None:
                     self._line[request] = None

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, Generic, TypeVar
 
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from soothsay.core.answer import TokenLogprobs
-from soothsay.core.sampling import VERIFYING, Keyed, Nodes, Sampled, draw, perturb
+from soothsay.core.sampling import VERIFYING, Keyed, Nodes, draw, perturb
 from soothsay.core.sampling_ops import SamplingOps
 from soothsay.core.transfer import download
 from soothsay.core.tree import DraftTree
 from soothsay.core.turn import Turn
 from soothsay.core.verify import Evidence, Guessing, not_finite
 from soothsay.errors import RequestError
+
+Said = TypeVar("Said", int, Tensor)
+"""What the target says at a node: the token that it draws, or its scores of all tokens."""
 
 
 def verify(turns: Iterable[Turn], logits: Tensor, ops: SamplingOps) -> None:
@@ -38,13 +42,9 @@ def verify(turns: Iterable[Turn], logits: Tensor, ops: SamplingOps) -> None:
         ModelError: the model's logits are not finite numbers.
     """
     walks = [_Walk(turn, turn.tree) for turn in turns if turn.tree is not None]
-    for compute, shares_noise in ((_draw, True), (_score, False)):
-        running = [walk for walk in walks if walk.shares_noise is shares_noise]
-        view = _View(running, logits, ops, compute)
-        while running:
-            for walk, seen in zip(running, view.look([walk.wanted for walk in running]), strict=True):
-                walk.show(seen)
-            running = [walk for walk in running if walk.turn.verdict is None]
+    for view, shares_noise in ((_DrawnView, True), (_ScoredView, False)):
+        if running := [walk for walk in walks if walk.shares_noise is shares_noise]:
+            view(running, logits, ops).run()
     for walk in walks:
         _note_authors(walk.turn, walk.tree)
     _note_logprobs([walk.turn for walk in walks], logits, ops)
@@ -53,79 +53,87 @@ def verify(turns: Iterable[Turn], logits: Tensor, ops: SamplingOps) -> None:
 class _Walk:
     """One tree whose verifier is under way."""
 
-    __slots__ = ("_steps", "shares_noise", "tree", "turn", "wanted")
+    __slots__ = ("_steps", "root", "shares_noise", "tree", "turn", "wanted")
 
     def __init__(self, turn: Turn, tree: DraftTree):
         request, rule = turn.request, turn.request.params.rule
-        self.turn, self.tree, self.shares_noise = turn, tree, rule.guessing is Guessing.SHARED_NOISE
+        self.turn, self.tree, self.root = turn, tree, turn.nodes.start
+        self.shares_noise = rule.guessing is Guessing.SHARED_NOISE
         self._steps = rule.verify(tree, Keyed(request.seed, VERIFYING, len(request.tokens)))
         self.wanted = Nodes(request, tree, next(self._steps))
 
-    def show(self, seen: Sequence[_Seen]) -> None:
-        """Show the verifier what the target says at the wanted nodes. It wants more, or sets the verdict."""
-        evidence = Evidence([one.token for one in seen], [one.scores for one in seen])
+    def show(self, evidence: Evidence) -> None:
+        """Show the verifier the evidence at the wanted nodes. It wants more, or sets the verdict."""
         try:
             self.wanted = Nodes(self.turn.request, self.tree, self._steps.send(evidence))
         except StopIteration as ended:
             self.turn.verdict = ended.value
 
 
-class _Seen(NamedTuple):
-    """What the target says at a node."""
-
-    token: int  # that it draws
-    scores: Tensor  # [V] on the host; empty for verifiers that share noise
-    best: float  # score
-
-
-class _View:
-    """What the target says at the nodes of some trees. Each is computed once.
+class _View(ABC, Generic[Said]):
+    """What the target says at the nodes of some trees, until they have verdicts.
 
     Args:
         walks: of the trees.
         logits: `[M, V]`, of all nodes of the step.
         ops: of the device of the logits.
-        compute: `_draw` or `_score`.
     """
 
-    def __init__(
-        self,
-        walks: Sequence[_Walk],
-        logits: Tensor,
-        ops: SamplingOps,
-        compute: Callable[[Tensor, Sequence[Nodes], SamplingOps], list[_Seen]],
-    ):
-        self._whole = [Nodes(walk.turn.request, walk.tree, range(len(walk.tree))) for walk in walks]
-        self._roots: dict[Sampled, int] = {walk.turn.request: walk.turn.nodes.start for walk in walks}
-        self._logits, self._ops, self._compute = logits, ops, compute
-        self._seen: dict[int, _Seen] = {}  # by row
+    def __init__(self, walks: list[_Walk], logits: Tensor, ops: SamplingOps):
+        self.walks, self.logits, self.ops = walks, logits, ops
+        self._ahead: dict[int, tuple[Said, float]] = {}  # by row
+        whole = [Nodes(walk.turn.request, walk.tree, range(len(walk.tree))) for walk in walks]
+        if asked := ops.ahead(whole, logits.device):
+            rows = [walk.root + node for walk in walks for node in range(len(walk.tree))]
+            self._ahead = dict(zip(rows, zip(*self.compute(rows, asked), strict=True), strict=True))
 
-    def look(self, wanted: Sequence[Nodes]) -> list[list[_Seen]]:
-        """What the target says at nodes. Raises errors as `verify` does."""
-        rows = [[self._roots[nodes.request] + node for node in nodes.indices] for nodes in wanted]
-        if any(row not in self._seen for own in rows for row in own):
-            asked = self._ops.choose(wanted, self._whole, self._logits.device)
-            places = [self._roots[nodes.request] + node for nodes in asked for node in nodes.indices]
-            found = self._compute(_select(self._logits, places), asked, self._ops)
-            self._seen.update(zip(places, found, strict=True))
-        seen = [[self._seen[row] for row in own] for own in rows]
-        _check_scores([one.best for own in seen for one in own])
-        return seen
+    @abstractmethod
+    def compute(self, rows: list[int], asked: Sequence[Nodes]) -> tuple[Sequence[Said], list[float]]:
+        """What the target says at nodes, and the best score of each. `rows` are those of the nodes."""
+
+    @abstractmethod
+    def evidence(self, said: Sequence[Said]) -> Evidence:
+        """What a verifier is shown."""
+
+    def run(self) -> None:
+        """Run all verifiers to their ends. Raises errors as `verify` does."""
+        running = self.walks
+        while running:
+            rows = [walk.root + node for walk in running for node in walk.wanted.indices]
+            if self._ahead:
+                said: Sequence[Said] = [self._ahead[row][0] for row in rows]
+                best = [self._ahead[row][1] for row in rows]
+            else:
+                said, best = self.compute(rows, [walk.wanted for walk in running])
+            _check_scores(best)
+            begin = 0
+            for walk in running:
+                end = begin + len(walk.wanted.indices)
+                walk.show(self.evidence(said[begin:end]))
+                begin = end
+            running = [walk for walk in running if walk.turn.verdict is None]
 
 
-def _draw(logits: Tensor, asked: Sequence[Nodes], ops: SamplingOps) -> list[_Seen]:
+class _DrawnView(_View[int]):
     """For verifiers that share noise: the token at each node."""
-    tokens, best = draw(logits, asked, ops).wait()
-    return [_Seen(token, _NO_SCORES, score) for token, score in zip(tokens, best, strict=True)]
+
+    def compute(self, rows: list[int], asked: Sequence[Nodes]) -> tuple[Sequence[int], list[float]]:
+        return draw(_select(self.logits, rows), asked, self.ops).wait()
+
+    def evidence(self, said: Sequence[int]) -> Evidence:
+        return Evidence(said, ())
 
 
-def _score(logits: Tensor, asked: Sequence[Nodes], ops: SamplingOps) -> list[_Seen]:
-    """For verifiers that decide at random: the scores of all tokens at each node."""
-    scores = perturb(logits, asked, ops).cpu()
-    return [_Seen(0, row, best) for row, best in zip(scores, scores.amax(-1).tolist(), strict=True)]
+class _ScoredView(_View[Tensor]):
+    """For verifiers that decide at random: the scores of all tokens at each node, `[V]` on the host."""
 
+    def compute(self, rows: list[int], asked: Sequence[Nodes]) -> tuple[Sequence[Tensor], list[float]]:
+        scores = perturb(_select(self.logits, rows), asked, self.ops).cpu()
+        best: list[float] = scores.amax(-1).tolist()
+        return [*scores], best
 
-_NO_SCORES = torch.empty(0)
+    def evidence(self, said: Sequence[Tensor]) -> Evidence:
+        return Evidence((), said)
 
 
 def _check_scores(best: Sequence[float]) -> None:

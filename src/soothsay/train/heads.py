@@ -47,6 +47,12 @@ class Seen:
     teacher_rows: Tensor  # [B, T] for each token of an answer, its row in `teacher`
     generator: torch.Generator  # of this step
 
+    def learned(self, columns: Tensor) -> tuple[Tensor, Tensor]:
+        """Columns `[B, n]` within the sequences, and whether a token of an answer is there."""
+        there = columns < self.batch.shape[1]
+        columns = columns.clamp(max=self.batch.shape[1] - 1)
+        return columns, at(self.batch.answer, columns) & there
+
     def anchors(self, share: float) -> Tensor:
         """Draw the columns after which drafts are learned, in order.
 
@@ -128,9 +134,7 @@ class HeadRecipe(ABC):
         Returns:
             `loss`, and `agreement`: the share of tokens whose likeliest value is the target's.
         """
-        there = columns < seen.batch.shape[1]
-        columns = columns.clamp(max=seen.batch.shape[1] - 1)
-        learned = at(seen.batch.answer, columns) & there
+        columns, learned = seen.learned(columns)
         teacher_rows = at(seen.teacher_rows, columns)[learned]
         loss, agreement = distillation(out[learned], weight, seen.teacher, teacher_rows)
         return {"loss": loss, "agreement": agreement}
@@ -223,9 +227,7 @@ class RecurrentRecipe(HeadRecipe):
         """The losses of one level; see `teach`."""
         taught = self.teach(seen, *self._output(out), columns)
         if self.regression:
-            there = columns < seen.batch.shape[1]
-            columns = columns.clamp(max=seen.batch.shape[1] - 1)
-            learned = at(seen.batch.answer, columns) & there
+            columns, learned = seen.learned(columns)
             feature = at(seen.features, columns - 1)[learned]
             error = F.smooth_l1_loss(out[learned].float(), feature, reduction="sum")
             taught["feature"] = error / max(feature.numel(), 1)  # short answers have no deep draft tokens
@@ -246,19 +248,40 @@ class RecurrentRecipe(HeadRecipe):
         return weight[self.head.token_ids] if isinstance(self.head, Eagle3Head) else weight
 
 
-class BlockRecipe(HeadRecipe):
-    """Trains a head that drafts all tokens of a block in one pass, after a sample of the tokens.
+class RefiningRecipe(HeadRecipe):
+    """Trains a head whose guesses are refined by the tokens before them.
 
-    A draft token depends on the ones before it only by the correction or the cell, which are trained with the
-    tokens of the text. A cell's guesses are taught before they are refined too, since they choose the
-    candidates; `candidates` is the weight of this.
+    Guesses are taught before they are refined too, since they choose the candidates. `candidates` is the
+    weight of this.
     """
-
-    head: BlockHead
 
     def __init__(self, *args: Any, candidates: float = 0.5, **options: Any):
         super().__init__(*args, **options)
         self.candidates = candidates
+
+    def teach_both(
+        self, seen: Seen, refined: Tensor, raw: Tensor, columns: Tensor, first: bool
+    ) -> dict[str, Tensor]:
+        """What `teach` returns of refined guesses `[B * n, H]`; the loss is that of raw ones too.
+
+        The first guess of a draft chooses no candidates that are refined.
+        """
+        shape = *columns.shape, -1
+        taught = self.teach(seen, refined.view(shape), self.teacher_weight, columns)
+        if self.candidates and not first:
+            again = self.teach(seen, raw.view(shape), self.teacher_weight, columns)
+            taught["loss"] = taught["loss"] + self.candidates * again["loss"]
+        return taught
+
+
+class BlockRecipe(RefiningRecipe):
+    """Trains a head that drafts all tokens of a block in one pass, after a sample of the tokens.
+
+    A draft token depends on the ones before it only by the correction or the cell, which are trained with the
+    tokens of the text.
+    """
+
+    head: BlockHead
 
     def guesses(self, seen: Seen) -> list[dict[str, Tensor]]:
         """See `HeadRecipe`."""
@@ -290,11 +313,7 @@ class BlockRecipe(HeadRecipe):
             return self.teach(seen, *self._output(out, now), columns), None
         embedded = self.head.embedded(now.tokens, self.shared)
         refined, state = self.head.refiner(out.flatten(0, 1), embedded, above)
-        taught = self.teach(seen, refined.view(out.shape), self.teacher_weight, columns)
-        if above is not None and self.candidates:
-            raw = self.teach(seen, out, self.teacher_weight, columns)
-            taught["loss"] = taught["loss"] + self.candidates * raw["loss"]
-        return taught, state
+        return self.teach_both(seen, refined, out, columns, above is None), state
 
     def _output(self, out: Tensor, now: Sequences) -> tuple[Tensor, Tensor]:
         """The inputs of the output matrix, and the matrix. The correction is a few more columns of both."""
@@ -305,18 +324,13 @@ class BlockRecipe(HeadRecipe):
         return torch.cat([out, before], -1), torch.cat([self.teacher_weight, weight_of(outside)], -1)
 
 
-class RedrafterRecipe(HeadRecipe):
+class RedrafterRecipe(RefiningRecipe):
     """Trains a head of one look and a recurrent cell, which reads the tokens of the text.
 
-    The first draft token is learned after every token, deeper ones after a sample of them. Deeper guesses are
-    taught before they are refined too, since they choose the candidates; `candidates` is the weight of this.
+    The first draft token is learned after every token, deeper ones after a sample of them.
     """
 
     head: RedrafterHead
-
-    def __init__(self, *args: Any, candidates: float = 0.5, **options: Any):
-        super().__init__(*args, **options)
-        self.candidates = candidates
 
     def guesses(self, seen: Seen) -> list[dict[str, Tensor]]:
         """See `HeadRecipe`."""
@@ -338,16 +352,8 @@ class RedrafterRecipe(HeadRecipe):
             raw = self.shared.kernels.norm(raw, self.head.norm, torch.float32)
             before = self._embedded(at(tokens, (columns + 1 + k).clamp(max=t - 1)))
             out, state = self.head.refiner(raw, before, state)
-            taught = self._taught(seen, out, columns, k)
-            if k and self.candidates:
-                taught["loss"] = (
-                    taught["loss"] + self.candidates * self._taught(seen, raw, columns, k)["loss"]
-                )
-            made.append(taught)
+            made.append(self.teach_both(seen, out, raw, columns + 2 + k, k == 0))
         return made
-
-    def _taught(self, seen: Seen, out: Tensor, columns: Tensor, k: int) -> dict[str, Tensor]:
-        return self.teach(seen, out.view(*columns.shape, -1), self.teacher_weight, columns + 2 + k)
 
     def _embedded(self, tokens: Tensor) -> Tensor:
         return self.head.embedded(tokens.flatten(), self.shared)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -63,13 +63,15 @@ class SentencePieceModel:
     def parse(cls, content: bytes) -> SentencePieceModel:
         """Raises `ValueError`, or `ModelError` for pieces that are too long."""
         model = cls()
-        for number, value in fields(content):
-            if number == 1:
+        for part, value in fields(content):
+            if part == 1:
                 model._add_piece(_bytes(value))
-            elif number == 2:
-                model._read_training(_bytes(value))
-            elif number == 3:
-                model._read_normalizer(_bytes(value))
+            for number, setting in fields(_bytes(value)) if part in (2, 3) else ():
+                if part == 2 and number in _IDS:
+                    model.ids[_IDS[number]] = _signed(_integer(setting))
+                elif (part, number) in _SETTINGS:
+                    name, convert = _SETTINGS[part, number]
+                    setattr(model, name, convert(setting))
         if not model.texts:
             raise ValueError("it has no pieces")
         if model.algorithm not in (UNIGRAM, BPE):
@@ -101,27 +103,6 @@ class SentencePieceModel:
         self.texts.append(text or f"[EMPTY_{len(self.texts)}]")
         self.scores.append(score)
         self.kinds.append(kind)
-
-    def _read_training(self, message: bytes) -> None:
-        names = {40: "unk", 41: "bos", 42: "eos", 43: "pad"}
-        for number, value in fields(message):
-            if number == 3:
-                self.algorithm = _integer(value)
-            elif number == 24:
-                self.space_follows = bool(value)
-            elif number == 35:
-                self.byte_fallback = bool(value)
-            elif number in names:
-                self.ids[names[number]] = _signed(_integer(value))
-
-    def _read_normalizer(self, message: bytes) -> None:
-        for number, value in fields(message):
-            if number == 2:
-                self.character_map = _bytes(value)
-            elif number == 3:
-                self.prefix = bool(value)
-            elif number == 4:
-                self.joins_spaces = bool(value)
 
 
 def sentencepiece(model: SentencePieceModel, names: Mapping[int, str], *, always_prefix: bool) -> Backend:
@@ -235,3 +216,17 @@ def _integer(value: int | bytes) -> int:
 def _signed(value: int) -> int:
     """An integer of 64 bits that may be negative."""
     return value - 2**64 if value >= 2**63 else value
+
+
+_SETTINGS: dict[tuple[int, int], tuple[str, Callable[[int | bytes], object]]] = {
+    (2, 3): ("algorithm", _integer),
+    (2, 24): ("space_follows", bool),
+    (2, 35): ("byte_fallback", bool),
+    (3, 2): ("character_map", _bytes),
+    (3, 3): ("prefix", bool),
+    (3, 4): ("joins_spaces", bool),
+}
+"""Attributes by their fields in parts of a file: part 2 is training, and part 3 is normalization."""
+
+_IDS = {40: "unk", 41: "bos", 42: "eos", 43: "pad"}
+"""Special pieces whose ids are in these fields of part 2."""
