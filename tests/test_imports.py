@@ -138,8 +138,14 @@ def test_imports_run_in_one_direction() -> None:
         ("soothsay.core.tree", "from soothsay.model.transformer import Transformer"),
         ("soothsay.model.load", "from soothsay.engine.engine import Engine"),
         ("soothsay.engine.engine", "from soothsay.llm import LLM"),
-        ("soothsay.drafters.trees.template", "from soothsay.drafters.heads.medusa import Medusa"),
-        ("soothsay.drafters.lookup.suffix", "from soothsay.drafters.heads.medusa import Medusa"),
+        (
+            "soothsay.drafters.trees.template",
+            "from soothsay.drafters.heads.medusa.medusa_drafter import Medusa",
+        ),
+        (
+            "soothsay.drafters.lookup.suffix",
+            "from soothsay.drafters.heads.medusa.medusa_drafter import Medusa",
+        ),
         ("soothsay.train.trainer", "from soothsay.bench.measure import median"),
         ("soothsay.bench.measure", "from soothsay.train.trainer import train"),
         ("soothsay.bench.measure", "from soothsay.server.app import make_app"),

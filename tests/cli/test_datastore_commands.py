@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from soothsay import LLM
 from soothsay.cli.app import app
 from soothsay.drafters.lookup import datastore
-from soothsay.drafters.lookup.datastore import Datastore
+from soothsay.drafters.lookup.text_store import Datastore
 
 CHAT = [
     {"role": "user", "content": "Where does the river rise?"},

@@ -18,7 +18,7 @@ from soothsay.core.learned import Learned, State
 from soothsay.core.tenant import MAX_TENANTS, Tenant
 from soothsay.drafters import learned as files
 from soothsay.drafters.base import Drafter
-from soothsay.drafters.learned import LearnedFiles, read_learned, write_learned
+from soothsay.drafters.learned_files import LearnedFiles, read_learned, write_learned
 from soothsay.drafters.lookup.ngram import NGram
 from soothsay.drafters.registry import build_drafter
 

@@ -18,17 +18,17 @@ import transformers
 from safetensors.torch import save_file
 
 from soothsay.config import ModelConfig
-from soothsay.drafters.heads.checkpoints.blocks import hf_config
-from soothsay.drafters.heads.checkpoints.dflash import dflash_names
-from soothsay.drafters.heads.checkpoints.directory import write_head
-from soothsay.drafters.heads.checkpoints.eagle import eagle3_names
-from soothsay.drafters.heads.checkpoints.names import block_names, split
-from soothsay.drafters.heads.modules.base import Head
-from soothsay.drafters.heads.modules.dflash import DFlashConfig, DFlashHead
-from soothsay.drafters.heads.modules.eagle3 import Eagle3Config
-from soothsay.drafters.heads.modules.path_heads import MarkovHead
-from soothsay.drafters.heads.modules.peagle import PEagleConfig, PEagleHead
-from soothsay.drafters.trees.draft_blocks import Sight
+from soothsay.drafters.heads.checkpoints.block_configs import hf_config
+from soothsay.drafters.heads.checkpoints.head_directory import write_head
+from soothsay.drafters.heads.checkpoints.module_names import block_names, split
+from soothsay.drafters.heads.dflash.dflash_checkpoint import dflash_names
+from soothsay.drafters.heads.dflash.dflash_head import DFlashConfig, DFlashHead
+from soothsay.drafters.heads.dflash.draft_blocks import Sight
+from soothsay.drafters.heads.dflash.path_heads import MarkovHead
+from soothsay.drafters.heads.eagle3.eagle3_checkpoint import eagle3_names
+from soothsay.drafters.heads.eagle3.eagle3_head import Eagle3Config
+from soothsay.drafters.heads.peagle.peagle_head import PEagleConfig, PEagleHead
+from soothsay.drafters.heads.trained_head import Head
 from soothsay.model.checkpoint import open_checkpoint, read_model_config
 from soothsay.model.kernels import StockKernels
 from soothsay.model.load import load_model

@@ -10,7 +10,7 @@ import pytest
 
 from soothsay import LLM, DrafterError, SamplingParams
 from soothsay.drafters import learned
-from soothsay.drafters.learned import LearnedFiles
+from soothsay.drafters.learned_files import LearnedFiles
 from soothsay.server import idle_work
 from soothsay.server.idle_work import BUSY_FACTOR, SAVE_INTERVAL, STUDY_PAUSE, IdleWork
 from soothsay.server.messages import RequestOptions, Submit

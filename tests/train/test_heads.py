@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from soothsay.config import RopeConfig
-from soothsay.drafters.heads.modules.base import Head
+from soothsay.drafters.heads.trained_head import Head
 from soothsay.errors import DrafterError
 from soothsay.model.transformer import Transformer
 from soothsay.train import new_heads

@@ -10,7 +10,7 @@ from pathlib import Path
 from soothsay.bench.prompts import PromptEntry, encode
 from soothsay.core.params import SamplingParams
 from soothsay.drafters.base import Drafter
-from soothsay.drafters.control.learning import can_learn
+from soothsay.drafters.learning.learning_drafter import can_learn
 from soothsay.drafters.registry import build_drafter
 from soothsay.errors import DrafterError
 from soothsay.llm import LLM

@@ -43,7 +43,7 @@ def build(
 ) -> None:
     """Build a datastore from texts. Conversations are formatted by the model's chat template."""
     tokenizer, examples = read_whole_texts(model, files, chat_template)
-    from soothsay.drafters.lookup.datastore import write_datastore
+    from soothsay.drafters.lookup.text_store import write_datastore
 
     measure = TextColumn("{task.completed:,.0f}/{task.total:,.0f} tokens,")
     with work_bar("sorting", measure) as progress:
@@ -62,7 +62,7 @@ def info(
     ] = None,
 ) -> None:
     """Show what a datastore holds."""
-    from soothsay.drafters.lookup.datastore import Datastore, check_tokenizer
+    from soothsay.drafters.lookup.text_store import Datastore, check_tokenizer
     from soothsay.model.checkpoint import open_checkpoint
 
     store = Datastore(file)

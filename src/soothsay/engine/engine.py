@@ -21,7 +21,7 @@ from soothsay.core.request import Observation, Request, RequestDrafter
 from soothsay.core.tree import DraftTree
 from soothsay.core.turn import Turn
 from soothsay.drafters.base import Target
-from soothsay.drafters.learned import LearnedFiles
+from soothsay.drafters.learned_files import LearnedFiles
 from soothsay.drafters.watch import Watch
 from soothsay.engine.drafts import check_drafts
 from soothsay.engine.guard import Guard

@@ -16,15 +16,15 @@ from torch import Tensor, nn
 
 from soothsay.config import ExpertsConfig
 from soothsay.core import noise
-from soothsay.core.automaton import Automaton
 from soothsay.core.batch import Batch, Layout, Rows, stock_layout
 from soothsay.core.cache import LayerMemory
-from soothsay.core.drafting import Drafting, Grown
 from soothsay.core.functions import gelu, gelu_tanh, rms_norm, sigmoid, silu, total
 from soothsay.core.integer_keys import written
-from soothsay.core.refinement import Candidates, Looked, Refinement, grow
 from soothsay.core.states import LayerStates
 from soothsay.core.strands import Strands
+from soothsay.drafters.ops.automaton import Automaton
+from soothsay.drafters.ops.recurrent_drafts import Drafting, Grown
+from soothsay.drafters.ops.refinement import Candidates, Looked, Refinement, grow
 from soothsay.model.attention import attend
 from soothsay.model.convolution import convolve
 from soothsay.model.delta_rule import Recurrence, delta_rule
@@ -87,7 +87,7 @@ The second argument are the router's scores `[N, experts]`; None: it computes th
 
 @dataclass(frozen=True, eq=False)
 class LookLayers:
-    """The layers of a `soothsay.drafters.heads.modules.redrafter.RedrafterHead`, as they are served."""
+    """The layers of a `soothsay.drafters.heads.redrafter.redrafter_head.RedrafterHead`, as they are served."""
 
     look: nn.Module
     guesses: nn.Module
@@ -107,7 +107,7 @@ FusedLook = Callable[[Tensor, Tensor], Looked]
 class RecurrentLayers:
     """The layers of a recurrent head of one block, as they are served.
 
-    See `soothsay.drafters.heads.modules.eagle3.Eagle3Head`.
+    See `soothsay.drafters.heads.eagle3.eagle3_head.Eagle3Head`.
     """
 
     block: nn.Module
@@ -342,7 +342,7 @@ class Kernels(noise.SamplingKernels):
     def grow_paths(
         self, refinement: Refinement, candidates: Candidates, nodes: int, depth: int
     ) -> tuple[list[int], list[int], list[float]]:
-        """Grow the best tree over refined guesses; see `soothsay.core.refinement.grow`.
+        """Grow the best tree over refined guesses; see `soothsay.drafters.ops.refinement.grow`.
 
         The native one sums in another order, so trees may differ where scores nearly tie.
         """

@@ -57,13 +57,13 @@ from soothsay.core.batch import Rows
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Target
 from soothsay.drafters.control.controller import Controller
-from soothsay.drafters.heads.checkpoints.directory import open_head, read_head
-from soothsay.drafters.heads.dflash import DFlash
-from soothsay.drafters.heads.modules.base import TargetEnds
-from soothsay.drafters.heads.modules.dflash import DFlashConfig, DFlashHead
-from soothsay.drafters.heads.modules.path_heads import CandidateSelector, CausalRefiner, MarkovHead, PathHead
+from soothsay.drafters.heads.checkpoints.head_directory import open_head, read_head
+from soothsay.drafters.heads.dflash.dflash_drafter import DFlash
+from soothsay.drafters.heads.dflash.dflash_head import DFlashConfig, DFlashHead
+from soothsay.drafters.heads.dflash.draft_blocks import BlockPacker, Sight, scratch_pool
+from soothsay.drafters.heads.dflash.path_heads import CandidateSelector, CausalRefiner, MarkovHead, PathHead
+from soothsay.drafters.heads.trained_head import TargetEnds
 from soothsay.drafters.registry import build_drafter
-from soothsay.drafters.trees.draft_blocks import BlockPacker, Sight, scratch_pool
 from soothsay.errors import DrafterError
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.kernels import StockKernels

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from soothsay import LLM, SamplingParams
-from soothsay.core.drafting import Drafting, Grown
 from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
-from soothsay.drafters.heads.eagle import Eagle3
-from soothsay.drafters.heads.modules.eagle3 import Eagle3Config, Eagle3Head
+from soothsay.drafters.heads.eagle.eagle_drafter import Eagle3
+from soothsay.drafters.heads.eagle3.eagle3_head import Eagle3Config, Eagle3Head
+from soothsay.drafters.ops.native_recurrent import NativeDraft
+from soothsay.drafters.ops.recurrent_drafts import Drafting, Grown
 from soothsay.model.native import draft
-from soothsay.model.native.draft import NativeDraft
 from soothsay.model.native.kernels import load_native
 
 pytestmark = pytest.mark.skipif(load_native() is None, reason="no native kernels run here")

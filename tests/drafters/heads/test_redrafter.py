@@ -22,10 +22,10 @@ from safetensors.torch import load_file, save_file
 
 from soothsay import LLM, DrafterError, SamplingParams
 from soothsay.drafters.heads import serving
-from soothsay.drafters.heads.checkpoints.directory import read_head, write_head
-from soothsay.drafters.heads.modules.base import TargetEnds
-from soothsay.drafters.heads.modules.redrafter import RedrafterConfig, RedrafterHead
-from soothsay.drafters.heads.redrafter import Redrafter
+from soothsay.drafters.heads.checkpoints.head_directory import read_head, write_head
+from soothsay.drafters.heads.redrafter.redrafter_drafter import Redrafter
+from soothsay.drafters.heads.redrafter.redrafter_head import RedrafterConfig, RedrafterHead
+from soothsay.drafters.heads.trained_head import TargetEnds
 from soothsay.model.kernels import StockKernels
 from soothsay.model.native.kernels import load_native
 from soothsay.model.transformer import Transformer

@@ -13,7 +13,7 @@ from tokenizers.models import WordLevel
 
 from soothsay import DrafterError, Tokenizer
 from soothsay.drafters.lookup import datastore
-from soothsay.drafters.lookup.datastore import (
+from soothsay.drafters.lookup.text_store import (
     SORTED_BY,
     Datastore,
     check_tokenizer,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from stores import tiny_store
 
-from soothsay.drafters.lookup.datastore import _HEADER, _MAGIC, SORTED_BY, VERSION, Datastore
+from soothsay.drafters.lookup.text_store import _HEADER, _MAGIC, SORTED_BY, VERSION, Datastore
 from soothsay.errors import DrafterError
 
 

@@ -20,9 +20,9 @@ from soothsay.core.request import Request
 from soothsay.core.tenant import EVERYBODY
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Target
-from soothsay.drafters.learned import read_learned
-from soothsay.drafters.lookup.stock_automaton import new_automaton
+from soothsay.drafters.learned_files import read_learned
 from soothsay.drafters.lookup.suffix import PIECE, Suffix, write_texts
+from soothsay.drafters.ops.stock_automaton import new_automaton
 from soothsay.drafters.registry import build_drafter
 
 VOCABULARY = 1000

@@ -22,8 +22,8 @@ from soothsay import LLM, DrafterError, DraftTree, SamplingParams, Target, Token
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.request import Request
 from soothsay.drafters.models.draft_model import DraftModel
+from soothsay.drafters.models.translation import Pieces, Translation
 from soothsay.drafters.models.universal import DraftView, UniversalDraftModel, written_chain
-from soothsay.drafters.models.vocabulary import Pieces, Translation
 from soothsay.drafters.registry import build_drafter
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.transformer import Transformer

@@ -15,7 +15,7 @@ from soothsay.core.batch import Batch, Rows
 from soothsay.core.paths import FlatPaths
 from soothsay.core.request import Request
 from soothsay.drafters.base import NoDrafter
-from soothsay.drafters.trees.context import TokenKV
+from soothsay.drafters.trees.own_kv import TokenKV
 from soothsay.model.load import best_kernels
 from soothsay.model.transformer import Transformer
 

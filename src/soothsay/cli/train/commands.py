@@ -14,7 +14,7 @@ from soothsay.cli.train.training_run import TrainingRun
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from soothsay.drafters.heads.modules.base import Head
+    from soothsay.drafters.heads.trained_head import Head
     from soothsay.model.transformer import Transformer
     from soothsay.train.examples import Example
 
@@ -237,7 +237,7 @@ def _head(
     """Train the head that `make` makes, or continue with the one of --init."""
     import torch
 
-    from soothsay.drafters.heads.checkpoints.directory import write_head
+    from soothsay.drafters.heads.checkpoints.head_directory import write_head
 
     examples, held_out = run.examples()
     torch.manual_seed(run.seed)
@@ -260,8 +260,8 @@ def _begin_with(run: TrainingRun, head: Head, target: Transformer) -> None:
     """Load the weights of --init into `head`. Raises `TrainingError` if it has another shape."""
     from soothsay.config import EngineConfig
     from soothsay.drafters.base import Target
-    from soothsay.drafters.heads.checkpoints.directory import read_head
-    from soothsay.drafters.heads.modules.base import TargetEnds
+    from soothsay.drafters.heads.checkpoints.head_directory import read_head
+    from soothsay.drafters.heads.trained_head import TargetEnds
     from soothsay.errors import TrainingError
 
     assert run.init is not None

@@ -18,8 +18,8 @@ from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Drafter, LevelwiseDrafter, Observation, Target
 from soothsay.drafters.heads.serving import Served, ServedHead
-from soothsay.drafters.trees.context import DraftPass
-from soothsay.drafters.trees.features import FeatureKV, LastFeatures
+from soothsay.drafters.trees.feature_kv import FeatureKV, LastFeatures
+from soothsay.drafters.trees.own_kv import DraftPass
 
 
 class FeatureDrafter(LevelwiseDrafter, Generic[ServedHead]):

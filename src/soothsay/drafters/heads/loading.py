@@ -8,9 +8,9 @@ import torch
 
 from soothsay.config import DType
 from soothsay.drafters.base import Target
-from soothsay.drafters.heads.checkpoints.directory import open_head
-from soothsay.drafters.heads.modules.base import Head, TargetEnds
+from soothsay.drafters.heads.checkpoints.head_directory import open_head
 from soothsay.drafters.heads.serving import AnyHead, FeatureView, Served, serve
+from soothsay.drafters.heads.trained_head import Head, TargetEnds
 from soothsay.drafters.places import drafter_directory
 from soothsay.errors import DrafterError
 from soothsay.model.numeric_mode import BITS, DTYPES

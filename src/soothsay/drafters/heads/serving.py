@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from soothsay.config import ModelConfig
-from soothsay.drafters.heads.modules.base import Head, TargetEnds
+from soothsay.drafters.heads.trained_head import Head, TargetEnds
 from soothsay.model.blocks import fuse
 from soothsay.model.embedding import Embedding
 from soothsay.model.kernels import Kernels, StockKernels

@@ -20,7 +20,7 @@ from soothsay.core.request import Request
 from soothsay.core.tenant import PerTenant, Tenant
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Drafter, Target, check_at_least_one
-from soothsay.drafters.lookup.backoff import WIDEST, Followers, Source, coming_draws, grow
+from soothsay.drafters.ops.continuations import WIDEST, Followers, Source, coming_draws, grow
 from soothsay.errors import DrafterError
 
 Tokens = tuple[int, ...]

@@ -14,8 +14,8 @@ from pathlib import Path
 from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Drafter, Target
-from soothsay.drafters.lookup.backoff import LEAST
-from soothsay.drafters.lookup.datastore import SORTED_BY, Datastore, check_tokenizer
+from soothsay.drafters.lookup.text_store import SORTED_BY, Datastore, check_tokenizer
+from soothsay.drafters.ops.continuations import LEAST
 from soothsay.drafters.places import drafters_beside
 from soothsay.errors import DrafterError, MissingDrafterError
 from soothsay.files import user_path

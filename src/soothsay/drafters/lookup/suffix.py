@@ -20,15 +20,15 @@ import numpy as np
 import numpy.typing as npt
 
 from soothsay.core.arrays import IntArray
-from soothsay.core.automaton import Automaton, Matcher, Reading
 from soothsay.core.learned import Learned, State
 from soothsay.core.request import Request
 from soothsay.core.tenant import EVERYBODY, PerTenant, Tenant
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import SignalingDrafter, Target, check_at_least_one
-from soothsay.drafters.learned import read_learned, write_learned
-from soothsay.drafters.lookup.backoff import coming_draws
-from soothsay.drafters.lookup.stock_automaton import new_automaton
+from soothsay.drafters.learned_files import read_learned, write_learned
+from soothsay.drafters.ops.automaton import Automaton, Matcher, Reading
+from soothsay.drafters.ops.continuations import coming_draws
+from soothsay.drafters.ops.stock_automaton import new_automaton
 from soothsay.errors import DrafterError
 
 OWN_DOUBT, MEMORY_DOUBT, STORE_DOUBT = 2.0, 8.0, 16.0

@@ -16,9 +16,9 @@ from soothsay.core.batch import Rows
 from soothsay.core.request import Request
 from soothsay.drafters.base import Target, check_at_least_one
 from soothsay.drafters.models.skip_search import METHOD, SkipSet, parse_layers
-from soothsay.drafters.trees.context import pack
 from soothsay.drafters.trees.growth import GrowingTree, GrownDrafter
-from soothsay.drafters.trees.shapes import ConfidentShape
+from soothsay.drafters.trees.own_kv import pack
+from soothsay.drafters.trees.tree_shapes import ConfidentShape
 from soothsay.errors import DrafterError
 from soothsay.files import user_path
 

@@ -11,26 +11,26 @@ from torch import Tensor, nn
 
 from soothsay.config import ExpertsConfig, ModelConfig
 from soothsay.core.batch import Batch, Layout, Rows
-from soothsay.core.refinement import Candidates, Refinement
 from soothsay.core.states import LayerStates
 from soothsay.core.strands import Strands
+from soothsay.drafters.ops.native_automaton import NativeAutomaton
+from soothsay.drafters.ops.native_recurrent import NativeDraft
+from soothsay.drafters.ops.native_redrafter import NativeLook
+from soothsay.drafters.ops.native_refinement import grow
+from soothsay.drafters.ops.refinement import Candidates, Refinement
 from soothsay.machine import LargePages
 from soothsay.model.blocks import Block
 from soothsay.model.delta_rule import Recurrence
 from soothsay.model.feed_forward import Experts
 from soothsay.model.kernels import SQUARED_RELU, Kernels, LookLayers, Norm, RecurrentLayers
 from soothsay.model.linear import Parts
-from soothsay.model.native.automata import NativeAutomaton
 from soothsay.model.native.delta import Delta
-from soothsay.model.native.draft import NativeDraft
 from soothsay.model.native.experts import ACTIVATIONS, Mixture, NativeExperts, Routing
 from soothsay.model.native.fused import NativeBlocks
 from soothsay.model.native.kv_format import KV_FORMATS
 from soothsay.model.native.layout import native_layout
 from soothsay.model.native.library import VARIANTS
 from soothsay.model.native.linear import NativeLinear, address
-from soothsay.model.native.look import NativeLook
-from soothsay.model.native.paths import grow
 from soothsay.model.native.sampling import NativeSampling
 from soothsay.model.native.state_space import StateSpaceWeights
 from soothsay.model.native.states import Convolution, States

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from soothsay.drafters.heads.checkpoints.files import DrafterFiles
+from soothsay.drafters.heads.checkpoints.drafter_files import DrafterFiles
 from soothsay.model.tensor_names import BLOCK_NAMES, FAMILY_NAMES
 
 FAMILIES = ("qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next", "glm4_moe")

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from soothsay.config import ModelConfig
 from soothsay.drafters.base import Target
-from soothsay.drafters.heads.checkpoints.files import DrafterFiles
-from soothsay.drafters.heads.checkpoints.views import read_view
+from soothsay.drafters.heads.checkpoints.drafter_files import DrafterFiles
+from soothsay.drafters.heads.checkpoints.feature_views import read_view
 from soothsay.drafters.heads.serving import FeatureView, kernels_for
 from soothsay.errors import DrafterError
 from soothsay.model.embedding import Embedding

@@ -1,0 +1,182 @@
+"""A decoder block's configuration with Hugging Face's keys: read from a checkpoint, and written to one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from soothsay.config import ModelConfig, RopeConfig
+from soothsay.drafters.heads.checkpoints.drafter_files import DrafterFiles
+from soothsay.drafters.heads.checkpoints.expert_blocks import expert_settings, has_experts
+from soothsay.drafters.heads.checkpoints.module_names import Names, stored
+from soothsay.errors import DrafterError
+from soothsay.model.families.parsing import parse_model_config
+from soothsay.model.kernels import CLIPPED
+
+PLAIN = ("llama", "mistral", "qwen2", "qwen3")
+"""Families whose blocks heads may have. Configurations of other families are read as Llama's, and the tensors
+decide which parts a block has."""
+
+GATED = "qwen3_5_text"
+"""The family of blocks whose attention has an output gate."""
+
+FOREIGN = {
+    "self_attn.kv_b_proj.": "multi-head latent attention (DeepSeek)",
+    "self_attn.qkv_proj.": "q, k and v in one tensor",
+    "linear_attn.": "linear attention",
+    "mlp.experts.": "a mixture of experts",
+    "mlp.shared_expert": "a mixture of experts",
+    "block_sparse_moe.": "a mixture of experts",
+    "self_attn.sinks": "attention sinks",
+    "pre_feedforward_layernorm.": "Gemma's norms after each part",
+    "post_feedforward_layernorm.": "Gemma's norms after each part",
+}
+"""Beginnings of tensor names that only blocks of other kinds have, and what they mean."""
+
+
+def block_config(
+    files: DrafterFiles, raw: Mapping[str, Any], names: Names, ours: str, layers: int = 1
+) -> ModelConfig:
+    """Read the configuration of a head's decoder blocks.
+
+    The tensors decide whether there are biases and norms of queries and keys, since the config.json of a head
+    is often a copy of its target's.
+
+    Args:
+        files: the checkpoint.
+        raw: config.json, or its part for the blocks.
+        names: the layout's table.
+        ours: the prefix of the first block's parameters in our head.
+        layers: number of blocks.
+
+    Raises:
+        ModelError: the configuration lacks a key.
+    """
+
+    def held(parameter: str) -> bool:
+        return stored(names, ours + parameter)[0] in files.names
+
+    family = raw.get("model_type") if raw.get("model_type") in PLAIN else "llama"
+    config = {
+        **raw,
+        "model_type": family,
+        "num_hidden_layers": layers,
+        "layer_types": None,
+        "is_causal": None,
+    }
+    prefix = stored(names, ours + "attention.qkv.weight")[0].removesuffix("self_attn.q_proj.weight")
+    if has_experts(files, raw, prefix):
+        config |= expert_settings(raw, layers)
+    elif has_gate(files, prefix):
+        config |= {"model_type": GATED, "layer_types": ["full_attention"] * layers}
+    return replace(
+        parse_model_config(config),
+        tie_embeddings=False,
+        qkv_bias=held("attention.qkv.bias"),
+        o_bias=held("attention.o.bias"),
+        mlp_bias=held("mlp.down.bias"),
+        qk_norm=held("attention.q_norm.weight"),
+    )
+
+
+def has_gate(files: DrafterFiles, prefix: str) -> bool:
+    """Whether the attention of the block at `prefix` has an output gate."""
+    query, output = f"{prefix}self_attn.q_proj.weight", f"{prefix}self_attn.o_proj.weight"
+    return {query, output} <= files.names and files.rows(query) == 2 * files.shape(output)[-1]
+
+
+def check_block(
+    files: DrafterFiles, raw: Mapping[str, Any], prefix: str, *, gated: bool = False, experts: bool = False
+) -> None:
+    """Raises `DrafterError` for a block with parts that we do not compute. `prefix` ends in a dot.
+
+    `gated`: its attention may have an output gate, and then rotate a part of each head. `experts`: it may
+    have experts, and then is as its family's blocks are.
+    """
+    experts = experts and has_experts(files, raw, prefix)
+    held = {name.removeprefix(prefix) for name in files.names if name.startswith(prefix)}
+    for part, what in FOREIGN.items():
+        if any(name.startswith(part) for name in held) and not (experts and part.startswith("mlp.")):
+            raise refusal(files, f"its block has {what}")
+    if experts or (gated and has_gate(files, prefix)):
+        return
+    rope = raw.get("rope_parameters") or {}
+    rotated = float(raw.get("partial_rotary_factor") or rope.get("partial_rotary_factor") or 1)
+    if rotated != 1:
+        raise refusal(files, f"its attention rotates {rotated:.0%} of each head")
+    if has_gate(files, prefix):
+        raise refusal(files, "its attention has an output gate (Qwen3-Next, Qwen3.5)")
+
+
+def refusal(files: DrafterFiles, why: str) -> DrafterError:
+    """The error for a block that we do not compute."""
+    return DrafterError(
+        f"{files.path}: {why}; soothsay drafts with dense blocks as Llama, Qwen2 and Qwen3 have them. Take "
+        "another drafter for this target, or train one"
+    )
+
+
+def hf_config(block: ModelConfig) -> dict[str, Any]:
+    """A block's configuration with Hugging Face's keys, for `block_config` and for other engines.
+
+    Raises `DrafterError` for a block that no known family has.
+    """
+    window = block.windows[0]
+    expressible = (
+        not (block.post_norms or block.zero_centred_norms or block.experts or block.second_rope)
+        and not (block.sinks or block.activation == CLIPPED)
+        and block.has_common_blocks
+        and block.attention_softcap is None
+        and block.embedding_scale == 1.0
+        and len(set(block.windows)) == 1
+        and abs(block.attention_scale * block.head_dim**0.5 - 1) < 1e-6
+        and not (window and (block.qk_norm or block.qkv_bias))
+    )
+    if not expressible:
+        raise DrafterError(
+            f"a block of family {block.family!r} with these parts has no place in a drafter's checkpoint: "
+            "make the head of plain blocks, as Llama's or Qwen's"
+        )
+    family = "qwen3" if block.qk_norm else "qwen2" if block.qkv_bias and not block.o_bias else "llama"
+    activation = "gelu_pytorch_tanh" if block.activation == "gelu_tanh" else block.activation
+    return {
+        "model_type": "mistral" if window else family,
+        "vocab_size": block.vocab_size,
+        "hidden_size": block.hidden_size,
+        "intermediate_size": block.intermediate_size,
+        "num_hidden_layers": block.num_layers,
+        "num_attention_heads": block.num_heads,
+        "num_key_value_heads": block.num_kv_heads,
+        "head_dim": block.head_dim,
+        "max_position_embeddings": _unscaled(block),
+        "rms_norm_eps": block.norm_eps,
+        "hidden_act": activation,
+        "attention_bias": block.qkv_bias,
+        "mlp_bias": block.mlp_bias,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        **({"sliding_window": window} if window else {}),
+        **_hf_rope(block.rope),
+    }
+
+
+def _unscaled(block: ModelConfig) -> int:
+    """Positions before a linear scaling of rotary positions: the number that configurations state."""
+    linear = block.rope.kind == "linear"
+    return round(block.max_positions / block.rope.factor) if linear else block.max_positions
+
+
+def _hf_rope(rope: RopeConfig) -> dict[str, Any]:
+    if rope.kind == "default":
+        return {"rope_theta": rope.theta}
+    scaling: dict[str, Any] = {"rope_type": rope.kind, "factor": rope.factor}
+    if rope.kind in ("llama3", "yarn"):
+        scaling["original_max_position_embeddings"] = rope.original_max_positions
+    if rope.kind == "llama3":
+        scaling |= {"low_freq_factor": rope.low_freq_factor, "high_freq_factor": rope.high_freq_factor}
+    if rope.kind == "yarn":
+        scaling |= {"beta_fast": rope.beta_fast, "beta_slow": rope.beta_slow, "truncate": rope.truncate}
+        scaling |= {"mscale": rope.mscale, "mscale_all_dim": rope.mscale_all_dim}
+        scaling |= {} if rope.attention_factor is None else {"attention_factor": rope.attention_factor}
+    return {"rope_theta": rope.theta, "rope_scaling": scaling}

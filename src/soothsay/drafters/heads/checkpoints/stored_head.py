@@ -1,0 +1,142 @@
+"""A head's checkpoint whose layout is known: checked when it is opened, and loaded into a head."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from soothsay.config import ModelConfig
+from soothsay.drafters.heads.checkpoints.drafter_files import WEIGHT_DTYPES, DrafterFiles
+from soothsay.drafters.heads.checkpoints.feature_views import ENDS
+from soothsay.drafters.heads.checkpoints.fit import Fit
+from soothsay.drafters.heads.checkpoints.module_names import Names, stored
+from soothsay.drafters.heads.trained_head import Head
+from soothsay.errors import DrafterError
+from soothsay.model.norm import RMSNorm
+from soothsay.model.weight_source import misfit, row_order
+
+IGNORED = r".*rotary_emb\.inv_freq"
+"""Tensors that repeat the configuration."""
+
+
+@dataclass(eq=False)
+class StoredHead:
+    """The head in a directory. Its tensors are checked on construction, and not read.
+
+    Raises `DrafterError` for tensors that are missing, have another shape, or would not be used.
+    """
+
+    files: DrafterFiles
+    fit: Fit
+    """The target that it was checked against."""
+
+    layout: str
+    """Name of the layout, for people."""
+
+    make: Callable[[], Head]
+    """Makes a head with the checkpoint's configuration and any weights."""
+
+    names: Names
+    given: Mapping[str, Tensor] = field(default_factory=dict)
+    """Values of parameters that are not in the files as we need them."""
+
+    scope: str = ""
+    """Pattern for the beginning of its tensors' names. Other tensors in the same files are not checked."""
+
+    ignored: str = "$."
+    """Pattern for names of tensors that may be there and are not used: copies of the target's."""
+
+    zero_centred: bool = False
+    """Whether weights of norms are stored minus 1."""
+
+    gated: ModelConfig | None = None
+    """Its blocks, if their attention has an output gate: then rows are stored in another order."""
+
+    head: Head = field(init=False)
+    """The head, without values before `load`."""
+
+    def __post_init__(self) -> None:
+        with torch.device("meta"):
+            self.head = self.make()
+        used = {name for parameter in self.head.state_dict() for name in self._check(parameter)}
+        if self.fit.view is not None:
+            used |= ENDS
+        for name in sorted(self.files.names - used):
+            known = re.fullmatch(self.ignored, name) or re.fullmatch(IGNORED, name)
+            if re.match(self.scope, name) and not known:
+                raise DrafterError(
+                    f"{self.files.path} looks like {self.layout}, but has a tensor {name!r}, which soothsay "
+                    "would leave out: it is another kind of drafter, and not supported"
+                )
+
+    @property
+    def method(self) -> str:
+        """The method's name in the registry."""
+        return self.head.method
+
+    @property
+    def parameters(self) -> int:
+        """Number of the head's own weights."""
+        return sum(parameter.numel() for parameter in self.head.parameters())
+
+    @property
+    def draft_vocabulary(self) -> int | None:
+        """Number of tokens that the head can draft, if its output head is for a part of the vocabulary."""
+        return self.head.draft_vocabulary
+
+    @property
+    def dtype(self) -> str:
+        """The dtype in which most of the weights are stored."""
+        kinds: Counter[str] = Counter()
+        for parameter, held in self.head.named_parameters():
+            if parameter in self.given:
+                continue
+            kinds[str(self.files.dtype(stored(self.names, parameter)[0]))] += held.numel()
+        return kinds.most_common(1)[0][0].removeprefix("torch.")
+
+    def load(self) -> Head:
+        """Read the weights, and return the head with float32 weights."""
+        modules = dict(self.head.named_modules())
+        for parameter, held in list(self.head.state_dict().items()):
+            path, _, kind = parameter.rpartition(".")
+            value = self._value(parameter).to(held.dtype, copy=True)
+            order = None if self.gated is None else row_order(path, self.gated)
+            if order is not None:
+                value = value[order]
+            if self.zero_centred and isinstance(modules[path], RMSNorm):
+                value += 1
+            is_weight = held.is_floating_point()
+            setattr(modules[path], kind, nn.Parameter(value) if is_weight else value)
+        return self.head
+
+    def _value(self, parameter: str) -> Tensor:
+        if parameter in self.given:
+            return self.given[parameter]
+        parts = [self.files.read(name) for name in stored(self.names, parameter)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _check(self, parameter: str) -> list[str]:
+        """Names of a parameter's tensors. Raises `DrafterError` if one is missing or has another shape."""
+        expected, parts = self.head.state_dict()[parameter], stored(self.names, parameter)
+        if parameter in self.given:
+            return parts
+        for name in parts:
+            if name not in self.files.names:
+                raise DrafterError(
+                    f"{self.files.path} looks like {self.layout}, but has no tensor {name!r}: the download "
+                    "is incomplete, or it is another kind of drafter"
+                )
+            dtype = self.files.dtype(name)
+            if expected.is_floating_point() and dtype not in WEIGHT_DTYPES:
+                raise DrafterError(
+                    f"{self.files.path}: {name} is stored as {dtype}: quantized drafters are not read; take "
+                    "the one that it was made from"
+                )
+        if wrong := misfit(parts, [self.files.shape(name) for name in parts], expected):
+            raise DrafterError(f"{self.files.path}: {wrong}")
+        return parts

@@ -1,0 +1,168 @@
+"""A recurrent head's drafts in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from ctypes import Structure, byref, c_double, c_float, c_int, c_int64, c_uint64, c_void_p
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from soothsay.core.arrays import IntArray
+from soothsay.core.noise import LOW_64_BITS
+from soothsay.core.verify import Guessing
+from soothsay.drafters.ops.recurrent_drafts import Drafting, Grown, Planted
+from soothsay.model.blocks import Block
+from soothsay.model.embedding import Embedding, IntegerEmbedding
+from soothsay.model.kernels import RecurrentLayers
+from soothsay.model.native.fused import NativeBlocks
+from soothsay.model.native.kv_format import KV_FORMATS
+from soothsay.model.native.linear import NativeLinear, PackedTable, address
+
+POSITIONS = 1024
+"""Positions whose cosines and sines are computed at first."""
+
+
+class _Recurrent(Structure):
+    """`soothsay_recurrent` of csrc/kernels.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("block", "head", "fuse", "table", "tap_norms", "rows")),
+        *((name, c_void_p) for name in ("embedding_norm", "feature_norm", "norm", "cos", "sin", "ids")),
+        *((name, c_int64) for name in ("outputs", "vocabulary", "first", "second", "third")),
+        ("least", c_double),
+        *((name, c_float) for name in ("embedding_scale", "eps")),
+        *((name, c_int) for name in ("rows_are_bf16", "norms_residual", "norms_output")),
+        *((name, c_int) for name in ("taps", "tap_size", "fuse_is_bf16")),
+        *((name, c_int) for name in ("depth", "width", "branch")),
+    )
+
+
+class _Pool(Structure):
+    """`soothsay_pool` of csrc/kernels.h."""
+
+    _fields_ = (("data", c_void_p), ("slots", c_int64), ("block_size", c_int64), ("format", c_int))
+
+
+class _Growing(Structure):
+    """`soothsay_growing` of csrc/kernels.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("tokens", "table", "ends", "features")),
+        *((name, c_void_p) for name in ("tree_tokens", "tree_parents", "scores")),
+        *((name, c_int64) for name in ("start", "first_key", "pending", "num_ends")),
+        ("seed", c_uint64),
+        *((name, c_float) for name in ("factor", "top_p", "min_p")),
+        *((name, c_int) for name in ("top_k", "draws", "nodes", "depth", "size")),
+    )
+
+
+class NativeDraft:
+    """Computes a `FusedDraft`.
+
+    Args:
+        run: the library's `soothsay_draft`.
+        layers: pass `fit`.
+    """
+
+    def __init__(self, run: Callable[..., None], layers: RecurrentLayers):
+        self._run, self._layers = run, layers  # which the library reads
+        block, embedding = cast(NativeBlocks, layers.block.fused), cast(Embedding, layers.embedding)
+        integers = embedding.table if isinstance(embedding, IntegerEmbedding) else None
+        plain = None if integers is not None else embedding.weight.detach()
+        self._held = plain
+        self._recurrent = _Recurrent(
+            block.addresses[0],
+            *(cast(NativeLinear, layer).address for layer in (layers.head, layers.fuse)),
+            None if integers is None else cast(PackedTable, integers).layer.address,
+            *(address(layers.tap_norms), address(plain)),
+            *(norm.weight.data_ptr() for norm in (layers.embedding_norm, layers.feature_norm, layers.norm)),
+            *(None, None, address(layers.ids)),
+            *(cast(NativeLinear, layers.head).out_features, len(embedding.weight)),
+            *block.scratch,
+            0.0,
+            *(embedding.scale, layers.norm.eps),
+            plain is not None and plain.dtype == torch.bfloat16,
+            *(layers.norms_residual, layers.norms_output),
+            *(layers.taps, cast(NativeLinear, layers.fuse).in_features // layers.taps),
+            layers.fuse.dtype == torch.bfloat16,
+        )
+        self._ropes = torch.empty(0), torch.empty(0)
+
+    @staticmethod
+    def fit(layers: RecurrentLayers) -> bool:
+        """Whether the library's call computes each layer."""
+        block, head, embedding = layers.block, layers.head, layers.embedding
+        norms = layers.embedding_norm, layers.feature_norm, layers.norm
+        if isinstance(embedding, IntegerEmbedding):
+            table = isinstance(embedding.table, PackedTable)
+        else:
+            weight = cast(Tensor, embedding.weight)
+            table = weight.dtype in (torch.bfloat16, torch.float32) and weight.is_contiguous()
+        return (
+            isinstance(block, Block)
+            and isinstance(block.fused, NativeBlocks)
+            and isinstance(head, NativeLinear)
+            and isinstance(layers.fuse, NativeLinear)
+            and head.dtype == torch.float32
+            and table
+            and not any(norm.centred or norm.eps != layers.norm.eps for norm in norms)
+        )
+
+    def __call__(self, drafting: Drafting) -> list[Grown | None]:
+        """See `FusedDraft`."""
+        d, kv = drafting, drafting.kv
+        last = max(p.rows.start + len(p.rows.tokens) + min(p.depth, d.depth) for p in d.requests)
+        cos, sin = self._turns(last)
+        r = self._recurrent
+        r.cos, r.sin, r.least = cos.data_ptr(), sin.data_ptr(), d.least
+        r.depth, r.width, r.branch = d.depth, d.width, d.branch
+        pool = _Pool(kv.data_ptr(), kv.shape[1], d.block_size, KV_FORMATS[kv.dtype])
+        room = 1 + d.branch + max(d.depth - 1, 0) * d.width * d.branch
+        written = np.empty((len(d.requests), 3, room), dtype=np.int64)  # the last are float64
+        held = [_Asked(planted, written[i], d.block_size) for i, planted in enumerate(d.requests)]
+        growing = (_Growing * len(held))(*(asked.growing for asked in held))
+        self._run(byref(r), byref(pool), growing, len(held))
+        return [
+            _read(own, one.size) if one.nodes else None for own, one in zip(written, growing, strict=True)
+        ]
+
+    def _turns(self, count: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the first `count` positions, and some more."""
+        if len(self._ropes[0]) < count:
+            positions = torch.arange(max(POSITIONS, 1 << (count - 1).bit_length()))
+            self._ropes = tuple(part.contiguous() for part in self._layers.rope(positions))
+        return self._ropes
+
+
+class _Asked:
+    """A request as the library reads it, and the memory that has to outlive the call."""
+
+    def __init__(self, planted: Planted, written: IntArray, block_size: int):
+        rows, params = planted.rows, planted.params
+        pending = len(rows.tokens)
+        needed = rows.start + pending + max(planted.nodes - 1, 0)
+        if rows.table is None or len(rows.table) * block_size < needed:
+            raise IndexError("a request has fewer KV blocks than its rows need")
+        self.tokens = np.ascontiguousarray(rows.tokens, dtype=np.int64)
+        self.table = np.ascontiguousarray(rows.table, dtype=np.int64)
+        self.ends = np.fromiter(planted.ends, np.int64)
+        self.features = planted.features.contiguous()
+        self.growing = _Growing(
+            *(part.ctypes.data for part in (self.tokens, self.table, self.ends)),
+            self.features.data_ptr(),
+            *(row.ctypes.data for row in written),
+            *(rows.start, rows.first_key, pending, len(self.ends)),
+            planted.seed & LOW_64_BITS,
+            planted.factor,
+            *(params.top_p, params.min_p, params.top_k),
+            params.temperature > 0 and params.rule.guessing is Guessing.SHARED_NOISE,
+            *(planted.nodes, planted.depth),
+        )
+
+
+def _read(written: IntArray, size: int) -> Grown:
+    tokens, parents, scores = written[:, :size]
+    return Grown(tokens.tolist(), parents.tolist(), scores.view(np.float64).tolist())
