@@ -22,6 +22,7 @@ from soothsay.core.tree import DraftTree
 from soothsay.core.turn import Turn
 from soothsay.drafters.base import Target
 from soothsay.drafters.learned_files import LearnedFiles
+from soothsay.drafters.ops.native_draft_ops import draft_ops
 from soothsay.drafters.watch import Watch
 from soothsay.engine.drafts import check_drafts
 from soothsay.engine.guard import Guard
@@ -85,7 +86,8 @@ class Engine:
             nodes=config.max_tree,
         )
         times = cache(partial(known_or_measured, model, config.max_context))
-        self.target = Target(model, tokenizer, config, num_blocks, path, self.cache, times)
+        ops = draft_ops(model.kernels)
+        self.target = Target(model, tokenizer, config, num_blocks, path, self.cache, times, ops)
         snapshots = Snapshots(self.cache.states, config.block_size, partial(model.copy_state, self.cache))
         self.scheduler = Scheduler(config, self.allocator, snapshots)
         self.recovery = Recovery(self.scheduler)

@@ -7,14 +7,13 @@ A model holds one set of kernels and passes it on. `StockKernels` uses stock ope
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from soothsay.config import ExpertsConfig
+from soothsay.config import ExpertsConfig, ModelConfig
 from soothsay.core import noise
 from soothsay.core.batch import Batch, Layout, Rows, stock_layout
 from soothsay.core.cache import LayerMemory
@@ -22,15 +21,12 @@ from soothsay.core.functions import gelu, gelu_tanh, rms_norm, sigmoid, silu, to
 from soothsay.core.integer_keys import written
 from soothsay.core.states import LayerStates
 from soothsay.core.strands import Strands
-from soothsay.drafters.ops.automaton import Automaton
-from soothsay.drafters.ops.recurrent_drafts import Drafting, Grown
-from soothsay.drafters.ops.refinement import Candidates, Looked, Refinement, grow
 from soothsay.model.attention import attend
 from soothsay.model.convolution import convolve
 from soothsay.model.delta_rule import Recurrence, delta_rule
 from soothsay.model.linear import stock_linear
 from soothsay.model.quantized import Integers
-from soothsay.model.rope import Rope, rotate
+from soothsay.model.rope import rotate
 from soothsay.model.routing import route
 from soothsay.model.state_space import StateSpace, state_space
 
@@ -85,61 +81,24 @@ FusedExperts = Callable[[Tensor, Tensor | None], Tensor]
 The second argument are the router's scores `[N, experts]`; None: it computes them."""
 
 
-@dataclass(frozen=True, eq=False)
-class LookLayers:
-    """The layers of a `soothsay.drafters.heads.redrafter.redrafter_head.RedrafterHead`, as they are served."""
-
-    look: nn.Module
-    guesses: nn.Module
-    cell_read: nn.Module
-    cell_token: nn.Module
-    cell_out: nn.Module
-    head: nn.Module
-    norm: Norm  # of guesses
-    depths: int
-
-
-FusedLook = Callable[[Tensor, Tensor], Looked]
-"""A drafter's one look in one call, of features `[R, F]` and normed embeddings `[R, H]`, both float32."""
-
-
-@dataclass(frozen=True)
-class RecurrentLayers:
-    """The layers of a recurrent head of one block, as they are served.
-
-    See `soothsay.drafters.heads.eagle3.eagle3_head.Eagle3Head`.
-    """
-
-    block: nn.Module
-    head: nn.Module
-    fuse: nn.Module
-    taps: int  # parts of what it reads, which are normed one by one
-    tap_norms: Tensor | None  # weights of these norms, one after the other; None: they are not normed
-    embedding: nn.Module
-    rope: Rope
-    embedding_norm: Norm
-    feature_norm: Norm
-    norm: Norm  # of outputs
-    ids: Tensor | None  # `[outputs of head]` int64, the tokens that they stand for; None: all
-    norms_residual: bool
-    norms_output: bool
-
-
-FusedDraft = Callable[[Drafting], list[Grown | None]]
-"""Computes rows of committed tokens and grows the trees below them in one call."""
-
-
 class Kernels(noise.SamplingKernels):
-    """Linear layers, the operations between them, and those of sampling and drafting.
+    """Linear layers, the operations between them, and those of sampling.
 
     Each method here is the stock operation. A subclass computes some of them in another way. N is the number
     of rows. Tensors are contiguous, and residuals are float32.
     """
 
     name: str
+    variant: str = ""
+    """Instruction set of the compiled library that these kernels call; empty: they call none."""
     draws_by_race = False
     integer_keys = False
     """Whether models with weights in integers keep integer keys; see `soothsay.core.integer_keys`."""
+
+    @staticmethod
+    def fit(config: ModelConfig) -> bool:
+        """Whether these kernels can compute a model of these sizes."""
+        return True
 
     def lay_out(self, requests: Sequence[Rows], block_size: int) -> Layout:
         """Lay out the rows of requests one after the other, for KV blocks of this size."""
@@ -321,40 +280,6 @@ class Kernels(noise.SamplingKernels):
         """One call for a mixture of experts; None if these kernels have none for it.
 
         It is a `soothsay.model.feed_forward.Experts`. Its weights must keep their addresses.
-        """
-        return None
-
-    def fuse_look(self, layers: LookLayers) -> FusedLook | None:
-        """One call for all that a drafter's look computes; None if these kernels have none for it.
-
-        The weights must keep their addresses.
-        """
-        return None
-
-    def fuse_draft(self, layers: RecurrentLayers) -> FusedDraft | None:
-        """One call for all that a recurrent head drafts; None if these kernels have none for it.
-
-        The weights must keep their addresses. Noise is nearly that of `uniform`, so trees may differ where
-        scores nearly tie.
-        """
-        return None
-
-    def grow_paths(
-        self, refinement: Refinement, candidates: Candidates, nodes: int, depth: int
-    ) -> tuple[list[int], list[int], list[float]]:
-        """Grow the best tree over refined guesses; see `soothsay.drafters.ops.refinement.grow`.
-
-        The native one sums in another order, so trees may differ where scores nearly tie.
-        """
-        return grow(refinement, candidates, nodes, depth)
-
-    def automaton(self, counted: int, widest: int, least: float) -> Automaton | None:
-        """An empty automaton; None if these kernels have none.
-
-        Args:
-            counted: see `Automaton`.
-            widest: maximum number of followers of a match that a tree considers.
-            least: minimum probability of a path in a tree.
         """
         return None
 

@@ -22,12 +22,12 @@ from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Target
 from soothsay.drafters.learned_files import read_learned
 from soothsay.drafters.lookup.suffix import PIECE, Suffix, write_texts
-from soothsay.drafters.ops.stock_automaton import new_automaton
+from soothsay.drafters.ops.native_draft_ops import draft_ops
 from soothsay.drafters.registry import build_drafter
 
 VOCABULARY = 1000
 MODEL = SimpleNamespace(config=SimpleNamespace(vocab_size=VOCABULARY), kernels=FASTEST)
-TARGET = Target(MODEL, None, EngineConfig(), 0)  # type: ignore[arg-type]
+TARGET = Target(MODEL, None, EngineConfig(), 0, ops=draft_ops(FASTEST))  # type: ignore[arg-type]
 
 
 def ask(drafter: Suffix, prompt: Sequence[int], room: int = 100, nodes: int = 64) -> Request:
@@ -232,7 +232,7 @@ def test_ended_requests_are_read_bit_by_bit_and_only_where_somebody_asks() -> No
         propose(drafter, 3 * PIECE)
         assert generation.automaton.size == read
         for token in (5, PIECE + 5, 2 * PIECE + 5):
-            matcher = new_automaton(5, FASTEST).matcher(1.0)
+            matcher = draft_ops(FASTEST).automaton(5).matcher(1.0)
             matcher.watch([(generation.automaton, 1.0)], np.array([token]))
             assert matcher.longest == (token < read)
 

@@ -6,14 +6,13 @@ import gc
 
 import numpy as np
 import pytest
-from kernels import STOCK
+from kernels import FASTEST, STOCK
 
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.ops.automaton import Automaton, Draws, Matcher, Reading
-from soothsay.drafters.ops.continuations import LEAST, WIDEST
 from soothsay.drafters.ops.native_automaton import NativeAutomaton
-from soothsay.drafters.ops.stock_automaton import StockAutomaton, new_automaton
-from soothsay.model.native.kernels import NativeKernels
+from soothsay.drafters.ops.native_draft_ops import NativeDraftOps, draft_ops
+from soothsay.drafters.ops.stock_automaton import StockAutomaton
 
 COUNTED = 6
 
@@ -26,12 +25,12 @@ def grown(matcher: Matcher, nodes: int, depth: int, draws: Draws | None = None) 
 
 @pytest.mark.parametrize("letters", [2, 5, 40])
 @pytest.mark.parametrize("seed", range(5))
-def test_both_say_the_same(kernels: NativeKernels, seed: int, letters: int) -> None:
+def test_both_say_the_same(ops: NativeDraftOps, seed: int, letters: int) -> None:
     """Two automata read texts in turns. A matcher watches both, one or none of them while they grow."""
     rng = np.random.default_rng(seed)
     kinds: list[list[Automaton]] = [
         [StockAutomaton(COUNTED) for _ in range(3)],
-        [kernels.automaton(COUNTED, WIDEST, LEAST) for _ in range(3)],
+        [ops.automaton(COUNTED) for _ in range(3)],
     ]
     matchers = [automata[2].matcher(2.0) for automata in kinds]
     texts = [[Reading() for _ in range(3)] for _ in kinds]
@@ -65,15 +64,15 @@ def test_both_say_the_same(kernels: NativeKernels, seed: int, letters: int) -> N
     assert lengths >= {1, 2} or letters == 2
 
 
-def test_a_large_one_is_the_same_and_goes_with_its_owner(kernels: NativeKernels) -> None:
+def test_a_large_one_is_the_same_and_goes_with_its_owner(ops: NativeDraftOps) -> None:
     rng = np.random.default_rng(0)
     tokens = np.minimum(rng.geometric(0.02, 20_000), 9_000)
-    both: list[Automaton] = [StockAutomaton(33), kernels.automaton(33, WIDEST, LEAST)]
+    both: list[Automaton] = [StockAutomaton(33), ops.automaton(33)]
     readings = Reading(), Reading()
     for automaton, reading in zip(both, readings, strict=True):
         automaton.read(reading, tokens)
     assert (readings[0].end, readings[0].counted) == (readings[1].end, readings[1].counted)
-    own = [StockAutomaton(33), kernels.automaton(33, WIDEST, LEAST)]
+    own = [StockAutomaton(33), ops.automaton(33)]
     matchers = [automaton.matcher(2.0) for automaton in own]
     for begin in range(0, 19_000, 500):
         for automaton, matcher in zip(both, matchers, strict=True):
@@ -86,6 +85,7 @@ def test_a_large_one_is_the_same_and_goes_with_its_owner(kernels: NativeKernels)
     assert len(grown(matchers[1], 60, 12)[0]) > 1  # a matcher keeps what it watches
 
 
-def test_kernels_choose_the_automaton(kernels: NativeKernels) -> None:
-    assert isinstance(new_automaton(5, kernels), NativeAutomaton)
-    assert isinstance(new_automaton(5, STOCK), StockAutomaton)
+def test_kernels_choose_the_automaton() -> None:
+    assert isinstance(draft_ops(STOCK).automaton(5), StockAutomaton)
+    if FASTEST is not STOCK:
+        assert isinstance(draft_ops(FASTEST).automaton(5), NativeAutomaton)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from soothsay.core.tree import DraftTree
+from soothsay.drafters.ops.native_draft_ops import draft_ops
 from soothsay.drafters.ops.refinement import LEAST, Candidates, Refinement
 from soothsay.model.kernels import Kernels, StockKernels
 from soothsay.model.native.kernels import load_native
@@ -78,9 +79,9 @@ def test_the_best_paths_by_enumeration(kernels: Kernels, kept: int, depth: int, 
         refinement, candidates = drawn(seed, kept)
         scores = scores_of_all_paths(seed, kept)
         best = [path for path in scores if len(path) <= depth and scores[path] >= math.log(LEAST)]
-        places, parents, found = kernels.grow_paths(refinement, candidates, nodes, depth)
+        places, parents, found = draft_ops(kernels).grow_paths(refinement, candidates, nodes, depth)
         tree = DraftTree(-1)
-        tree.hang(places[1:], parents[1:], found[1:])
+        tree.append_nodes(places[1:], parents[1:], found[1:])
         made = [tuple(tree.tokens[node] for node in tree.path(n)[1:]) for n in range(1, len(tree))]
         assert made == best[: nodes - 1]
         assert found[1:] == pytest.approx([scores[path] for path in made], abs=2e-3)
@@ -91,11 +92,11 @@ def test_guesses_that_are_impossible_are_in_no_tree(kernels: Kernels) -> None:
     refinement, candidates = drawn(3)
     candidates.values[:, 2:] = -math.inf
     candidates.scores.scatter_(1, candidates.places[:, 2:], -math.inf)
-    places, parents, _ = kernels.grow_paths(refinement, candidates, 60, 3)
+    places, parents, _ = draft_ops(kernels).grow_paths(refinement, candidates, 60, 3)
     assert len(places) > 4
     depths = [0]
     for place, parent in zip(places[1:], parents[1:], strict=True):
         depths.append(depths[parent] + 1)
         assert place in candidates.places[depths[-1] - 1, :2]
-    assert kernels.grow_paths(refinement, candidates, 60, 0)[0] == [0]
-    assert kernels.grow_paths(refinement, candidates, 1, 3)[1] == [-1]
+    assert draft_ops(kernels).grow_paths(refinement, candidates, 60, 0)[0] == [0]
+    assert draft_ops(kernels).grow_paths(refinement, candidates, 1, 3)[1] == [-1]

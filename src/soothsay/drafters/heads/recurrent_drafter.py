@@ -20,12 +20,11 @@ from soothsay.drafters.heads.feature_drafter import FeatureDrafter, draft_ready
 from soothsay.drafters.heads.loading import load_head
 from soothsay.drafters.heads.serving import Served
 from soothsay.drafters.heads.trained_head import Head, RecurrentHead
-from soothsay.drafters.ops.recurrent_drafts import Drafting, Planted
+from soothsay.drafters.ops.recurrent_drafts import DraftBatch, DraftInput, RecurrentDrafts
 from soothsay.drafters.trees.growth import GrowingTree, GrownDrafter, parent_rows
 from soothsay.drafters.trees.guesses import SHARPNESS
 from soothsay.drafters.trees.own_kv import DraftPass, own_pool, pack
 from soothsay.drafters.trees.tree_shapes import ConfidentShape, TreeShape
-from soothsay.model.kernels import FusedDraft
 
 Outputs = tuple[Tensor, ...]
 """`[M, H]` outputs of a head's modules, of M rows. The logits come from the first; rows below read the rest,
@@ -127,15 +126,15 @@ class ConfidentDrafter(RecurrentDrafter):
         self.shape = ConfidentShape.within(self.method, target, depth, width, branch)
         super().__init__(target, load_head(self.kind, model, target, dtype), self.shape)
         view, shared = self.served.view, self.served.shared
-        self.fused = self.served.head.fused(shared) if view is None else None
+        self.at_once = self.served.head.drafts_at_once(shared, target.ops) if view is None else None
 
     def keep(self, taps: Sequence[Tensor]) -> Tensor:
         """See `FeatureDrafter`. A draft in one call fuses features itself."""
-        return super().keep(taps) if self.fused is None else torch.cat(list(taps), -1)
+        return super().keep(taps) if self.at_once is None else torch.cat(list(taps), -1)
 
     def run(self, batch: DraftPass) -> Outputs:
         """See `RecurrentDrafter`."""
-        if self.fused is None:
+        if self.at_once is None:
             return super().run(batch)
         taps = torch.cat(batch.features).chunk(len(self.taps), -1)
         packed = self.pack(batch.rows)
@@ -144,22 +143,24 @@ class ConfidentDrafter(RecurrentDrafter):
     @torch.inference_mode()
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
         """Grow a tree for each request that is ready; the others get the root alone."""
-        if self.fused is None:
+        if self.at_once is None:
             return super().propose(requests)
         own = [request for request in requests if _is_plain(request)]
-        trees = dict(zip(own, draft_ready(own, self.ready, partial(self._draft, self.fused)), strict=True))
+        trees = dict(zip(own, draft_ready(own, self.ready, partial(self._draft, self.at_once)), strict=True))
         if others := [request for request in requests if request not in trees]:
             trees.update(zip(others, super().propose(others), strict=True))
         return [trees[request] for request in requests]
 
-    def _draft(self, fused: FusedDraft, ready: Sequence[Request]) -> list[DraftTree]:
+    def _draft(self, at_once: RecurrentDrafts, ready: Sequence[Request]) -> list[DraftTree]:
         """Trees of requests whose parameters change logits by temperature and truncation alone."""
         trees = {request: DraftTree(int(request.tokens[-1])) for request in ready}
         shape, pool = self.shape, self.kv.pool
         for batch in self.kv.catch_up(trees):
-            planted = [_planted(*one) for one in zip(batch.requests, batch.rows, batch.features, strict=True)]
-            drafting = Drafting(
-                requests=planted,
+            inputs = [
+                _draft_input(*own) for own in zip(batch.requests, batch.rows, batch.features, strict=True)
+            ]
+            draft_batch = DraftBatch(
+                inputs=inputs,
                 kv=cast(Tensor, pool.layers[0]),
                 block_size=pool.block_size,
                 depth=shape.depth,
@@ -167,9 +168,9 @@ class ConfidentDrafter(RecurrentDrafter):
                 branch=shape.branch,
                 least=self.min_level_gain,
             )
-            for request, grown in zip(batch.requests, fused(drafting), strict=True):
-                if grown is not None:
-                    trees[request].hang(grown.tokens[1:], grown.parents[1:], grown.scores[1:])
+            for request, out in zip(batch.requests, at_once(draft_batch), strict=True):
+                if out is not None:
+                    trees[request].append_nodes(out.tokens[1:], out.parents[1:], out.scores[1:])
         return [trees[request] for request in ready]
 
 
@@ -179,15 +180,7 @@ def _is_plain(request: Request) -> bool:
     return request.constraint is None and not params.changes_logits and not params.rule.guessing.draws
 
 
-def _planted(request: Request, rows: Rows, features: Tensor) -> Planted:
+def _draft_input(request: Request, rows: Rows, features: Tensor) -> DraftInput:
     temperature = request.params.temperature
-    return Planted(
-        rows=rows,
-        features=features,
-        nodes=0 if rows.tree is None else request.max_nodes,
-        depth=request.max_depth,
-        ends=request.end_tokens,
-        params=request.params,
-        seed=request.seed,
-        factor=1 / max(temperature, MIN_TEMPERATURE) if temperature > 0 else SHARPNESS,
-    )
+    factor = 1 / max(temperature, MIN_TEMPERATURE) if temperature > 0 else SHARPNESS
+    return DraftInput(request, rows, features, 0 if rows.tree is None else request.max_nodes, factor)

@@ -14,7 +14,8 @@ from soothsay.core.tree import DraftTree
 from soothsay.drafters.heads.refiner import Refiner
 from soothsay.drafters.heads.shortlist import ShortlistHead
 from soothsay.drafters.heads.trained_head import TargetEnds
-from soothsay.drafters.ops.refinement import Candidates, Looked, Refinement
+from soothsay.drafters.ops.draft_ops import DraftOps
+from soothsay.drafters.ops.refinement import Candidates, HeadOutputs, Refinement
 from soothsay.drafters.trees.guesses import SHARPNESS
 from soothsay.drafters.trees.template import draw_template, fill_drawn, score_rows
 
@@ -40,12 +41,13 @@ class RefinedTrees:
         head: ready to draft.
         cell: of the head.
         shared: what it shares with the target.
+        ops: of the target.
         nodes: of the largest tree, the root included.
     """
 
-    def __init__(self, head: ShortlistHead, cell: Refiner, shared: TargetEnds, nodes: int):
+    def __init__(self, head: ShortlistHead, cell: Refiner, shared: TargetEnds, ops: DraftOps, nodes: int):
         self.head, self.cell, self.shared, self.nodes = head, cell, shared, nodes
-        self.kernels = shared.kernels
+        self.kernels, self.ops = shared.kernels, ops
         device = shared.norm.weight.device
         ids = torch.arange(shared.vocab_size, device=device) if head.shortlist is None else head.shortlist
         self.ids: list[int] = ids.tolist()
@@ -60,9 +62,9 @@ class RefinedTrees:
                 followers=_followers(torch.cat(tokens), corrections),
             )
 
-    def trees(self, requests: Sequence[Request], looked: Looked) -> list[DraftTree]:
+    def trees(self, requests: Sequence[Request], outputs: HeadOutputs) -> list[DraftTree]:
         """Make a tree for each of R requests, whose guesses begin with the token after the root."""
-        logits, read, states = looked
+        logits, read, states = outputs
         depths = len(logits) // len(states)
         if any(request.params.rule.guessing.draws for request in requests):
             return self._drawn(requests, logits, depths)
@@ -80,9 +82,9 @@ class RefinedTrees:
 
     def _tree(self, request: Request, candidates: Candidates) -> DraftTree:
         size, depth = min(self.nodes, request.max_nodes), max(request.max_depth, 0)
-        places, parents, scores = self.kernels.grow_paths(self.refinement, candidates, size, depth)
+        places, parents, scores = self.ops.grow_paths(self.refinement, candidates, size, depth)
         tree = DraftTree(int(request.tokens[-1]))
-        tree.hang([self.ids[place] for place in places[1:]], parents[1:], scores[1:])
+        tree.append_nodes([self.ids[place] for place in places[1:]], parents[1:], scores[1:])
         return tree
 
     def _candidates(

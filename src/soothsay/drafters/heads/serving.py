@@ -19,7 +19,6 @@ from soothsay.model.blocks import fuse
 from soothsay.model.embedding import Embedding
 from soothsay.model.kernels import Kernels, StockKernels
 from soothsay.model.linear import Dense
-from soothsay.model.native.kernels import NativeKernels
 from soothsay.model.norm import RMSNorm
 from soothsay.model.numeric_mode import NumericMode
 from soothsay.model.transformer import Transformer
@@ -30,8 +29,7 @@ ServedHead = TypeVar("ServedHead", bound=Head, covariant=True)
 
 def kernels_for(config: ModelConfig, own: Kernels) -> Kernels:
     """`own`, the target's kernels, if they can compute modules of these sizes; else stock operations."""
-    native = isinstance(own, NativeKernels)
-    return own if not native or NativeKernels.fit(config) else StockKernels()
+    return own if own.fit(config) else StockKernels()
 
 
 def serve(

@@ -15,8 +15,10 @@ from torch import Tensor, nn
 
 from soothsay.config import ModelConfig
 from soothsay.core.batch import Batch
+from soothsay.drafters.ops.draft_ops import DraftOps
+from soothsay.drafters.ops.recurrent_drafts import RecurrentDrafts
 from soothsay.model.embedding import Embedding
-from soothsay.model.kernels import FusedDraft, Kernels
+from soothsay.model.kernels import Kernels
 from soothsay.model.norm import RMSNorm
 from soothsay.model.transformer import Transformer, finished_logits
 
@@ -152,7 +154,7 @@ class RecurrentHead(Head):
         """Outputs -> logits of the next tokens: `[M, H] -> [M, V]` float32."""
         return shared.logits(out)
 
-    def fused(self, shared: TargetEnds) -> FusedDraft | None:
+    def drafts_at_once(self, shared: TargetEnds, ops: DraftOps) -> RecurrentDrafts | None:
         """One call for whole drafts, of a head that is ready to draft; None: there is none for it."""
         return None
 

@@ -28,7 +28,6 @@ from soothsay.drafters.base import SignalingDrafter, Target, check_at_least_one
 from soothsay.drafters.learned_files import read_learned, write_learned
 from soothsay.drafters.ops.automaton import Automaton, Matcher, Reading
 from soothsay.drafters.ops.continuations import coming_draws
-from soothsay.drafters.ops.stock_automaton import new_automaton
 from soothsay.errors import DrafterError
 
 OWN_DOUBT, MEMORY_DOUBT, STORE_DOUBT = 2.0, 8.0, 16.0
@@ -311,7 +310,7 @@ class Suffix(SignalingDrafter):
 
     def _new_automaton(self) -> Automaton:
         """An empty automaton for matches of `longest` tokens and their followers."""
-        return new_automaton(self.longest + 1, self.target.model.kernels)
+        return self.target.ops.automaton(self.longest + 1)
 
 
 def write_texts(path: Path, texts: Sequence[npt.NDArray[np.integer]], vocabulary: str) -> int:

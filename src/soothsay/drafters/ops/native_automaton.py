@@ -9,6 +9,7 @@ from ctypes import Structure, byref, c_double, c_int, c_void_p
 from soothsay.core.noise import LOW_64_BITS
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.ops.automaton import Automaton, Draws, Reading, Tokens
+from soothsay.drafters.ops.continuations import LEAST, WIDEST
 
 
 class _Reading(Structure):
@@ -26,15 +27,12 @@ class NativeAutomaton:
     Args:
         library: an open library.
         counted: see `Automaton`.
-        widest: maximum number of followers of a match that a tree considers.
-        least: minimum probability of a path in a tree.
     """
 
-    __slots__ = ("_handle", "_library", "counted", "least", "size", "widest")
+    __slots__ = ("_handle", "_library", "counted", "size")
 
-    def __init__(self, library: ctypes.CDLL, counted: int, widest: int, least: float):
+    def __init__(self, library: ctypes.CDLL, counted: int):
         self.counted, self.size = counted, 0
-        self.widest, self.least = widest, least
         self._library = library
         self._handle: int = library.soothsay_automaton_new(counted)
 
@@ -93,8 +91,8 @@ class NativeMatcher:
         """See `Matcher`."""
         tokens, parents, scores = (c_int * nodes)(), (c_int * nodes)(), (c_double * nodes)()
         size = self._library.soothsay_matcher_grow(
-            *(self._handle, nodes, depth, self._own.widest, self._own.least),
+            *(self._handle, nodes, depth, WIDEST, LEAST),
             *(_NO_DRAWS if draws is None else (True, draws.seed & LOW_64_BITS, *draws[1:])),
             *(tokens, parents, scores),
         )
-        tree.hang(tokens[1:size], parents[1:size], scores[1:size])
+        tree.append_nodes(tokens[1:size], parents[1:size], scores[1:size])

@@ -13,10 +13,9 @@ from torch import Tensor
 from soothsay.core.arrays import IntArray
 from soothsay.core.noise import LOW_64_BITS
 from soothsay.core.verify import Guessing
-from soothsay.drafters.ops.recurrent_drafts import Drafting, Grown, Planted
+from soothsay.drafters.ops.recurrent_drafts import DraftBatch, DraftInput, DraftOutput, RecurrentLayers
 from soothsay.model.blocks import Block
 from soothsay.model.embedding import Embedding, IntegerEmbedding
-from soothsay.model.kernels import RecurrentLayers
 from soothsay.model.native.fused import NativeBlocks
 from soothsay.model.native.kv_format import KV_FORMATS
 from soothsay.model.native.linear import NativeLinear, PackedTable, address
@@ -59,8 +58,8 @@ class _Growing(Structure):
     )
 
 
-class NativeDraft:
-    """Computes a `FusedDraft`.
+class NativeRecurrentDrafts:
+    """Computes `RecurrentDrafts`.
 
     Args:
         run: the library's `soothsay_draft`.
@@ -111,19 +110,21 @@ class NativeDraft:
             and not any(norm.centred or norm.eps != layers.norm.eps for norm in norms)
         )
 
-    def __call__(self, drafting: Drafting) -> list[Grown | None]:
-        """See `FusedDraft`."""
-        d, kv = drafting, drafting.kv
-        last = max(p.rows.start + len(p.rows.tokens) + min(p.depth, d.depth) for p in d.requests)
+    def __call__(self, batch: DraftBatch) -> list[DraftOutput | None]:
+        """See `RecurrentDrafts`."""
+        d, kv = batch, batch.kv
+        last = max(
+            own.rows.start + len(own.rows.tokens) + min(own.request.max_depth, d.depth) for own in d.inputs
+        )
         cos, sin = self._turns(last)
         r = self._recurrent
         r.cos, r.sin, r.least = cos.data_ptr(), sin.data_ptr(), d.least
         r.depth, r.width, r.branch = d.depth, d.width, d.branch
         pool = _Pool(kv.data_ptr(), kv.shape[1], d.block_size, KV_FORMATS[kv.dtype])
         room = 1 + d.branch + max(d.depth - 1, 0) * d.width * d.branch
-        written = np.empty((len(d.requests), 3, room), dtype=np.int64)  # the last are float64
-        held = [_Asked(planted, written[i], d.block_size) for i, planted in enumerate(d.requests)]
-        growing = (_Growing * len(held))(*(asked.growing for asked in held))
+        written = np.empty((len(d.inputs), 3, room), dtype=np.int64)  # the last are float64
+        held = [_NativeInput(own, written[i], d.block_size) for i, own in enumerate(d.inputs)]
+        growing = (_Growing * len(held))(*(own.growing for own in held))
         self._run(byref(r), byref(pool), growing, len(held))
         return [
             _read(own, one.size) if one.nodes else None for own, one in zip(written, growing, strict=True)
@@ -137,32 +138,32 @@ class NativeDraft:
         return self._ropes
 
 
-class _Asked:
+class _NativeInput:
     """A request as the library reads it, and the memory that has to outlive the call."""
 
-    def __init__(self, planted: Planted, written: IntArray, block_size: int):
-        rows, params = planted.rows, planted.params
+    def __init__(self, own: DraftInput, written: IntArray, block_size: int):
+        request, rows, params = own.request, own.rows, own.request.params
         pending = len(rows.tokens)
-        needed = rows.start + pending + max(planted.nodes - 1, 0)
+        needed = rows.start + pending + max(own.nodes - 1, 0)
         if rows.table is None or len(rows.table) * block_size < needed:
             raise IndexError("a request has fewer KV blocks than its rows need")
         self.tokens = np.ascontiguousarray(rows.tokens, dtype=np.int64)
         self.table = np.ascontiguousarray(rows.table, dtype=np.int64)
-        self.ends = np.fromiter(planted.ends, np.int64)
-        self.features = planted.features.contiguous()
+        self.ends = np.fromiter(request.end_tokens, np.int64)
+        self.features = own.features.contiguous()
         self.growing = _Growing(
             *(part.ctypes.data for part in (self.tokens, self.table, self.ends)),
             self.features.data_ptr(),
             *(row.ctypes.data for row in written),
             *(rows.start, rows.first_key, pending, len(self.ends)),
-            planted.seed & LOW_64_BITS,
-            planted.factor,
+            request.seed & LOW_64_BITS,
+            own.factor,
             *(params.top_p, params.min_p, params.top_k),
             params.temperature > 0 and params.rule.guessing is Guessing.SHARED_NOISE,
-            *(planted.nodes, planted.depth),
+            *(own.nodes, request.max_depth),
         )
 
 
-def _read(written: IntArray, size: int) -> Grown:
+def _read(written: IntArray, size: int) -> DraftOutput:
     tokens, parents, scores = written[:, :size]
-    return Grown(tokens.tolist(), parents.tolist(), scores.view(np.float64).tolist())
+    return DraftOutput(tokens.tolist(), parents.tolist(), scores.view(np.float64).tolist())

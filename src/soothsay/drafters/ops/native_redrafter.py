@@ -1,19 +1,20 @@
-"""A drafter's one look at the target's features, in one call."""
+"""A ReDrafter head in one call, and trees over the refined guesses of one pass, in C."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from ctypes import Structure, byref, c_float, c_int, c_void_p
+from ctypes import Structure, byref, c_double, c_float, c_int, c_int64, c_void_p
 
 import torch
 from torch import Tensor
 
-from soothsay.drafters.ops.refinement import Looked
-from soothsay.model.kernels import LookLayers
+from soothsay.drafters.ops.recurrent_drafts import DraftOutput
+from soothsay.drafters.ops.refinement import LEAST, Candidates, HeadOutputs, RedrafterLayers, Refinement
 from soothsay.model.native.linear import NativeLinear
 
 LAYERS = "look", "guesses", "cell_read", "cell_token", "cell_out", "head"
-"""The linear layers of a look."""
+"""The linear layers of a head, as `RedrafterLayers` and the library name them."""
 
 
 class _Looking(Structure):
@@ -27,15 +28,15 @@ class _Looking(Structure):
     )
 
 
-class NativeLook:
-    """Computes a `FusedLook`. Outputs of layers are float32, whatever type they were made to have.
+class NativeRedrafter:
+    """Computes a `RedrafterCall`. Outputs of layers are float32, whatever type they were made to have.
 
     Args:
         run: the library's `soothsay_look`.
         layers: pass `fit`.
     """
 
-    def __init__(self, run: Callable[..., None], layers: LookLayers):
+    def __init__(self, run: Callable[..., None], layers: RedrafterLayers):
         self._run, self._layers = run, layers  # which the library reads
         linear: list[NativeLinear] = [getattr(layers, name) for name in LAYERS]
         read, head = linear[LAYERS.index("cell_read")], linear[LAYERS.index("head")]
@@ -49,15 +50,15 @@ class NativeLook:
         )
 
     @staticmethod
-    def fit(layers: LookLayers) -> bool:
+    def fit(layers: RedrafterLayers) -> bool:
         """Whether the library's call computes each layer."""
         return all(isinstance(getattr(layers, name), NativeLinear) for name in LAYERS)
 
-    def __call__(self, features: Tensor, embedded: Tensor) -> Looked:
-        """See `FusedLook`."""
+    def __call__(self, features: Tensor, embedded: Tensor) -> HeadOutputs:
+        """See `RedrafterCall`."""
         features, embedded = features.float().contiguous(), embedded.contiguous()
         rows, depths = len(features), self._layers.depths
-        out = Looked(
+        out = HeadOutputs(
             logits=torch.empty(rows * depths, self._tokens),
             read=torch.empty(rows * depths, self._units),
             states=torch.empty(rows, self._units),
@@ -70,3 +71,31 @@ class NativeLook:
             *(part.data_ptr() for part in out),
         )
         return out
+
+
+class _Paths(Structure):
+    """`soothsay_paths` of csrc/kernels.h."""
+
+    _fields_ = (
+        *(
+            (name, c_void_p)
+            for name in ("values", "places", "read", "root", "tokens", "carry", "out", "scores", "followers")
+        ),
+        ("tokens_count", c_int64),
+        *((name, c_float) for name in ("scale", "factor")),
+        *((name, c_int) for name in ("depths", "count", "units", "following")),
+    )
+
+
+def grow_paths(
+    run: Callable[..., int], refinement: Refinement, candidates: Candidates, nodes: int, depth: int
+) -> DraftOutput:
+    """See `soothsay.drafters.ops.refinement.grow`. `run` is the library's `soothsay_grow_paths`."""
+    r, c = refinement, candidates
+    tensors = [c.values, c.places, c.read, c.root, r.tokens, r.carry, r.out, c.scores, r.followers]
+    assert all(tensor.is_contiguous() for tensor in tensors)
+    numbers = len(r.tokens), c.scale, c.factor, *c.values.shape, len(c.root), r.followers.shape[1]
+    paths = _Paths(*(tensor.data_ptr() for tensor in tensors), *numbers)
+    places, parents, scores = (c_int64 * nodes)(), (c_int * nodes)(), (c_double * nodes)()
+    size = run(byref(paths), nodes, depth, math.log(LEAST), places, parents, scores)
+    return DraftOutput(places[:size], parents[:size], scores[:size])

@@ -7,14 +7,17 @@ way of the cell's state. The best tree grows node by node: the likeliest candida
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from soothsay.core.functions import silu
 from soothsay.core.tree import DraftTree
+from soothsay.drafters.ops.recurrent_drafts import DraftOutput
+from soothsay.model.kernels import Norm
 
 LEAST = 0.004
 """Minimum probability of a path, as the drafter sees it. It takes more time than a less likely path gains."""
@@ -33,12 +36,30 @@ class Refinement:
     followers: Tensor  # [V, F] int64: for each token, some that often come after it
 
 
-class Looked(NamedTuple):
+class HeadOutputs(NamedTuple):
     """What one pass says of D depths, for each of R requests, float32. V and U are those of `Refinement`."""
 
     logits: Tensor  # [R * D, V], of the depths of a request one after the other; the first is refined
     read: Tensor  # [R * D, U]: the part of a state that each depth makes
     states: Tensor  # [R, U]: the states of the roots
+
+
+@dataclass(frozen=True, eq=False)
+class RedrafterLayers:
+    """The layers of a `redrafter_head.RedrafterHead`, as they are served."""
+
+    look: nn.Module
+    guesses: nn.Module
+    cell_read: nn.Module
+    cell_token: nn.Module
+    cell_out: nn.Module
+    head: nn.Module
+    norm: Norm  # of guesses
+    depths: int
+
+
+RedrafterCall = Callable[[Tensor, Tensor], HeadOutputs]
+"""A ReDrafter head in one call, of features `[R, F]` and normed embeddings `[R, H]`, both float32."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,14 +76,11 @@ class Candidates:
     scale: float  # factor of corrections
 
 
-def grow(
-    refinement: Refinement, candidates: Candidates, nodes: int, depth: int
-) -> tuple[list[int], list[int], list[float]]:
+def grow(refinement: Refinement, candidates: Candidates, nodes: int, depth: int) -> DraftOutput:
     """Grow the best tree of at most `nodes` nodes and `depth` levels, the root included in the nodes.
 
     Returns:
-        The row of each node in the refinement, its parent and its score; node 0 is the root, and its row has
-        no meaning.
+        The nodes. Their tokens are rows of the refinement; that of the root has no meaning.
     """
     r, c = refinement, candidates
     tree, places = DraftTree(-1), [0]
@@ -96,7 +114,7 @@ def grow(
         places.append(int(rows[chosen]))  # rows stand for tokens, so siblings are distinct
         tree.add(above, places[-1], score - tree.scores[above])
         expand(len(tree) - 1)
-    return places, tree.parents, tree.scores
+    return DraftOutput(places, tree.parents, tree.scores)
 
 
 def _refined(r: Refinement, c: Candidates, level: int, row: int, state: Tensor) -> tuple[Tensor, Tensor]:

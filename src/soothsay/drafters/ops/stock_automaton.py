@@ -9,13 +9,7 @@ import numpy as np
 
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.ops.automaton import NOWHERE, ROOT, Automaton, Draws, Place, Reading, Tokens
-from soothsay.drafters.ops.continuations import LEAST, WIDEST, Followers, Source, grow
-from soothsay.model.kernels import Kernels
-
-
-def new_automaton(counted: int, kernels: Kernels) -> Automaton:
-    """An empty automaton: the kernels' own, or a `StockAutomaton` if they have none."""
-    return kernels.automaton(counted, WIDEST, LEAST) or StockAutomaton(counted)
+from soothsay.drafters.ops.continuations import WIDEST, Followers, Source, grow
 
 
 class StockAutomaton:

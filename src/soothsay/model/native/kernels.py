@@ -13,16 +13,11 @@ from soothsay.config import ExpertsConfig, ModelConfig
 from soothsay.core.batch import Batch, Layout, Rows
 from soothsay.core.states import LayerStates
 from soothsay.core.strands import Strands
-from soothsay.drafters.ops.native_automaton import NativeAutomaton
-from soothsay.drafters.ops.native_recurrent import NativeDraft
-from soothsay.drafters.ops.native_redrafter import NativeLook
-from soothsay.drafters.ops.native_refinement import grow
-from soothsay.drafters.ops.refinement import Candidates, Refinement
 from soothsay.machine import LargePages
 from soothsay.model.blocks import Block
 from soothsay.model.delta_rule import Recurrence
 from soothsay.model.feed_forward import Experts
-from soothsay.model.kernels import SQUARED_RELU, Kernels, LookLayers, Norm, RecurrentLayers
+from soothsay.model.kernels import SQUARED_RELU, Kernels, Norm
 from soothsay.model.linear import Parts
 from soothsay.model.native.delta import Delta
 from soothsay.model.native.experts import ACTIVATIONS, Mixture, NativeExperts, Routing
@@ -60,7 +55,7 @@ class NativeKernels(NativeSampling, Kernels):
 
     @staticmethod
     def fit(config: ModelConfig) -> bool:
-        """Whether the kernels can compute a model of these sizes."""
+        """See `Kernels`."""
         e, inner = config.experts, config.layer_embedding_size or 0
         heads = config.head_dim, 0 if config.global_heads is None else config.global_heads.size
         experts = () if e is None else (e.size, e.shared_size, e.latent_size or 0)
@@ -272,24 +267,6 @@ class NativeKernels(NativeSampling, Kernels):
         )
         return shares, chosen
 
-    def automaton(self, counted: int, widest: int, least: float) -> NativeAutomaton:
-        """See `Kernels`."""
-        return NativeAutomaton(self._library, counted, widest, least)
-
-    def fuse_look(self, layers: LookLayers) -> NativeLook | None:
-        """See `Kernels`."""
-        return NativeLook(self._look, layers) if NativeLook.fit(layers) else None
-
-    def fuse_draft(self, layers: RecurrentLayers) -> NativeDraft | None:
-        """See `Kernels`."""
-        return NativeDraft(self._draft, layers) if NativeDraft.fit(layers) else None
-
-    def grow_paths(
-        self, refinement: Refinement, candidates: Candidates, nodes: int, depth: int
-    ) -> tuple[list[int], list[int], list[float]]:
-        """See `Kernels`."""
-        return grow(self._library, refinement, candidates, nodes, depth)
-
     def linear(self, weight: Tensor | Integers, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
         """See `Kernels`."""
         if NativeLinear.fit(weight, bfloat16=self.multiplies_bfloat16):
@@ -323,12 +300,6 @@ class NativeKernels(NativeSampling, Kernels):
 
     def _run_experts(self, *arguments: object) -> None:
         self._library.soothsay_mix(*arguments)
-
-    def _look(self, *arguments: object) -> None:
-        self._library.soothsay_look(*arguments)
-
-    def _draft(self, *arguments: object) -> None:
-        self._library.soothsay_draft(*arguments)
 
     def _run_blocks(self, *arguments: object) -> None:
         self._library.soothsay_blocks(*arguments)

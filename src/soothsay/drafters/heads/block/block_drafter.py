@@ -26,7 +26,7 @@ from soothsay.drafters.heads.feature_drafter import draft_ready
 from soothsay.drafters.heads.loading import load_head
 from soothsay.drafters.heads.one_pass_drafter import OnePassDrafter
 from soothsay.drafters.heads.refined_trees import RefinedTrees
-from soothsay.drafters.ops.refinement import Looked
+from soothsay.drafters.ops.refinement import HeadOutputs
 from soothsay.drafters.trees.growth import GrowingTree, TreeGrower, parent_rows
 from soothsay.drafters.trees.own_kv import DraftPass, own_pool, pack
 from soothsay.drafters.trees.tree_shapes import ConfidentShape
@@ -74,7 +74,9 @@ class BlockDrafter(OnePassDrafter):
         pool, size = own_pool(target, head.config.block, head.dtype), head.config.size
         super().__init__(target, served, pool, size, nodes, branch)
         cell = head.refiner
-        self.refined = None if cell is None else RefinedTrees(head, cell, self.shared, self.max_nodes)
+        self.refined = (
+            None if cell is None else RefinedTrees(head, cell, self.shared, target.ops, self.max_nodes)
+        )
         self.grower = TreeGrower(ConfidentShape(size, width, branch), target.model.kernels, self.max_nodes)
 
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
@@ -94,8 +96,8 @@ class BlockDrafter(OnePassDrafter):
             roots = torch.tensor([int(r.tokens[-1]) for r in some], device=outputs[0].device)
             embedded = self.head.embedded(roots, self.shared)
             rows, read, states = refined.cell.begin(torch.stack([*some.values()]), embedded)
-            looked = Looked(self.head.logits(rows, self.shared), read, states)
-            trees.update(zip(some, refined.trees([*some], looked), strict=True))
+            head_outputs = HeadOutputs(self.head.logits(rows, self.shared), read, states)
+            trees.update(zip(some, refined.trees([*some], head_outputs), strict=True))
         return [trees[request] for request in ready]
 
     def marginals(self, requests: Sequence[Request]) -> list[Tensor]:

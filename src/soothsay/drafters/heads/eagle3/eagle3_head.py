@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from soothsay.config import ModelConfig
 from soothsay.core.batch import Batch
 from soothsay.drafters.heads.trained_head import RecurrentHead, TargetEnds
+from soothsay.drafters.ops.draft_ops import DraftOps
+from soothsay.drafters.ops.recurrent_drafts import RecurrentDrafts, RecurrentLayers
 from soothsay.model.blocks import Block
 from soothsay.model.embedding import Embedding
-from soothsay.model.kernels import FusedDraft, Kernels, RecurrentLayers
+from soothsay.model.kernels import Kernels
 from soothsay.model.linear import Dense, normal
 from soothsay.model.norm import RMSNorm
 from soothsay.model.rope import Rope
@@ -134,12 +136,12 @@ class Eagle3Head(RecurrentHead):
         full = logits.new_full((len(logits), shared.vocab_size), -torch.inf)
         return full.index_copy_(1, self.token_ids, logits)
 
-    def fused(self, shared: TargetEnds) -> FusedDraft | None:
+    def drafts_at_once(self, shared: TargetEnds, ops: DraftOps) -> RecurrentDrafts | None:
         """See `RecurrentHead`."""
         norms: list[Tensor] = [cast(RMSNorm, norm).weight for norm in self.fc_norm]
         if self.input_norm is not None:
             norms = [self.input_norm.weight]
-        return self.kernels.fuse_draft(
+        return ops.recurrent_drafts(
             RecurrentLayers(
                 block=self.block,
                 head=self.head,

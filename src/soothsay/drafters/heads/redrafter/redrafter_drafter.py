@@ -21,7 +21,7 @@ from soothsay.drafters.heads.feature_drafter import LastFeatureDrafter, draft_re
 from soothsay.drafters.heads.loading import load_head
 from soothsay.drafters.heads.redrafter.redrafter_head import RedrafterHead
 from soothsay.drafters.heads.refined_trees import RefinedTrees
-from soothsay.drafters.ops.refinement import Looked
+from soothsay.drafters.ops.refinement import HeadOutputs
 
 
 class Redrafter(LastFeatureDrafter[RedrafterHead]):
@@ -44,8 +44,8 @@ class Redrafter(LastFeatureDrafter[RedrafterHead]):
         check_at_least_one("redrafter", nodes=nodes)
         super().__init__(target, load_head(RedrafterHead, model, target, dtype))
         self.max_nodes = 1 + nodes
-        self.refined = RefinedTrees(self.head, self.head.refiner, self.shared, self.max_nodes)
-        self._fused = self.head.fused(self.shared.kernels)
+        self.refined = RefinedTrees(self.head, self.head.refiner, self.shared, target.ops, self.max_nodes)
+        self._at_once = self.head.outputs_at_once(target.ops)
 
     @torch.inference_mode()
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
@@ -55,10 +55,10 @@ class Redrafter(LastFeatureDrafter[RedrafterHead]):
     def _draft(self, ready: Sequence[Request]) -> list[DraftTree]:
         roots = torch.tensor([int(r.tokens[-1]) for r in ready], device=self.target.model.device)
         embedded = self.head.embedded(roots, self.shared)
-        return self.refined.trees(ready, self._look(self.features.stacked(ready), embedded))
+        return self.refined.trees(ready, self._outputs(self.features.stacked(ready), embedded))
 
-    def _look(self, features: Tensor, embedded: Tensor) -> Looked:
-        if self._fused is None:
-            return self.head.looked(features, embedded, self.shared)
-        looked = self._fused(features, embedded)
-        return looked._replace(logits=self.shared.finished(looked.logits))
+    def _outputs(self, features: Tensor, embedded: Tensor) -> HeadOutputs:
+        if self._at_once is None:
+            return self.head.outputs(features, embedded, self.shared)
+        outputs = self._at_once(features, embedded)
+        return outputs._replace(logits=self.shared.finished(outputs.logits))

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from soothsay.drafters.heads.refiner import UNITS, Refiner
 from soothsay.drafters.heads.shortlist import ShortlistHead
 from soothsay.drafters.heads.trained_head import TargetEnds
-from soothsay.drafters.ops.refinement import Looked
+from soothsay.drafters.ops.draft_ops import DraftOps
+from soothsay.drafters.ops.refinement import HeadOutputs, RedrafterCall, RedrafterLayers
 from soothsay.errors import DrafterError
-from soothsay.model.kernels import FusedLook, Kernels, LookLayers
 from soothsay.model.linear import Dense
 from soothsay.model.norm import RMSNorm
 
@@ -110,21 +110,21 @@ class RedrafterHead(ShortlistHead):
         outputs = self.guesses(inner).float().view(len(inner), self.config.size, -1) + passed[:, None]
         return shared.kernels.norm(outputs.flatten(0, 1), self.norm, torch.float32).view(outputs.shape)
 
-    def looked(self, features: Tensor, embedded: Tensor, shared: TargetEnds) -> Looked:
-        """All that a tree needs of one look. Arguments are those of `seen`."""
+    def outputs(self, features: Tensor, embedded: Tensor, shared: TargetEnds) -> HeadOutputs:
+        """All that a tree needs. Arguments are those of `seen`."""
         rows, read, states = self.refiner.begin(self(features, embedded, shared), embedded)
-        return Looked(self.logits(rows, shared), read, states)
+        return HeadOutputs(self.logits(rows, shared), read, states)
 
-    def fused(self, kernels: Kernels) -> FusedLook | None:
-        """`looked` in one call, of a head that is ready to draft, but with products of the output head.
+    def outputs_at_once(self, ops: DraftOps) -> RedrafterCall | None:
+        """`outputs` in one call, of a head that is ready to draft, but with products of the output head.
 
-        None: the kernels have none, or the head guesses with the target's own output head.
+        None: there is none, or the head guesses with the target's own output head.
         """
         if self.head is None:
             return None
         cell = self.refiner
-        return kernels.fuse_look(
-            LookLayers(
+        return ops.redrafter_head(
+            RedrafterLayers(
                 look=self.look,
                 guesses=self.guesses,
                 cell_read=cell.read,
