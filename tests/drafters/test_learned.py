@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save
 from soothsay import LLM, DrafterError, SamplingParams
 from soothsay.core.learned import Learned, State
 from soothsay.core.tenant import MAX_TENANTS, Tenant
-from soothsay.drafters import learned as files
+from soothsay.drafters import learned_files as files
 from soothsay.drafters.base import Drafter
 from soothsay.drafters.learned_files import LearnedFiles, read_learned, write_learned
 from soothsay.drafters.lookup.ngram import NGram
@@ -194,7 +194,7 @@ class TestFiles:
 
     def test_another_version_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         write_learned(tmp_path / "one", "kind", "me", STATE)
-        monkeypatch.setattr(files, "VERSION", "2")
+        monkeypatch.setattr(files, "FORMAT", "soothsay learned 2")
         with pytest.raises(DrafterError, match=r"version 2; it says 'soothsay learned 1 kind'"):
             read_learned(tmp_path / "one", "kind", "me")
 

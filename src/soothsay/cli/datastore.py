@@ -71,7 +71,7 @@ def info(
         "holds": f"{store.num_tokens:,} tokens in {store.num_documents:,} documents, "
         f"{decimal(store.num_bytes)}",
         "vocabulary": f"{store.vocab_size:,} tokens, {store.num_distinct:,} of which occur",
-        "tokenizer": store.fingerprint.hex(),
+        "tokenizer": store.identity,
     }
     if model is not None:
         check_tokenizer(store, open_checkpoint(model).tokenizer(), model)

@@ -34,7 +34,11 @@ from soothsay.files import user_path, write_bytes
 
 log = logging.getLogger("soothsay.drafters")
 
-VERSION = "1"
+FORMAT = "soothsay learned 1"
+"""What all files say that they are. The last word is the version."""
+
+INDEX = "index."
+"""Begin of the names of arrays that can be made of the others. They are not in the digest."""
 
 MAX_FILE = 2**26
 """Size limit of a file in bytes. Token Recycling takes 25 MB at a vocabulary of 262,144, the others less."""
@@ -63,8 +67,8 @@ def write_learned(path: Path, kind: str, identity: str, state: State) -> int:
     Raises `DrafterError` if it has more than `MAX_FILE` bytes, or cannot be written.
     """
     arrays = {name: np.ascontiguousarray(array) for name, array in state.items()}
-    about = {"format": f"soothsay learned {VERSION}", "kind": kind, "identity": identity}
-    content = save(arrays, {**about, "digest": _digest(arrays)})
+    about = {"format": FORMAT, "kind": kind, "identity": identity}
+    content = save(arrays, {**about, "digest": array_digest(arrays)})
     if len(content) > MAX_FILE:
         raise DrafterError(f"{path}: {len(content):,} bytes were learned, and {MAX_FILE:,} is the limit")
     try:
@@ -86,17 +90,17 @@ def read_learned(path: Path, kind: str, identity: str) -> dict[str, npt.NDArray[
         about = _metadata(content)
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise DrafterError(f"{path} cannot be read: it is damaged, or something else ({error})") from None
-    if about.get("format") != f"soothsay learned {VERSION}" or about.get("kind") != kind:
+    if about.get("format") != FORMAT or about.get("kind") != kind:
         found = " ".join(str(about.get(key, "?"))[:60] for key in ("format", "kind"))
         raise DrafterError(
-            f"{path} is not what {kind!r} has learned, in version {VERSION}; it says {found!r}"
+            f"{path} is not what {kind!r} has learned, in version {FORMAT.split()[-1]}; it says {found!r}"
         )
     if about.get("identity") != identity:
         raise DrafterError(
             f"{path} was made with another vocabulary or drafter, so it means something else here. Begin "
             "without it, and save a new one"
         )
-    if about.get("digest") != _digest(arrays):
+    if about.get("digest") != array_digest(arrays):
         raise DrafterError(f"{path} is damaged: its content does not have its digest")
     return arrays
 
@@ -258,9 +262,12 @@ def _metadata(content: bytes) -> dict[str, str]:
     return about if isinstance(about, dict) else {}
 
 
-def _digest(arrays: State) -> str:
+def array_digest(arrays: State) -> str:
+    """The digest of arrays with their names, without those of an index."""
     digest = hashlib.blake2b(digest_size=16)
     for name, array in sorted(arrays.items()):
+        if name.startswith(INDEX):
+            continue
         digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
         digest.update(array.tobytes())
     return digest.hexdigest()

@@ -8,17 +8,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors import safe_open
+from safetensors.numpy import load, save
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import WordLevel
 
 from soothsay import DrafterError, Tokenizer
-from soothsay.drafters.lookup import datastore
+from soothsay.drafters.learned_files import read_learned
+from soothsay.drafters.lookup import text_store
 from soothsay.drafters.lookup.text_store import (
+    KIND,
     SORTED_BY,
     Datastore,
     check_tokenizer,
     sorted_suffixes,
+    texts_in,
     write_datastore,
+    write_texts,
 )
 
 
@@ -54,7 +60,7 @@ def brute_force(
 def test_it_finds_what_brute_force_finds(
     vocab_size: int, at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(datastore, "SORTED_AT_ONCE", at_once)
+    monkeypatch.setattr(text_store, "SORTED_AT_ONCE", at_once)
     rng = np.random.default_rng(vocab_size + at_once)
     used = rng.choice(vocab_size, 3, replace=False)  # few kinds, so that matches are long
     documents = [used[rng.integers(0, 3, int(rng.integers(1, 60)))].tolist() for _ in range(8)]
@@ -81,7 +87,7 @@ def test_it_finds_what_brute_force_finds(
 
 
 def test_suffixes_are_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datastore, "SORTED_AT_ONCE", 50)
+    monkeypatch.setattr(text_store, "SORTED_AT_ONCE", 50)
     rng = np.random.default_rng(0)
     text = np.where(rng.random(600) < 0.02, 5, rng.choice([0, 0, 0, 1, 3], 600)).astype(np.uint16)
     text[[0, -1]] = 5
@@ -118,21 +124,22 @@ def test_a_token_beyond_the_vocabulary_cuts_the_context(tmp_path: Path) -> None:
     assert opened.find(np.array([3, 5, 2]), 5).lengths == [1, 1], "a separator is no token to look for"
 
 
-def test_tokens_take_two_bytes_where_they_fit(tmp_path: Path) -> None:
-    size = {n: store(tmp_path / str(n), [[0] * 1000], n).num_bytes - 4 * n for n in (2**16 - 1, 2**16)}
-    assert 1980 < size[2**16] - size[2**16 - 1] < 2020
+def test_suffix_matching_reads_a_store_with_an_index(tmp_path: Path) -> None:
+    store(tmp_path / "x", [[1, 2, 3], [4, 4]], 5)
+    state = read_learned(tmp_path / "x", KIND, words(5).fingerprint.hex())
+    assert [text.tolist() for text in texts_in(state, 5)] == [[1, 2, 3], [4, 4]]
 
 
 def test_a_store_is_the_same_however_it_was_sorted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     documents = [np.random.default_rng(i).integers(0, 9, 50).tolist() for i in range(9)]
     store(tmp_path / "a", documents, 9)
-    monkeypatch.setattr(datastore, "SORTED_AT_ONCE", 20)
+    monkeypatch.setattr(text_store, "SORTED_AT_ONCE", 20)
     store(tmp_path / "b", documents, 9)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
 def test_progress_comes_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datastore, "SORTED_AT_ONCE", 30)
+    monkeypatch.setattr(text_store, "SORTED_AT_ONCE", 30)
     seen: list[tuple[int, int]] = []
     documents = [np.arange(9)] * 10
     write_datastore(tmp_path / "x", documents, words(9), progress=lambda *done: seen.append(done))
@@ -164,24 +171,43 @@ class TestWhatCannotBeRead:
         whole = path.read_bytes()
         for size in range(16, len(whole)):
             path.write_bytes(whole[:size])
-            self.refused(path, "is cut short" if size < 64 else f"has {size:,} bytes where {len(whole)} are")
+            self.refused(path, "is no datastore, or is damaged")
         path.write_bytes(whole + b"x")
-        self.refused(path, "has .* bytes where")
+        self.refused(path, "is no datastore, or is damaged")
+
+    def test_texts_without_an_index(self, path: Path) -> None:
+        write_texts(path, [np.array([1, 2])], words(5).fingerprint.hex())
+        self.refused(path, "is no datastore of this version, or has no index")
 
     @pytest.mark.parametrize(
-        ("at", "value", "reason"),
+        ("name", "values", "reason"),
         [
-            (16, 2, "is of version 2, and this soothsay reads version 1"),
-            (24, 3, "has a header that makes no sense"),
-            (20, 2**16, "has a header that makes no sense"),
-            (40, 99, "has a header that makes no sense"),
+            ("index.starts", [0, 0, 1, 2, 3, 4], "has a damaged index of first tokens"),
+            ("index.starts", [0, 9, 1, 5, 6, 7], "has a damaged index of first tokens"),
+            ("index.starts", [], "has an index of another text"),
+            ("index.suffixes", [0, 1, 2], "has an index of another text"),
+            ("lengths", [5, 3], "has documents of impossible lengths"),
+            ("lengths", [8, -1], "has documents of impossible lengths"),
+            ("lengths", [], "has documents of impossible lengths"),
+            ("tokens", [1.0], "is no datastore of this version"),
         ],
     )
-    def test_another_header(self, at: int, value: int, reason: str, path: Path) -> None:
-        content = bytearray(path.read_bytes())
-        content[at : at + 4] = value.to_bytes(4, "little")
-        path.write_bytes(content)
+    def test_arrays_that_are_impossible(
+        self, name: str, values: list[float], reason: str, path: Path
+    ) -> None:
+        with safe_open(path, "numpy") as file:
+            about = file.metadata()
+        arrays = load(path.read_bytes())
+        kind = arrays[name].dtype if name != "tokens" else np.dtype(np.float32)
+        path.write_bytes(save({**arrays, name: np.array(values, dtype=kind)}, about))
         self.refused(path, reason)
+
+    @pytest.mark.parametrize(("key", "value"), [("format", "soothsay learned 2"), ("kind", "ngram")])
+    def test_another_kind_or_version(self, key: str, value: str, path: Path) -> None:
+        with safe_open(path, "numpy") as file:
+            about = {**file.metadata(), key: value}
+        path.write_bytes(save(load(path.read_bytes()), about))
+        self.refused(path, "is no datastore of this version")
 
     def test_damage_anywhere_is_told_or_harmless(self, path: Path) -> None:
         """Guesses may be wrong, but they are tokens."""

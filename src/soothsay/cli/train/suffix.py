@@ -41,7 +41,7 @@ def suffix(
     Nothing is trained. Drafts come from what the model has answered to other prompts.
     """
     tokenizer, examples = read_whole_texts(model, files, chat_template)
-    from soothsay.drafters.lookup.suffix import write_texts
+    from soothsay.drafters.lookup.text_store import write_texts
     from soothsay.train.answer_texts import answer_texts
 
     texts = answer_texts(examples, tokens)

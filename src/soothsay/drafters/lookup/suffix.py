@@ -25,7 +25,8 @@ from soothsay.core.request import Request
 from soothsay.core.tenant import EVERYBODY, PerTenant, Tenant
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import SignalingDrafter, Target, check_at_least_one
-from soothsay.drafters.learned_files import read_learned, write_learned
+from soothsay.drafters.learned_files import read_learned
+from soothsay.drafters.lookup.text_store import KIND, text_arrays, texts_in, write_texts
 from soothsay.drafters.ops.automaton import Automaton, Matcher, Reading
 from soothsay.drafters.ops.continuations import coming_draws
 from soothsay.errors import DrafterError
@@ -234,7 +235,7 @@ class Suffix(SignalingDrafter):
         self._reader = Thread(target=memory.read, args=(room,), name="soothsay suffix store")
         self._reader.start()
 
-    kind = "suffix"
+    kind = KIND
 
     @cached_property
     def identity(self) -> str:
@@ -251,7 +252,7 @@ class Suffix(SignalingDrafter):
 
     def state(self, tenant: Tenant) -> State:
         """`tokens` int32 and `lengths` int64 of a tenant's texts, the oldest first. See `Learned`."""
-        return _as_arrays([text for one in self.memories[tenant].generations for text in one.texts])
+        return text_arrays([text for one in self.memories[tenant].generations for text in one.texts])
 
     def restore(self, tenant: Tenant, state: State) -> None:
         """See `Learned`."""
@@ -265,19 +266,11 @@ class Suffix(SignalingDrafter):
 
     def _restored(self, state: State, memory: TextMemory) -> TextMemory:
         """A memory with the texts in arrays, still unread. Raises `DrafterError` if these are impossible."""
-        tokens, lengths = (state.get(name, np.empty((0, 0))) for name in ("tokens", "lengths"))
-        if (tokens.dtype.name, lengths.dtype.name, tokens.ndim, lengths.ndim) != ("int32", "int64", 1, 1):
-            raise DrafterError("suffix: what was kept is damaged: it has no texts")
-        tokens, lengths = tokens.astype(np.int32), lengths.astype(np.int64)
-        in_range = not len(lengths) or 1 <= lengths.min() <= lengths.max() <= len(tokens)
-        if not in_range or len(lengths) > len(tokens) or lengths.sum() != len(tokens):
-            raise DrafterError("suffix: what was kept is damaged: its texts do not have the stated lengths")
-        if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self.target.model.config.vocab_size:
-            raise DrafterError("suffix: what was kept is damaged: it has tokens that do not exist")
-        ends = np.cumsum(lengths)
-        first = int(np.searchsorted(ends, len(tokens) - memory.size, side="right"))  # older texts do not fit
-        for text in np.split(tokens, ends[:-1])[first:]:
-            memory.add(text)
+        texts = texts_in(state, self.target.model.config.vocab_size)
+        after = np.cumsum([0, *(len(text) for text in texts[:0:-1])])[::-1]  # tokens after each text
+        for text, newer in zip(texts, after.tolist(), strict=False):
+            if newer < memory.size:  # older ones do not fit
+                memory.add(text)
         return memory
 
     def _propose(self, request: Request) -> DraftTree:
@@ -311,27 +304,3 @@ class Suffix(SignalingDrafter):
     def _new_automaton(self) -> Automaton:
         """An empty automaton for matches of `longest` tokens and their followers."""
         return self.target.ops.automaton(self.longest + 1)
-
-
-def write_texts(path: Path, texts: Sequence[npt.NDArray[np.integer]], vocabulary: str) -> int:
-    """Write a store of texts for `Suffix`, and return its size in bytes.
-
-    Args:
-        path: of the file.
-        texts: `[n]` token ids each, the oldest first.
-        vocabulary: that of the tokens, as `Target.vocabulary` says it.
-
-    Raises `DrafterError` if the texts are too large, or the file cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DrafterError(f"{path.parent} cannot be made ({error.strerror or error})") from None
-    return write_learned(path, Suffix.kind, vocabulary, _as_arrays(texts))
-
-
-def _as_arrays(texts: Sequence[npt.NDArray[np.integer]]) -> State:
-    return {
-        "tokens": np.concatenate([np.empty(0, dtype=np.int32), *texts], dtype=np.int32),  # [sum of lengths]
-        "lengths": np.array([len(text) for text in texts], dtype=np.int64),  # [texts], the oldest first
-    }
