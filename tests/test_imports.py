@@ -139,7 +139,7 @@ def test_imports_run_in_one_direction() -> None:
         ("soothsay.model.load", "from soothsay.engine.engine import Engine"),
         ("soothsay.engine.engine", "from soothsay.llm import LLM"),
         (
-            "soothsay.drafters.trees.template",
+            "soothsay.drafters.trees.templates",
             "from soothsay.drafters.heads import loading",
         ),
         (

@@ -28,11 +28,10 @@ from soothsay.drafters.heads.checkpoints.head_directory import open_head, read_h
 from soothsay.drafters.heads.eagle.eagle_head import EagleConfig, EagleHead
 from soothsay.drafters.heads.eagle3.eagle3_head import Eagle3Config, Eagle3Head
 from soothsay.drafters.heads.hydra.hydra_head import HydraConfig, HydraHead
-from soothsay.drafters.heads.loading import load_head
 from soothsay.drafters.heads.medusa.medusa_head import MedusaConfig, MedusaHead
-from soothsay.drafters.heads.mtp.mtp_checkpoint import write_mtp
-from soothsay.drafters.heads.mtp.mtp_head import MTPConfig, MTPHead
+from soothsay.drafters.heads.mtp.mtp_head import MTPConfig, MTPHead, write_mtp
 from soothsay.drafters.heads.redrafter.redrafter_head import RedrafterConfig, RedrafterHead
+from soothsay.drafters.heads.serving import load_head
 from soothsay.drafters.heads.trained_head import Head
 from soothsay.drafters.registry import build_drafter
 from soothsay.model.checkpoint import open_checkpoint

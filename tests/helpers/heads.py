@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from soothsay.config import ModelConfig
 from soothsay.drafters.heads.checkpoints.block_configs import hf_config
 from soothsay.drafters.heads.checkpoints.head_directory import write_head
-from soothsay.drafters.heads.checkpoints.module_names import block_names, split
+from soothsay.drafters.heads.checkpoints.stored_head import block_names, split
 from soothsay.drafters.heads.dflash.dflash_checkpoint import dflash_names
 from soothsay.drafters.heads.dflash.dflash_head import DFlashConfig, DFlashHead
 from soothsay.drafters.heads.dflash.draft_blocks import Sight

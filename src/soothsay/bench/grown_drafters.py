@@ -19,6 +19,7 @@ import torch
 from soothsay.config import EngineConfig
 from soothsay.drafters.base import Target
 from soothsay.drafters.heads.block.block_head import BlockConfig, BlockHead
+from soothsay.drafters.heads.checkpoints.feature_views import FeatureView
 from soothsay.drafters.heads.checkpoints.head_directory import open_head, write_head
 from soothsay.drafters.heads.eagle.eagle_head import EagleConfig, EagleHead
 from soothsay.drafters.heads.eagle3.eagle3_head import Eagle3Config, Eagle3Head
@@ -26,7 +27,6 @@ from soothsay.drafters.heads.hydra.hydra_head import HydraConfig, HydraHead
 from soothsay.drafters.heads.medusa.medusa_head import MedusaConfig, MedusaHead
 from soothsay.drafters.heads.mtp.mtp_head import MTPConfig, MTPHead
 from soothsay.drafters.heads.redrafter.redrafter_head import RedrafterConfig, RedrafterHead
-from soothsay.drafters.heads.serving import FeatureView
 from soothsay.drafters.heads.trained_head import Head
 from soothsay.drafters.places import drafters_beside, shipped_heads
 from soothsay.errors import DrafterError

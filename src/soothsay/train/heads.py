@@ -22,8 +22,7 @@ from soothsay.drafters.heads.eagle3.eagle3_head import Eagle3Head
 from soothsay.drafters.heads.hydra.hydra_head import HydraHead
 from soothsay.drafters.heads.medusa.medusa_head import MedusaHead
 from soothsay.drafters.heads.redrafter.redrafter_head import RedrafterHead
-from soothsay.drafters.heads.shortlist import ShortlistHead
-from soothsay.drafters.heads.trained_head import Head, RecurrentHead, TargetEnds
+from soothsay.drafters.heads.trained_head import Head, RecurrentHead, ShortlistHead, TargetEnds
 from soothsay.model.transformer import Transformer
 from soothsay.train.examples import Example
 from soothsay.train.features import FeatureStore

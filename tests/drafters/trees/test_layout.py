@@ -15,8 +15,7 @@ from verifying import match
 from soothsay import DrafterError, DraftTree
 from soothsay.core.request import Request
 from soothsay.drafters.base import Observation
-from soothsay.drafters.trees.template import typical_acceptance
-from soothsay.drafters.trees.tree_layout import RankAcceptance, TreeLayout
+from soothsay.drafters.trees.templates import RankAcceptance, TreeLayout, typical_acceptance
 
 
 class TestAcceptance:

@@ -10,7 +10,7 @@ from recurrent import Make
 from soothsay import DrafterError, Target
 from soothsay.config import EngineConfig
 from soothsay.drafters.base import check_at_least_one
-from soothsay.drafters.trees.template import EAGLE_TEMPLATE
+from soothsay.drafters.trees.templates import EAGLE_TEMPLATE
 from soothsay.drafters.trees.tree_shapes import Candidate, ConfidentShape, TemplateShape
 
 

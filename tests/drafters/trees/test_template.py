@@ -17,7 +17,7 @@ from kernels import FASTEST
 from soothsay import DraftTree, SamplingParams
 from soothsay.core.request import Request
 from soothsay.core.sampling import Nodes, perturb
-from soothsay.drafters.trees.template import (
+from soothsay.drafters.trees.templates import (
     EAGLE_TEMPLATE,
     Ranked,
     best_first,

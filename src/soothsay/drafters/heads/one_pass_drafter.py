@@ -16,7 +16,7 @@ from soothsay.drafters.heads.feature_drafter import FeatureDrafter, draft_ready
 from soothsay.drafters.heads.serving import Served
 from soothsay.drafters.heads.trained_head import Head
 from soothsay.drafters.trees.own_kv import DraftPass
-from soothsay.drafters.trees.tree_layout import TreeLayout
+from soothsay.drafters.trees.templates import TreeLayout
 
 
 class OnePassDrafter(FeatureDrafter[Head]):

@@ -17,8 +17,7 @@ from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Target
 from soothsay.drafters.heads.feature_drafter import FeatureDrafter, draft_ready
-from soothsay.drafters.heads.loading import load_head
-from soothsay.drafters.heads.serving import Served
+from soothsay.drafters.heads.serving import Served, load_head
 from soothsay.drafters.heads.trained_head import Head, RecurrentHead
 from soothsay.drafters.ops.recurrent_drafts import DraftBatch, DraftInput, RecurrentDrafts
 from soothsay.drafters.trees.growth import GrowingTree, GrownDrafter, parent_rows

@@ -23,7 +23,7 @@ from soothsay.core.tenant import PerTenant, Tenant
 from soothsay.core.tree import DraftTree
 from soothsay.core.verify import Guessing
 from soothsay.drafters.base import Drafter, Observation, Target, check_at_least_one
-from soothsay.drafters.trees.tree_layout import TREE_KINDS, RankAcceptance
+from soothsay.drafters.trees.templates import TREE_KINDS, RankAcceptance
 from soothsay.errors import DrafterError
 
 FloatArray = npt.NDArray[np.float32]

@@ -93,7 +93,7 @@ class Datastore:
         self._ends = np.cumsum(lengths)  # [D], of the documents
         self._begins = np.append(0, self._ends)  # the last one is that of no document
         # the same, faster for bisect
-        self._order, self._bounds = memoryview(self._suffixes), memoryview(self._ends)
+        self._order, self._bounds = self._suffixes.data, self._ends.data
         starts, count = self._starts.astype(np.int64), self.num_tokens
         if not count or len(self._suffixes) != count or self.vocab_size < 1:
             raise _unusable(path, "has an index of another text")
@@ -151,7 +151,7 @@ class Datastore:
         counts = np.logical_and.accumulate(known, axis=1).sum(axis=1).tolist()
         return [row[:count] for row, count in zip(tokens.tolist(), counts, strict=True)]
 
-    def _evenly(self, sought: Sequence[int], begin: int, at: int, end: int, most: int) -> IntArray:
+    def _evenly(self, sought: list[int], begin: int, at: int, end: int, most: int) -> IntArray:
         """`most` of the places of `sought`, evenly chosen. `at` is one of them, or the first after them."""
         read = self._reader(len(sought))
         begin = bisect_left(self._order, sought, begin, at, key=read)
@@ -163,7 +163,7 @@ class Datastore:
 
         Where the document has fewer, a number above all tokens follows the last of them.
         """
-        text, bounds, beyond = memoryview(self._tokens), self._bounds, self.vocab_size
+        text, bounds, beyond = self._tokens.data, self._bounds, self.vocab_size
 
         def read(place: int) -> list[int]:
             begin, number = place - size + 1, bisect_right(bounds, place)

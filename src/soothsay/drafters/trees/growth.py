@@ -23,7 +23,7 @@ from soothsay.core.sampling import Nodes
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import LevelwiseDrafter, Target
 from soothsay.drafters.trees.guesses import draw, guess, likeliest
-from soothsay.drafters.trees.template import draw_template
+from soothsay.drafters.trees.templates import draw_template
 from soothsay.drafters.trees.tree_shapes import Candidate, Ranks, TemplateShape, TreeShape
 from soothsay.model.kernels import Kernels
 

@@ -17,7 +17,7 @@ from soothsay.core.request import Request
 from soothsay.drafters.base import Target
 from soothsay.drafters.heads.assistant.assistant_head import AssistantHead
 from soothsay.drafters.heads.feature_drafter import LastFeatureDrafter
-from soothsay.drafters.heads.loading import load_head
+from soothsay.drafters.heads.serving import load_head
 from soothsay.drafters.trees.growth import GrowingTree, GrownDrafter, parent_rows
 from soothsay.drafters.trees.tree_shapes import ConfidentShape
 from soothsay.errors import DrafterError

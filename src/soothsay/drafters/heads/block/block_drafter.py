@@ -23,9 +23,9 @@ from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Target, check_at_least_one
 from soothsay.drafters.heads.block.block_head import BlockHead
 from soothsay.drafters.heads.feature_drafter import draft_ready
-from soothsay.drafters.heads.loading import load_head
 from soothsay.drafters.heads.one_pass_drafter import OnePassDrafter
-from soothsay.drafters.heads.refined_trees import RefinedTrees
+from soothsay.drafters.heads.refiner import RefinedTrees
+from soothsay.drafters.heads.serving import load_head
 from soothsay.drafters.ops.refinement import HeadOutputs
 from soothsay.drafters.trees.growth import GrowingTree, TreeGrower, parent_rows
 from soothsay.drafters.trees.own_kv import DraftPass, own_pool, pack

@@ -11,9 +11,13 @@ from torch import Tensor, nn
 
 from soothsay.config import ModelConfig
 from soothsay.core.batch import Batch
+from soothsay.drafters.heads.checkpoints.block_configs import block_config
+from soothsay.drafters.heads.checkpoints.drafter_files import DrafterFiles
+from soothsay.drafters.heads.checkpoints.fit import Fit
+from soothsay.drafters.heads.checkpoints.own_layout import check_shortlist, own_format, required, values_of
+from soothsay.drafters.heads.checkpoints.stored_head import StoredHead
 from soothsay.drafters.heads.refiner import UNITS, Refiner
-from soothsay.drafters.heads.shortlist import ShortlistHead
-from soothsay.drafters.heads.trained_head import TargetEnds
+from soothsay.drafters.heads.trained_head import ShortlistHead, TargetEnds
 from soothsay.errors import DrafterError
 from soothsay.model.blocks import Block, Blocks
 from soothsay.model.embedding import Embedding
@@ -156,3 +160,21 @@ class BlockHead(ShortlistHead):
         places = torch.searchsorted(self.shortlist, tokens).clamp(max=len(self.shortlist) - 1)
         known = self.shortlist[places] == tokens
         return cast(Tensor, self.markov_in(places)) * known[:, None]
+
+
+def open_block(files: DrafterFiles, fit: Fit) -> StoredHead:
+    """Open a one-pass head that `soothsay train` has written."""
+    raw = {"num_hidden_layers": 0, **required(files, "block")}
+    block = block_config(files, raw, {}, "blocks.0.", int(raw["num_hidden_layers"]))
+    files.check_count(block.num_layers, "modules")
+    config = BlockConfig(**{**values_of(BlockConfig, files), "block": block})
+    fit.check(hidden=config.target_hidden_size, vocab=block.vocab_size)
+    fit.check(hidden=block.hidden_size, vocab=block.vocab_size)
+    fit.check_taps(config.taps)
+    fit.check_context(block.max_positions)
+    if config.shortlist_size:
+        check_shortlist(files, config.shortlist_size, block.vocab_size)
+    return StoredHead(files, fit, "block (soothsay)", lambda: BlockHead(config, fit.kernels_for(block)), {})
+
+
+FORMAT = own_format("block", open_block)

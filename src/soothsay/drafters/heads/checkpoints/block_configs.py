@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from soothsay.config import ModelConfig, RopeConfig
 from soothsay.drafters.heads.checkpoints.drafter_files import DrafterFiles
-from soothsay.drafters.heads.checkpoints.expert_blocks import expert_settings, has_experts
-from soothsay.drafters.heads.checkpoints.module_names import Names, stored
+from soothsay.drafters.heads.checkpoints.stored_head import Names, stored
 from soothsay.errors import DrafterError
 from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.kernels import CLIPPED
+from soothsay.model.tensor_names import BLOCK_NAMES, FAMILY_NAMES
 
 PLAIN = ("llama", "mistral", "qwen2", "qwen3")
 """Families whose blocks heads may have. Configurations of other families are read as Llama's, and the tensors
@@ -109,6 +110,13 @@ def check_block(
         raise refusal(files, "its attention has an output gate (Qwen3-Next, Qwen3.5)")
 
 
+def check_one_block(files: DrafterFiles) -> None:
+    """Raises `DrafterError` for a head of EAGLE with several decoder blocks."""
+    layers = {name.split(".")[1] for name in files.names if re.match(r"layers\.\d+\.", name)}
+    if layers - {"0"}:
+        raise refusal(files, f"it has {len(layers)} decoder blocks, where EAGLE has one")
+
+
 def refusal(files: DrafterFiles, why: str) -> DrafterError:
     """The error for a block that we do not compute."""
     return DrafterError(
@@ -161,6 +169,28 @@ def hf_config(block: ModelConfig) -> dict[str, Any]:
     }
 
 
+def speculators_config(method: str, architecture: str, target: str) -> dict[str, Any]:
+    """The keys that all of speculators' configurations have."""
+    return {
+        "architectures": [architecture],
+        "speculators_model_type": method,
+        "torch_dtype": "bfloat16",
+        "speculators_config": {
+            "algorithm": method,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [
+                {
+                    "proposal_type": "greedy",
+                    "speculative_tokens": 5,
+                    "verifier_accept_k": 1,
+                    "accept_tolerance": 0.0,
+                }
+            ],
+            "verifier": {"name_or_path": target, "architectures": []},
+        },
+    }
+
+
 def _unscaled(block: ModelConfig) -> int:
     """Positions before a linear scaling of rotary positions: the number that configurations state."""
     linear = block.rope.kind == "linear"
@@ -180,3 +210,46 @@ def _hf_rope(rope: RopeConfig) -> dict[str, Any]:
         scaling |= {"mscale": rope.mscale, "mscale_all_dim": rope.mscale_all_dim}
         scaling |= {} if rope.attention_factor is None else {"attention_factor": rope.attention_factor}
     return {"rope_theta": rope.theta, "rope_scaling": scaling}
+
+
+FAMILIES = ("qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next", "glm4_moe")
+"""Families whose MTP modules have experts in blocks that are computed."""
+
+
+def has_experts(files: DrafterFiles, raw: Mapping[str, Any], prefix: str) -> bool:
+    """Whether the block at `prefix` has experts as `FAMILIES` have them."""
+    return raw.get("model_type") in FAMILIES and f"{prefix}mlp.gate.weight" in files.names
+
+
+def expert_names(
+    files: DrafterFiles, raw: Mapping[str, Any], ours: str, theirs: str
+) -> dict[str, tuple[str, ...]]:
+    """The table of names of a block's experts, empty if it has none. Prefixes end in a dot. See `Names`."""
+    if not has_experts(files, raw, theirs):
+        return {}
+    family = {**BLOCK_NAMES, **FAMILY_NAMES.get(str(raw["model_type"]), {})}
+    pattern = re.escape(theirs) + r"mlp\.experts\.(\d{1,6})\.down_proj\.weight"
+    experts = [int(found[1]) for name in files.names if (found := re.fullmatch(pattern, name))]
+    names = {}
+    for module in ("mlp.router", "mlp.shared.gate_up", "mlp.shared.down", "mlp.shared_gate"):
+        if module in family:
+            names[ours + module] = tuple(theirs + tensor for tensor in family[module])
+    for expert in experts:
+        for part in ("gate_up", "down"):
+            tensors = family[f"mlp.experts.{part}"]
+            names[f"{ours}mlp.experts.{expert}.{part}"] = tuple(theirs + t.format(expert) for t in tensors)
+    correction = "e_score_correction_bias"
+    names[f"{ours}mlp.correction.{correction}"] = (f"{theirs}mlp.gate.{correction}",)
+    return names
+
+
+def expert_settings(raw: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """What a configuration says of `layers` blocks, all with experts and full attention."""
+    return {
+        "model_type": raw["model_type"],
+        "layer_types": ["full_attention"] * layers,
+        "mlp_only_layers": [],
+        "decoder_sparse_step": 1,
+        "first_k_dense_replace": 0,
+        "mlp_layer_types": None,
+    }

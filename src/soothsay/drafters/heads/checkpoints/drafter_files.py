@@ -11,13 +11,34 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from soothsay.drafters.heads.checkpoints.gguf_modules import GGUFModules
 from soothsay.errors import DrafterError, ModelError
 from soothsay.files import read_json_object
 from soothsay.model.families.fields import checked_fields
+from soothsay.model.formats.gguf_file import GGUFCheckpoint
 from soothsay.model.formats.gguf_names import is_gguf
 from soothsay.model.formats.pickles import unpickled
 from soothsay.model.formats.stacked_experts import Slice, unstacked
+
+MODEL_TYPES = {"qwen3_next_gguf": "qwen3_next"}
+"""Families whose modules are stored as those of another one."""
+
+
+class GGUFModules:
+    """The configuration of a GGUF file, and the tensors of its MTP modules. Raises `ModelError`."""
+
+    def __init__(self, path: Path):
+        self._checkpoint = GGUFCheckpoint(path)
+        config = self._checkpoint.config
+        family = config["model_type"]
+        self.config = {**config, "model_type": MODEL_TYPES.get(family, family)}
+        self.tensors = self._checkpoint.modules()
+        """By name, the shape and the dtype of the values. Integers are read as float32."""
+
+    def read(self, name: str) -> Tensor:
+        """The values of a tensor."""
+        with self._checkpoint.open() as read:
+            return read(name)
+
 
 PICKLED = ("*.bin", "*.pt")
 """Files that are read if a directory has no safetensors. Only tensors are taken: no code in them is run."""

@@ -6,15 +6,22 @@ tensors among the head's own. Their names are those of speculators for copies of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from soothsay.config import ModelConfig
 from soothsay.drafters.heads.checkpoints.drafter_files import WEIGHT_DTYPES, DrafterFiles
-from soothsay.drafters.heads.serving import FeatureView
+from soothsay.drafters.heads.trained_head import TargetEnds
 from soothsay.errors import DrafterError
+from soothsay.model.embedding import Embedding
+from soothsay.model.kernels import Kernels, StockKernels
+from soothsay.model.norm import RMSNorm
+from soothsay.model.numeric_mode import NumericMode
+from soothsay.model.transformer import Transformer
 
 EMBEDDING = "verifier_embed_tokens.weight"
 NORM = "verifier_norm.weight"
@@ -27,6 +34,61 @@ LARGEST = 1e30
 """Limit of a view's numbers: what float32 can hold, and its square too nearly."""
 
 KEYS = ("target_hidden_size", "feature_size", "feature_scale", "norm_eps", "embedding_scale")
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureView:
+    """The part of the target's features that a head reads, and the ends that belong to this part.
+
+    The head reads the first H dimensions of each feature, divided by `scale`. The target's embedding, last
+    norm and output head do not fit H dimensions, so the view has its own. V is the target's vocabulary.
+    """
+
+    target_hidden_size: int
+    """Dimensions of the features of the target that the head was made for."""
+
+    scale: float
+
+    embedding: Tensor
+    """`[V, H]` in the dtype that it is stored in."""
+
+    embedding_scale: float
+    """Rows of the embedding are multiplied by this number."""
+
+    norm: Tensor
+    """`[H]` float32: the weight of the last norm."""
+
+    norm_eps: float
+
+    head: Tensor
+    """`[V, H]`: the output head. It may be `embedding` itself."""
+
+    @property
+    def size(self) -> int:
+        """H."""
+        return len(self.norm)
+
+    def cut(self, taps: Sequence[Tensor]) -> list[Tensor]:
+        """The part of each feature, `[N, H_target] -> [N, H]` float32."""
+        if self.scale == 1.0:
+            return [tap[:, : self.size].contiguous() for tap in taps]
+        return [tap[:, : self.size] / self.scale for tap in taps]
+
+    def ends(self, target: Transformer) -> TargetEnds:
+        """The view's ends, which compute in the dtype of `target`."""
+        kernels = kernels_for(replace(target.config, hidden_size=self.size), target.kernels)
+        mode = NumericMode(target.dtype, target.bits)
+        norm = RMSNorm(self.size, self.norm_eps)
+        norm.weight = nn.Parameter(self.norm)
+        head = kernels.linear(mode.convert("head", self.head), None, torch.float32)
+        embedding, c = Embedding(self.embedding, self.embedding_scale), target.config
+        ends = TargetEnds(embedding, norm, head, kernels, c.logit_scale, c.logit_softcap)
+        return ends.to(target.device).requires_grad_(False)
+
+
+def kernels_for(config: ModelConfig, own: Kernels) -> Kernels:
+    """`own`, the target's kernels, if they can compute modules of these sizes; else stock operations."""
+    return own if own.fit(config) else StockKernels()
 
 
 def read_view(files: DrafterFiles, target: ModelConfig) -> FeatureView | None:

@@ -7,54 +7,28 @@ refused: it would load, and all its guesses would be wrong.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from safetensors.torch import save_file
-from torch import Tensor
 
 from soothsay.drafters.base import Target
-from soothsay.drafters.heads.assistant.assistant_checkpoint import is_assistant, open_assistant
-from soothsay.drafters.heads.block.block_head import BlockHead
-from soothsay.drafters.heads.checkpoints.draft_vocabulary import MASKS
+from soothsay.drafters.heads.assistant import assistant_head
+from soothsay.drafters.heads.block import block_head
 from soothsay.drafters.heads.checkpoints.drafter_files import DrafterFiles
-from soothsay.drafters.heads.checkpoints.feature_views import view_config, view_tensors
-from soothsay.drafters.heads.checkpoints.fit import Fit
-from soothsay.drafters.heads.checkpoints.own_layout import (
-    open_block,
-    open_hydra,
-    open_redrafter,
-    rounded,
-    write_own,
-)
-from soothsay.drafters.heads.checkpoints.stored_head import StoredHead
-from soothsay.drafters.heads.dflash.dflash_checkpoint import is_dflash, open_dflash
-from soothsay.drafters.heads.eagle.eagle_head import EagleHead
-from soothsay.drafters.heads.eagle3.eagle3_checkpoint import (
-    is_eagle,
-    is_eagle3,
-    open_eagle,
-    open_eagle3,
-    write_eagle,
-    write_eagle3,
-    write_speculators_eagle3,
-)
-from soothsay.drafters.heads.eagle3.eagle3_head import Eagle3Head
-from soothsay.drafters.heads.hydra.hydra_head import HydraHead
-from soothsay.drafters.heads.medusa.medusa_checkpoint import (
-    is_medusa,
-    open_medusa,
-    write_medusa,
-    write_vllm_medusa,
-)
-from soothsay.drafters.heads.medusa.medusa_head import MedusaHead
-from soothsay.drafters.heads.mtp.mtp_checkpoint import is_mtp, open_mtp, write_mtp, write_speculators_mtp
-from soothsay.drafters.heads.mtp.mtp_head import MTPHead
-from soothsay.drafters.heads.peagle.peagle_checkpoint import is_peagle, open_peagle
-from soothsay.drafters.heads.redrafter.redrafter_head import RedrafterHead
-from soothsay.drafters.heads.serving import FeatureView
+from soothsay.drafters.heads.checkpoints.feature_views import FeatureView, view_config, view_tensors
+from soothsay.drafters.heads.checkpoints.fit import MASKS, Fit
+from soothsay.drafters.heads.checkpoints.own_layout import rounded
+from soothsay.drafters.heads.checkpoints.stored_head import HeadFormat, StoredHead, Written
+from soothsay.drafters.heads.dflash import dflash_checkpoint
+from soothsay.drafters.heads.eagle import eagle_head
+from soothsay.drafters.heads.eagle3 import eagle3_checkpoint
+from soothsay.drafters.heads.hydra import hydra_head
+from soothsay.drafters.heads.medusa import medusa_head
+from soothsay.drafters.heads.mtp import mtp_head
+from soothsay.drafters.heads.peagle import peagle_head
+from soothsay.drafters.heads.redrafter import redrafter_head
 from soothsay.drafters.heads.trained_head import Head
 from soothsay.errors import DrafterError, MissingDrafterError, ModelError
 from soothsay.files import user_path
@@ -62,32 +36,25 @@ from soothsay.model.writing import writing
 
 __all__ = ["StoredHead", "open_head", "read_head", "write_head"]
 
-Opened = Callable[[DrafterFiles, Fit], StoredHead]
-Written = tuple[dict[str, Any], Iterable[tuple[str, Tensor]]]
-
-OWN: dict[str, Opened] = {"hydra": open_hydra, "block": open_block, "redrafter": open_redrafter}
-"""Readers by `soothsay_method` in config.json."""
-
-SPECULATORS: dict[str, Opened] = {
-    "eagle3": open_eagle3,
-    "peagle": open_peagle,
-    "mtp": open_mtp,
-    **dict.fromkeys(("dflash", "dflash2", "dspark", "xpress"), open_dflash),
-}
-"""Readers by `speculators_model_type` in config.json."""
-
-READERS: tuple[tuple[Callable[[DrafterFiles], bool], Opened], ...] = (
-    (is_assistant, open_assistant),
-    (is_dflash, open_dflash),
-    (is_peagle, open_peagle),
-    (is_eagle3, open_eagle3),
-    (is_eagle, open_eagle),
-    (is_medusa, open_medusa),
-    (is_mtp, open_mtp),
+FORMATS = (
+    assistant_head.FORMAT,
+    dflash_checkpoint.FORMAT,
+    peagle_head.FORMAT,
+    eagle3_checkpoint.FORMAT,
+    eagle_head.FORMAT,
+    medusa_head.FORMAT,
+    mtp_head.FORMAT,
+    hydra_head.FORMAT,
+    block_head.FORMAT,
+    redrafter_head.FORMAT,
 )
-"""Readers by what the tensors look like; the first that fits is taken."""
+"""All formats. The first whose tensors a checkpoint's look like is taken."""
 
-FILL_MASKS = (open_dflash, open_peagle)
+OWN = {one.method: one for one in FORMATS if one.own}
+"""Formats by `soothsay_method` in config.json."""
+
+SPECULATORS = {name: one for one in FORMATS for name in one.speculators}
+"""Formats by `speculators_model_type` in config.json."""
 
 SUPPORTED = (
     "EAGLE-1, EAGLE-3 and P-EAGLE, Medusa, MTP, Gemma 4's assistants, DFlash and its kin, and what "
@@ -162,7 +129,7 @@ def write_head(
 def _open(files: DrafterFiles, target: Target, own: bool) -> StoredHead:
     """Check the head in these files. `own`: they are the target's checkpoint."""
     try:
-        return _opener(files, own)(files, Fit.of(target, files))
+        return _format(files, own).open(files, Fit.of(target, files))
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:
         if isinstance(error, DrafterError):
             if str(files.path) in str(error):
@@ -172,8 +139,8 @@ def _open(files: DrafterFiles, target: Target, own: bool) -> StoredHead:
         raise DrafterError(f"{files.path} is damaged, or of an unknown kind ({error})") from error
 
 
-def _opener(files: DrafterFiles, own: bool) -> Opened:
-    """The reader for these files. `own`: they are the target's checkpoint."""
+def _format(files: DrafterFiles, own: bool) -> HeadFormat:
+    """The format of these files. `own`: they are the target's checkpoint."""
     config = files.config
     for key, known in (("soothsay_method", OWN), ("speculators_model_type", SPECULATORS)):
         if key in config:
@@ -183,9 +150,10 @@ def _opener(files: DrafterFiles, own: bool) -> Opened:
                     f"soothsay reads {SUPPORTED}"
                 )
             return known[config[key]]
-    for found, opened in READERS:
-        if found(files):
-            return _unmasked(files, opened)
+    for one in FORMATS:
+        if one.looks_like(files):
+            _check_masks(files, one)
+            return one
     if own:
         raise MissingDrafterError(
             f"{files.path} has no MTP modules in its checkpoint, and no drafters/mtp beside it: train some, "
@@ -199,40 +167,24 @@ def _opener(files: DrafterFiles, own: bool) -> Opened:
     raise DrafterError(f"{files.path} holds no drafter that soothsay knows; it reads {SUPPORTED}")
 
 
-def _unmasked(files: DrafterFiles, opened: Opened) -> Opened:
-    """`opened`. Raises `DrafterError` if it knows no masks, and the configuration states one."""
+def _check_masks(files: DrafterFiles, own: HeadFormat) -> None:
+    """Raise `DrafterError` if a format knows no masks, and the configuration states one."""
     masks = [key for key in MASKS if key in files.config]
-    if masks and opened not in FILL_MASKS:
+    if masks and not own.fills_masks:
         raise DrafterError(
             f"{files.path} holds a drafter that fills masks ({masks[0]}), of a kind that is not supported; "
             f"soothsay reads {SUPPORTED}"
         )
-    return opened
 
 
 def _written(head: Head, target: str, layout: str) -> Written:
-    match head, layout:
-        case EagleHead(), "":
-            return write_eagle(head)
-        case Eagle3Head(), "":
-            return write_eagle3(head)
-        case Eagle3Head(), "int8":
-            config, tensors = write_eagle3(head)
-            return config, rounded(tensors)
-        case Eagle3Head(), "speculators":
-            return write_speculators_eagle3(head, target)
-        case MedusaHead(), "":
-            return write_medusa(head, target)
-        case MedusaHead(), "vllm":
-            return write_vllm_medusa(head)
-        case MTPHead(), "":
-            return write_mtp(head)
-        case MTPHead(), "speculators":
-            return write_speculators_mtp(head, target)
-        case ((HydraHead() | BlockHead() | RedrafterHead()), ("" | "int8")):
-            return write_own(head, target, integers=layout == "int8")
-        case _:
-            raise DrafterError(
-                f"{head.method} has no layout {layout!r}: eagle3 and mtp may be written as 'speculators', "
-                "medusa as 'vllm', eagle3, hydra, block and redrafter as 'int8', and all without a layout"
-            )
+    (own,) = (one for one in FORMATS if one.method == head.method)
+    in_integers = layout == "int8" and own.integers
+    write = own.layouts.get("" if in_integers else layout)
+    if write is None:
+        raise DrafterError(
+            f"{head.method} has no layout {layout!r}: eagle3 and mtp may be written as 'speculators', medusa "
+            "as 'vllm', eagle3, hydra, block and redrafter as 'int8', and all without a layout"
+        )
+    config, tensors = write(head, target)
+    return config, rounded(tensors) if in_integers else tensors

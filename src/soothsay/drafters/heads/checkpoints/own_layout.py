@@ -3,66 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import MISSING, asdict, fields
+from dataclasses import MISSING, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from soothsay.drafters.heads.block.block_head import BlockConfig, BlockHead
-from soothsay.drafters.heads.checkpoints.block_configs import block_config, hf_config
+from soothsay.config import ModelConfig
+from soothsay.drafters.heads.checkpoints.block_configs import hf_config
 from soothsay.drafters.heads.checkpoints.drafter_files import GROUP, DrafterFiles, scales_of
-from soothsay.drafters.heads.checkpoints.fit import Fit
-from soothsay.drafters.heads.checkpoints.module_names import split
-from soothsay.drafters.heads.checkpoints.stored_head import StoredHead
-from soothsay.drafters.heads.hydra.hydra_head import HydraConfig, HydraHead
-from soothsay.drafters.heads.redrafter.redrafter_head import RedrafterConfig, RedrafterHead
+from soothsay.drafters.heads.checkpoints.stored_head import HeadFormat, Opener, Written, split
+from soothsay.drafters.heads.trained_head import Head
 from soothsay.errors import DrafterError
 
 
-def open_hydra(files: DrafterFiles, fit: Fit) -> StoredHead:
-    """Open Hydra heads that `soothsay train` has written."""
-    config = HydraConfig(**_values(HydraConfig, files))
-    files.check_count(config.num_heads * (1 + config.num_layers), "modules")
-    fit.check(hidden=config.hidden_size, vocab=int(files.config.get("vocab_size", fit.config.vocab_size)))
-    fit.check_layers(config.target_layers)
-    return StoredHead(files, fit, "Hydra (soothsay)", lambda: HydraHead(config), {})
+def own_format(method: str, opener: Opener) -> HeadFormat:
+    """The format of heads of a method that no other engine reads."""
+    return HeadFormat(method, opener, own=True, layouts={"": write_own}, integers=True)
 
 
-def open_block(files: DrafterFiles, fit: Fit) -> StoredHead:
-    """Open a one-pass head that `soothsay train` has written."""
-    raw = {"num_hidden_layers": 0, **_required(files, "block")}
-    block = block_config(files, raw, {}, "blocks.0.", int(raw["num_hidden_layers"]))
-    files.check_count(block.num_layers, "modules")
-    config = BlockConfig(**{**_values(BlockConfig, files), "block": block})
-    fit.check(hidden=config.target_hidden_size, vocab=block.vocab_size)
-    fit.check(hidden=block.hidden_size, vocab=block.vocab_size)
-    fit.check_taps(config.taps)
-    fit.check_context(block.max_positions)
-    if config.shortlist_size:
-        _check_shortlist(files, config.shortlist_size, block.vocab_size)
-    return StoredHead(files, fit, "block (soothsay)", lambda: BlockHead(config, fit.kernels_for(block)), {})
-
-
-def open_redrafter(files: DrafterFiles, fit: Fit) -> StoredHead:
-    """Open a recurrent head that `soothsay train` has written."""
-    config = RedrafterConfig(**_values(RedrafterConfig, files))
-    fit.check(hidden=config.target_hidden_size, vocab=config.vocab_size)
-    fit.check_taps(config.taps)
-    if config.shortlist_size:
-        _check_shortlist(files, config.shortlist_size, config.vocab_size)
-    return StoredHead(files, fit, "redrafter (soothsay)", lambda: RedrafterHead(config), {})
-
-
-def write_own(
-    head: HydraHead | BlockHead | RedrafterHead, target: str, *, integers: bool = False
-) -> tuple[dict[str, Any], Iterator[tuple[str, Tensor]]]:
-    """Make config.json and tensors for soothsay. `integers`: matrices as int8, which takes half the space."""
-    config = {"soothsay_method": head.method, "target": target, **asdict(head.config)}
-    if isinstance(head, BlockHead):
-        config["block"] = hf_config(head.config.block)
-    own = ((name, value) for name, value in split(head, {}) if name != "head.weight")  # the target has it
-    return config, rounded(own) if integers else own
+def write_own(head: Head, target: str) -> Written:
+    """Make config.json and tensors for soothsay. `head.config` is a dataclass."""
+    own = {field.name: getattr(head.config, field.name) for field in fields(head.config)}
+    own = {name: hf_config(one) if isinstance(one, ModelConfig) else one for name, one in own.items()}
+    tensors = ((name, value) for name, value in split(head, {}) if name != "head.weight")  # the target has it
+    return {"soothsay_method": head.method, "target": target, **own}, tensors
 
 
 def rounded(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
@@ -78,17 +43,17 @@ def rounded(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor
         yield scales_of(name), scales
 
 
-def _values(kind: type[HydraConfig | BlockConfig | RedrafterConfig], files: DrafterFiles) -> dict[str, Any]:
+def values_of(kind: type[Any], files: DrafterFiles) -> dict[str, Any]:
     """The fields of `kind` from config.json. Raises `DrafterError` if one is missing."""
     values = {
-        field.name: _required(files, field.name) if field.default is MISSING else files.config.get(field.name)
+        field.name: required(files, field.name) if field.default is MISSING else files.config.get(field.name)
         for field in fields(kind)
     }
     values = {name: value for name, value in values.items() if value is not None}
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
-def _check_shortlist(files: DrafterFiles, size: int, vocabulary: int) -> None:
+def check_shortlist(files: DrafterFiles, size: int, vocabulary: int) -> None:
     """Raise `DrafterError` unless the shortlist has the target's tokens in order."""
     known = files.read("shortlist") if "shortlist" in files.names else torch.empty(0)
     good = known.dtype == torch.int64 and known.shape == (size,)
@@ -99,7 +64,8 @@ def _check_shortlist(files: DrafterFiles, size: int, vocabulary: int) -> None:
         )
 
 
-def _required(files: DrafterFiles, key: str) -> Any:
+def required(files: DrafterFiles, key: str) -> Any:
+    """A value of config.json. Raises `DrafterError` if it is missing."""
     config: Mapping[str, Any] = files.config
     if key not in config:
         raise DrafterError(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,14 +15,75 @@ from soothsay.config import ModelConfig
 from soothsay.drafters.heads.checkpoints.drafter_files import WEIGHT_DTYPES, DrafterFiles
 from soothsay.drafters.heads.checkpoints.feature_views import ENDS
 from soothsay.drafters.heads.checkpoints.fit import Fit
-from soothsay.drafters.heads.checkpoints.module_names import Names, stored
 from soothsay.drafters.heads.trained_head import Head
 from soothsay.errors import DrafterError
 from soothsay.model.norm import RMSNorm
+from soothsay.model.rope import Rope
 from soothsay.model.weight_source import misfit, row_order
+
+Names = Mapping[str, tuple[str, ...]]
+"""Our module -> names of tensors without `.weight` and `.bias`. Their rows, concatenated, are the module's. A
+module that is not in the table has our name in the file. Where one parameter has a name of its own, the entry
+is the full name of the parameter -> that of the tensor."""
+
+BLOCK: Names = {
+    "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "attention.o": ("self_attn.o_proj",),
+    "attention.q_norm": ("self_attn.q_norm",),
+    "attention.k_norm": ("self_attn.k_norm",),
+    "attention_norm": ("input_layernorm",),
+    "mlp_norm": ("post_attention_layernorm",),
+    "mlp.gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "mlp.down": ("mlp.down_proj",),
+}
+"""The table of a decoder block of Llama, Qwen2 or Qwen3."""
+
+
+def block_names(ours: str, theirs: str) -> dict[str, tuple[str, ...]]:
+    """`BLOCK` with prefixes. Each prefix ends in a dot or is empty."""
+    return {ours + module: tuple(theirs + tensor for tensor in tensors) for module, tensors in BLOCK.items()}
+
+
+def stored(names: Names, parameter: str) -> list[str]:
+    """Names of the tensors that make up `parameter`."""
+    if parameter in names:
+        return [*names[parameter]]
+    module, _, kind = parameter.rpartition(".")
+    return [f"{tensor}.{kind}" for tensor in names[module]] if module in names else [parameter]
+
+
+def split(head: Head, names: Names, block: ModelConfig | None = None) -> Iterator[tuple[str, Tensor]]:
+    """Split a head into the tensors of a checkpoint, weights in bfloat16.
+
+    Args:
+        head: a head that was not made ready to serve.
+        names: the layout's table.
+        block: the sizes of queries, keys and values, for heads with attention.
+
+    Raises:
+        DrafterError: the head was made ready to serve, so its weights are in its kernels' order.
+    """
+    for module in head.modules():
+        served = not isinstance(module, nn.ModuleList | Rope) and not any(module.children())
+        if served and not module.state_dict():
+            raise DrafterError(f"this {head.method} head was made ready to serve: write it before `serve`")
+    for name, value in head.state_dict().items():
+        parts = stored(names, name)
+        rows = [len(value) // len(parts)] * len(parts)
+        if len(parts) == 3 and block is not None:
+            rows = [heads * block.head_dim for heads in (block.num_heads, *[block.num_kv_heads] * 2)]
+        if value.is_floating_point():
+            value = value.to(torch.bfloat16)
+        for part, tensor in zip(parts, value.cpu().split(rows), strict=True):
+            yield part, tensor.contiguous()
+
 
 IGNORED = r".*rotary_emb\.inv_freq"
 """Tensors that repeat the configuration."""
+
+
+Written = tuple[dict[str, Any], Iterable[tuple[str, Tensor]]]
+"""The content of a head's config.json, and its tensors by name."""
 
 
 @dataclass(eq=False)
@@ -140,3 +202,32 @@ class StoredHead:
         if wrong := misfit(parts, [self.files.shape(name) for name in parts], expected):
             raise DrafterError(f"{self.files.path}: {wrong}")
         return parts
+
+
+Opener = Callable[[DrafterFiles, Fit], StoredHead]
+"""Opens the head in some files. Raises `DrafterError`."""
+
+
+@dataclass(frozen=True)
+class HeadFormat:
+    """How the heads of a method are stored."""
+
+    method: str
+    open: Opener
+
+    looks_like: Callable[[DrafterFiles], bool] = lambda files: False
+    """Whether tensors look like this method's, where the configuration does not say the method."""
+
+    own: bool = False
+    """Whether config.json states the method as `soothsay_method`."""
+
+    speculators: tuple[str, ...] = ()
+    """What config.json states as `speculators_model_type`."""
+
+    fills_masks: bool = False
+
+    layouts: Mapping[str, Callable[[Any, str], Written]] = field(default_factory=dict)
+    """Writers of a head for the model of a name, by layout; "" is the layout that most engines read."""
+
+    integers: bool = False
+    """Whether the layout "" may be written with matrices as int8, which takes half the space."""

@@ -10,11 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from soothsay.drafters.heads.checkpoints.block_configs import block_config, check_block, refusal
-from soothsay.drafters.heads.checkpoints.draft_vocabulary import draft_vocabulary, mask_token
 from soothsay.drafters.heads.checkpoints.drafter_files import DrafterFiles
-from soothsay.drafters.heads.checkpoints.fit import Fit
-from soothsay.drafters.heads.checkpoints.module_names import BLOCK, Names, block_names
-from soothsay.drafters.heads.checkpoints.stored_head import StoredHead
+from soothsay.drafters.heads.checkpoints.fit import Fit, draft_vocabulary, mask_token
+from soothsay.drafters.heads.checkpoints.stored_head import BLOCK, HeadFormat, Names, StoredHead, block_names
 from soothsay.drafters.heads.dflash.dflash_head import DFlashConfig, DFlashHead
 from soothsay.drafters.heads.dflash.draft_blocks import Sight
 from soothsay.drafters.heads.dflash.path_head_checkpoint import path_head_of
@@ -157,3 +155,12 @@ def _size(files: DrafterFiles, options: Options, key: str) -> int:
     if key not in options:
         raise DrafterError(f"{files.path / 'config.json'} has no {key}; it is damaged, or of another kind")
     return int(options[key])
+
+
+FORMAT = HeadFormat(
+    "dflash",
+    open_dflash,
+    is_dflash,
+    speculators=("dflash", "dflash2", "dspark", "xpress"),
+    fills_masks=True,
+)

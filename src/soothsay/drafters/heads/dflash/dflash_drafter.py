@@ -20,8 +20,8 @@ from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Target, check_at_least_one
 from soothsay.drafters.heads.dflash.dflash_head import DFlashHead
 from soothsay.drafters.heads.dflash.draft_blocks import BlockPacker, scratch_pool
-from soothsay.drafters.heads.loading import load_head
 from soothsay.drafters.heads.one_pass_drafter import OnePassDrafter
+from soothsay.drafters.heads.serving import load_head
 from soothsay.drafters.trees.growth import GrowingTree, TreeGrower, parent_rows
 from soothsay.drafters.trees.own_kv import DraftPass
 from soothsay.drafters.trees.tree_shapes import ConfidentShape

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from soothsay.config import ModelConfig
 from soothsay.drafters.heads.checkpoints.drafter_files import DrafterFiles
-from soothsay.drafters.heads.checkpoints.module_names import Names
+from soothsay.drafters.heads.checkpoints.stored_head import Names
 from soothsay.drafters.heads.dflash.path_heads import (
     CandidateSelector,
     CausalRefiner,

@@ -14,10 +14,10 @@ from soothsay.config import DType
 from soothsay.drafters.base import Target
 from soothsay.drafters.heads.eagle.eagle_head import EagleHead
 from soothsay.drafters.heads.eagle3.eagle3_head import Eagle3Head
-from soothsay.drafters.heads.loading import load_head
 from soothsay.drafters.heads.recurrent_drafter import ConfidentDrafter, RecurrentDrafter
+from soothsay.drafters.heads.serving import load_head
 from soothsay.drafters.heads.trained_head import Head
-from soothsay.drafters.trees.template import EAGLE_TEMPLATE
+from soothsay.drafters.trees.templates import EAGLE_TEMPLATE
 from soothsay.drafters.trees.tree_shapes import TemplateShape
 
 

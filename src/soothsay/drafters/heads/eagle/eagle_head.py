@@ -10,8 +10,25 @@ from torch import Tensor, nn
 
 from soothsay.config import ModelConfig
 from soothsay.core.batch import Batch
+from soothsay.drafters.heads.checkpoints.block_configs import (
+    block_config,
+    check_block,
+    check_one_block,
+    hf_config,
+)
+from soothsay.drafters.heads.checkpoints.drafter_files import DrafterFiles
+from soothsay.drafters.heads.checkpoints.fit import Fit
+from soothsay.drafters.heads.checkpoints.stored_head import (
+    HeadFormat,
+    Names,
+    StoredHead,
+    Written,
+    block_names,
+    split,
+)
 from soothsay.drafters.heads.trained_head import RecurrentHead
 from soothsay.model.blocks import Block
+from soothsay.model.families.fields import checked_fields
 from soothsay.model.kernels import Kernels
 from soothsay.model.linear import Dense
 from soothsay.model.rope import Rope
@@ -58,3 +75,48 @@ class EagleHead(RecurrentHead):
         x = cast(Tensor, self.fc(torch.cat([embedded, features], dim=-1)))
         out: Tensor = self.block(x.float(), self.rope(batch.positions), batch, kv, x)
         return out
+
+
+EAGLE: Names = {"fc": ("fc",), **block_names("block.", "layers.0.")}
+
+
+def is_eagle(files: DrafterFiles) -> bool:
+    """Whether the tensors are EAGLE-1's or EAGLE-2's."""
+    return {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= files.names
+
+
+def open_eagle(files: DrafterFiles, fit: Fit) -> StoredHead:
+    """Open EAGLE-1. Copies of the target's embedding and output head in the files are ignored."""
+    raw = files.config
+    if isinstance(raw.get("model"), dict):  # vLLM's wrapper
+        raw = checked_fields({**raw["model"], "soothsay": raw.get("soothsay")}, f"{files.path}: model")
+    check_one_block(files)
+    check_block(files, raw, "layers.0.")
+    block = block_config(files, raw, EAGLE, "block.")
+    fit.check(hidden=block.hidden_size, vocab=block.vocab_size)
+    fit.check_layers((raw.get("soothsay") or {}).get("target_layers", fit.config.num_layers))
+    fit.check_context(block.max_positions)
+    config = EagleConfig(block, "fc.bias" in files.names, fit.config.num_layers)
+    return StoredHead(
+        files,
+        fit,
+        "EAGLE-1",
+        lambda: EagleHead(config, fit.kernels_for(block)),
+        EAGLE,
+        ignored=r"(embed_tokens|lm_head)\.weight",
+    )
+
+
+def write_eagle(head: EagleHead, target: str) -> Written:
+    """Make config.json and tensors as SafeAILab's code and vLLM read them."""
+    block = head.config.block
+    config = {
+        **hf_config(block),
+        "architectures": ["LlamaForCausalLM"],
+        "bias": head.config.bias,
+        "soothsay": {"target_layers": head.config.target_layers},
+    }
+    return config, split(head, EAGLE, block)
+
+
+FORMAT = HeadFormat("eagle", open_eagle, is_eagle, layouts={"": write_eagle})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,18 +9,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from soothsay.drafters.heads.checkpoints.block_configs import block_config, check_block, hf_config, refusal
-from soothsay.drafters.heads.checkpoints.draft_vocabulary import draft_vocabulary
+from soothsay.drafters.heads.checkpoints.block_configs import (
+    block_config,
+    check_block,
+    check_one_block,
+    hf_config,
+    refusal,
+    speculators_config,
+)
 from soothsay.drafters.heads.checkpoints.drafter_files import DrafterFiles
-from soothsay.drafters.heads.checkpoints.fit import Fit
-from soothsay.drafters.heads.checkpoints.module_names import Names, block_names, split
-from soothsay.drafters.heads.checkpoints.stored_head import StoredHead
-from soothsay.drafters.heads.eagle.eagle_head import EagleConfig, EagleHead
+from soothsay.drafters.heads.checkpoints.fit import Fit, draft_vocabulary
+from soothsay.drafters.heads.checkpoints.stored_head import (
+    HeadFormat,
+    Names,
+    StoredHead,
+    Written,
+    block_names,
+    split,
+)
 from soothsay.drafters.heads.eagle3.eagle3_head import Eagle3Config, Eagle3Head, TapNorms
 from soothsay.errors import DrafterError
-from soothsay.model.families.fields import checked_fields
-
-EAGLE: Names = {"fc": ("fc",), **block_names("block.", "layers.0.")}
 
 
 def eagle3_names(layer: str) -> Names:
@@ -41,41 +48,14 @@ EAGLE3_IGNORED = r"t2d|embed_tokens\.weight|verifier_(norm|lm_head)\.weight"
 """Tensors of EAGLE-3 that repeat others, or are copies of the target's."""
 
 
-def is_eagle(files: DrafterFiles) -> bool:
-    """Whether the tensors are EAGLE-1's or EAGLE-2's."""
-    return {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= files.names
-
-
 def is_eagle3(files: DrafterFiles) -> bool:
     """Whether the tensors are EAGLE-3's."""
     return any(f"{layer}hidden_norm.weight" in files.names for layer in ("midlayer.", "layers.0."))
 
 
-def open_eagle(files: DrafterFiles, fit: Fit) -> StoredHead:
-    """Open EAGLE-1. Copies of the target's embedding and output head in the files are ignored."""
-    raw = files.config
-    if isinstance(raw.get("model"), dict):  # vLLM's wrapper
-        raw = checked_fields({**raw["model"], "soothsay": raw.get("soothsay")}, f"{files.path}: model")
-    _check_one_layer(files)
-    check_block(files, raw, "layers.0.")
-    block = block_config(files, raw, EAGLE, "block.")
-    fit.check(hidden=block.hidden_size, vocab=block.vocab_size)
-    fit.check_layers((raw.get("soothsay") or {}).get("target_layers", fit.config.num_layers))
-    fit.check_context(block.max_positions)
-    config = EagleConfig(block, "fc.bias" in files.names, fit.config.num_layers)
-    return StoredHead(
-        files,
-        fit,
-        "EAGLE-1",
-        lambda: EagleHead(config, fit.kernels_for(block)),
-        EAGLE,
-        ignored=r"(embed_tokens|lm_head)\.weight",
-    )
-
-
 def open_eagle3(files: DrafterFiles, fit: Fit) -> StoredHead:
     """Open EAGLE-3 in the original layout, vLLM's, or speculators'."""
-    _check_one_layer(files)
+    check_one_block(files)
     parts = eagle3_parts(files, fit)
     return StoredHead(
         files,
@@ -139,19 +119,7 @@ def eagle3_parts(files: DrafterFiles, fit: Fit, layers: int = 1, residual: bool 
     return Eagle3Parts(config, layout, layer, names, given)
 
 
-def write_eagle(head: EagleHead) -> tuple[dict[str, Any], Iterator[tuple[str, Tensor]]]:
-    """Make config.json and tensors as SafeAILab's code and vLLM read them."""
-    block = head.config.block
-    config = {
-        **hf_config(block),
-        "architectures": ["LlamaForCausalLM"],
-        "bias": head.config.bias,
-        "soothsay": {"target_layers": head.config.target_layers},
-    }
-    return config, split(head, EAGLE, block)
-
-
-def write_eagle3(head: Eagle3Head) -> tuple[dict[str, Any], Iterator[tuple[str, Tensor]]]:
+def write_eagle3(head: Eagle3Head, target: str) -> Written:
     """Make config.json and tensors as SafeAILab's code, SGLang and vLLM read them.
 
     config.json states the taps twice: vLLM numbers layers by their inputs, SGLang by their outputs.
@@ -172,9 +140,7 @@ def write_eagle3(head: Eagle3Head) -> tuple[dict[str, Any], Iterator[tuple[str, 
     return config, _eagle3_tensors(head, "midlayer.")
 
 
-def write_speculators_eagle3(
-    head: Eagle3Head, target: str
-) -> tuple[dict[str, Any], Iterator[tuple[str, Tensor]]]:
+def write_speculators_eagle3(head: Eagle3Head, target: str) -> Written:
     """Make config.json and tensors as vLLM's speculators reads them."""
     c = head.config
     config = {
@@ -186,28 +152,6 @@ def write_speculators_eagle3(
         "eagle_aux_hidden_state_layer_ids": list(c.taps),
     }
     return config, _eagle3_tensors(head, "layers.0.")
-
-
-def speculators_config(method: str, architecture: str, target: str) -> dict[str, Any]:
-    """The keys that all of speculators' configurations have."""
-    return {
-        "architectures": [architecture],
-        "speculators_model_type": method,
-        "torch_dtype": "bfloat16",
-        "speculators_config": {
-            "algorithm": method,
-            "default_proposal_method": "greedy",
-            "proposal_methods": [
-                {
-                    "proposal_type": "greedy",
-                    "speculative_tokens": 5,
-                    "verifier_accept_k": 1,
-                    "accept_tolerance": 0.0,
-                }
-            ],
-            "verifier": {"name_or_path": target, "architectures": []},
-        },
-    }
 
 
 def _eagle3_tensors(head: Eagle3Head, layer: str) -> Iterator[tuple[str, Tensor]]:
@@ -241,12 +185,6 @@ def _tap_norms(files: DrafterFiles) -> TapNorms:
     return "each" if each else "whole" if whole else "none"
 
 
-def _check_one_layer(files: DrafterFiles) -> None:
-    layers = {name.split(".")[1] for name in files.names if re.match(r"layers\.\d+\.", name)}
-    if layers - {"0"}:
-        raise refusal(files, f"it has {len(layers)} decoder blocks, where EAGLE has one")
-
-
 def _taps(files: DrafterFiles, layers: int) -> tuple[int, ...]:
     """The layers of the target whose inputs the head reads."""
     config = files.config
@@ -260,3 +198,13 @@ def _taps(files: DrafterFiles, layers: int) -> tuple[int, ...]:
     if ids:  # SGLang: i means the output of layer i
         return tuple(int(i) + 1 for i in ids)
     return 2, layers // 2, layers - 3
+
+
+FORMAT = HeadFormat(
+    "eagle3",
+    open_eagle3,
+    is_eagle3,
+    speculators=("eagle3",),
+    layouts={"": write_eagle3, "speculators": write_speculators_eagle3},
+    integers=True,
+)

@@ -12,7 +12,7 @@ from soothsay.config import DType
 from soothsay.drafters.base import Target
 from soothsay.drafters.heads.feature_drafter import LastFeatureDrafter
 from soothsay.drafters.heads.hydra.hydra_head import HydraHead
-from soothsay.drafters.heads.loading import load_head
+from soothsay.drafters.heads.serving import load_head
 from soothsay.drafters.trees.growth import GrowingTree, GrownDrafter, parent_rows
 from soothsay.drafters.trees.tree_shapes import ConfidentShape
 

@@ -9,6 +9,10 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from soothsay.drafters.heads.checkpoints.drafter_files import DrafterFiles
+from soothsay.drafters.heads.checkpoints.fit import Fit
+from soothsay.drafters.heads.checkpoints.own_layout import own_format, values_of
+from soothsay.drafters.heads.checkpoints.stored_head import StoredHead
 from soothsay.drafters.heads.medusa.medusa_head import ResBlock
 from soothsay.drafters.heads.trained_head import Head
 from soothsay.errors import DrafterError
@@ -78,3 +82,15 @@ def _pass_on(size: int, num_tokens: int) -> Dense:
     Training starts from the target's own guess.
     """
     return Dense(torch.eye(size, (1 + num_tokens) * size), torch.zeros(size))
+
+
+def open_hydra(files: DrafterFiles, fit: Fit) -> StoredHead:
+    """Open Hydra heads that `soothsay train` has written."""
+    config = HydraConfig(**values_of(HydraConfig, files))
+    files.check_count(config.num_heads * (1 + config.num_layers), "modules")
+    fit.check(hidden=config.hidden_size, vocab=int(files.config.get("vocab_size", fit.config.vocab_size)))
+    fit.check_layers(config.target_layers)
+    return StoredHead(files, fit, "Hydra (soothsay)", lambda: HydraHead(config), {})
+
+
+FORMAT = own_format("hydra", open_hydra)

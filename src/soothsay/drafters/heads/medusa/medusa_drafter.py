@@ -13,9 +13,9 @@ from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Observation, Target
 from soothsay.drafters.heads.feature_drafter import LastFeatureDrafter, draft_ready
-from soothsay.drafters.heads.loading import load_head
 from soothsay.drafters.heads.medusa.medusa_head import MedusaHead
-from soothsay.drafters.trees.tree_layout import TreeLayout
+from soothsay.drafters.heads.serving import load_head
+from soothsay.drafters.trees.templates import TreeLayout
 
 
 class Medusa(LastFeatureDrafter[MedusaHead]):

@@ -11,9 +11,9 @@ from torch import Tensor
 from soothsay.config import DType
 from soothsay.core.request import Request
 from soothsay.drafters.base import Target, check_at_least_one
-from soothsay.drafters.heads.loading import load_head
 from soothsay.drafters.heads.one_pass_drafter import OnePassDrafter
 from soothsay.drafters.heads.peagle.peagle_head import PEagleHead
+from soothsay.drafters.heads.serving import load_head
 from soothsay.drafters.trees.own_kv import DraftPass, own_pool, pack
 
 

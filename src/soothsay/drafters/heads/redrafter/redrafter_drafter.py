@@ -18,9 +18,9 @@ from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Target, check_at_least_one
 from soothsay.drafters.heads.feature_drafter import LastFeatureDrafter, draft_ready
-from soothsay.drafters.heads.loading import load_head
 from soothsay.drafters.heads.redrafter.redrafter_head import RedrafterHead
-from soothsay.drafters.heads.refined_trees import RefinedTrees
+from soothsay.drafters.heads.refiner import RefinedTrees
+from soothsay.drafters.heads.serving import load_head
 from soothsay.drafters.ops.refinement import HeadOutputs
 
 

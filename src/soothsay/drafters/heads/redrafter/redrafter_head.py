@@ -9,9 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from soothsay.drafters.heads.checkpoints.drafter_files import DrafterFiles
+from soothsay.drafters.heads.checkpoints.fit import Fit
+from soothsay.drafters.heads.checkpoints.own_layout import check_shortlist, own_format, values_of
+from soothsay.drafters.heads.checkpoints.stored_head import StoredHead
 from soothsay.drafters.heads.refiner import UNITS, Refiner
-from soothsay.drafters.heads.shortlist import ShortlistHead
-from soothsay.drafters.heads.trained_head import TargetEnds
+from soothsay.drafters.heads.trained_head import ShortlistHead, TargetEnds
 from soothsay.drafters.ops.draft_ops import DraftOps
 from soothsay.drafters.ops.refinement import HeadOutputs, RedrafterCall, RedrafterLayers
 from soothsay.errors import DrafterError
@@ -135,3 +138,16 @@ class RedrafterHead(ShortlistHead):
                 depths=self.config.size,
             )
         )
+
+
+def open_redrafter(files: DrafterFiles, fit: Fit) -> StoredHead:
+    """Open a recurrent head that `soothsay train` has written."""
+    config = RedrafterConfig(**values_of(RedrafterConfig, files))
+    fit.check(hidden=config.target_hidden_size, vocab=config.vocab_size)
+    fit.check_taps(config.taps)
+    if config.shortlist_size:
+        check_shortlist(files, config.shortlist_size, config.vocab_size)
+    return StoredHead(files, fit, "redrafter (soothsay)", lambda: RedrafterHead(config), {})
+
+
+FORMAT = own_format("redrafter", open_redrafter)
