@@ -171,7 +171,24 @@ class RecurrentConfig(Protocol):
         """The decoder block's configuration. `num_layers` is the number of modules; each has its own KV."""
 
 
-class ShortlistHead(Head):
+class OnePassHead(Head):
+    """A head that predicts all depths in one pass. V_short is the number of tokens that it can guess."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the linear layers' outputs, and of the KV. Heads without KV need none."""
+        return torch.float32
+
+    @abstractmethod
+    def logits(self, hidden: Tensor, shared: TargetEnds) -> Tensor:
+        """Logits of the tokens that can be guessed: outputs `[M, H]` -> `[M, V_short]` float32."""
+
+    def whole(self, logits: Tensor, vocab_size: int) -> Tensor:
+        """Logits of the target's vocabulary: minus infinity for tokens that cannot be guessed, `[M, V]`."""
+        return logits
+
+
+class ShortlistHead(OnePassHead):
     """A head with a list of the tokens that it can guess.
 
     `shortlist` `[V_short]` int64 are these tokens, in order, or None: all. For a shortlist, `borrow` gives

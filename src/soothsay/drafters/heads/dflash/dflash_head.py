@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from soothsay.config import ModelConfig
 from soothsay.drafters.heads.dflash.draft_blocks import BlockPass, Sight
 from soothsay.drafters.heads.dflash.path_heads import PathHead
-from soothsay.drafters.heads.trained_head import Head, TargetEnds
+from soothsay.drafters.heads.trained_head import OnePassHead, TargetEnds
 from soothsay.errors import DrafterError
 from soothsay.model.feed_forward import FeedForward
 from soothsay.model.kernels import Kernels
@@ -198,7 +198,7 @@ class DFlashBlock(nn.Module):
         return self.kernels.add(x, delta, None)
 
 
-class DFlashHead(Head):
+class DFlashHead(OnePassHead):
     """Decoder blocks over the target's features and a block of masks.
 
     `d2t` `[guessed]` int64: token i of those that can be guessed is token `i + d2t[i]` of the target's.

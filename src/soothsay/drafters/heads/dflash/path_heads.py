@@ -8,7 +8,6 @@ M are nodes, R blocks of B rows, r is the rank, V_short the number of tokens tha
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import Literal, cast
 
 import torch
@@ -22,7 +21,10 @@ MarkovKind = Literal["vanilla", "gated", "rnn"]
 
 
 class PathHead(nn.Module):
-    """Corrects logits along the paths of a tree. Each node has a state, which its children read."""
+    """Corrects logits along the paths of a tree. Each node has a state, which its children read.
+
+    This one corrects nothing.
+    """
 
     def read(self, outputs: Tensor) -> Tensor:
         """What `step` reads of a block's outputs: `[R, B, H] -> [R, B, n]`. Here the outputs themselves."""
@@ -38,7 +40,6 @@ class PathHead(nn.Module):
         """
         return read.new_empty(len(read), 0)
 
-    @abstractmethod
     def step(self, logits: Tensor, read: Tensor, tokens: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """Correct the logits below nodes of one depth.
 
@@ -51,6 +52,7 @@ class PathHead(nn.Module):
         Returns:
             `[M, V_short]` float32, minus infinity for tokens that are ruled out; and the nodes' states.
         """
+        return logits, states
 
 
 class MarkovHead(PathHead):

@@ -17,7 +17,7 @@ from soothsay.drafters.heads.checkpoints.fit import Fit, mask_token
 from soothsay.drafters.heads.checkpoints.stored_head import HeadFormat, StoredHead, block_names
 from soothsay.drafters.heads.eagle3.eagle3_checkpoint import EAGLE3_IGNORED, eagle3_parts
 from soothsay.drafters.heads.eagle3.eagle3_head import Eagle3Config, Eagle3Head
-from soothsay.drafters.heads.trained_head import Head, TargetEnds
+from soothsay.drafters.heads.trained_head import OnePassHead, TargetEnds
 from soothsay.errors import DrafterError
 from soothsay.model.blocks import Block, Blocks
 from soothsay.model.kernels import Kernels
@@ -50,7 +50,7 @@ class PEagleConfig:
             )
 
 
-class PEagleHead(Head):
+class PEagleHead(OnePassHead):
     """EAGLE-3's head and more decoder blocks. Rows after the root read a mask and a learned state.
 
     The root's row makes guess 1, the k-th mask row makes guess k + 1.
