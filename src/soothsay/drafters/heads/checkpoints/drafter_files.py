@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,23 +25,6 @@ MODEL_TYPES = {"qwen3_next_gguf": "qwen3_next"}
 """Families whose modules are stored as those of another one."""
 
 
-class GGUFModules:
-    """The configuration of a GGUF file, and the tensors of its MTP modules. Raises `ModelError`."""
-
-    def __init__(self, path: Path):
-        self._checkpoint = GGUFCheckpoint(path)
-        config = self._checkpoint.config
-        family = config["model_type"]
-        self.config = {**config, "model_type": MODEL_TYPES.get(family, family)}
-        self.tensors = self._checkpoint.modules()
-        """By name, the shape and the dtype of the values. Integers are read as float32."""
-
-    def read(self, name: str) -> Tensor:
-        """The values of a tensor."""
-        with self._checkpoint.open() as read:
-            return read(name)
-
-
 PICKLED = ("*.bin", "*.pt")
 """Files that are read if a directory has no safetensors. Only tensors are taken: no code in them is run."""
 
@@ -54,6 +39,16 @@ GROUP = 32
 """Inputs that share a scale, of weights that soothsay has written as int8."""
 
 
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor in a file."""
+
+    shape: tuple[int, ...]
+    read: Callable[[], Tensor]
+    """Returns it as it is stored. It may be a view of the file."""
+    kind: torch.dtype | None = None  # None: that of what is read, which is not copied for it
+
+
 class DrafterFiles:
     """Names, shapes and values of the tensors in all weight files of a directory.
 
@@ -63,26 +58,24 @@ class DrafterFiles:
     """
 
     def __init__(self, path: Path):
-        self.path = path
-        self._opened = ExitStack()
-        self._experts: dict[str, Slice] = {}
-        self._mapped: dict[str, Any] = {}  # tensor -> the safetensors file it is in
-        self._pickled: dict[str, Tensor] = {}
-        self._in_gguf = GGUFModules(path) if is_gguf(path) else None
-        if self._in_gguf is not None:
-            self.config = self._in_gguf.config
+        self.path, self._opened = path, ExitStack()
+        if is_gguf(path):
+            checkpoint = GGUFCheckpoint(path)
+            family = checkpoint.config["model_type"]
+            self.config = {**checkpoint.config, "model_type": MODEL_TYPES.get(family, family)}
+            self._tensors = _in_gguf(checkpoint)
             return
         self.config = _read_config(path)
-        files = sorted(path.glob("*.safetensors"))
-        for file in files:
-            opened = self._open(file)
-            self._mapped |= dict.fromkeys(opened.keys(), opened)
-        pickled = [] if files else sorted(file for pattern in PICKLED for file in path.glob(pattern))
-        for file in pickled:
-            if file.name not in NOT_WEIGHTS:
-                self._pickled |= _unpickled(file)
-        self._experts = unstacked(self.config, self._mapped, self._shapes)
-        if not self._mapped and not self._pickled:
+        if files := sorted(path.glob("*.safetensors")):
+            self._tensors = _in_safetensors(self.config, [self._open(file) for file in files])
+        else:
+            pickled = sorted(file for pattern in PICKLED for file in path.glob(pattern))
+            some = [_unpickled(file) for file in pickled if file.name not in NOT_WEIGHTS]
+            whole = {name: tensor for own in some for name, tensor in own.items()}
+            self._tensors = {
+                n: StoredTensor(tuple(t.shape), partial(whole.__getitem__, n)) for n, t in whole.items()
+            }
+        if not self._tensors:
             raise DrafterError(f"{path} has a config.json, but no weights in .safetensors, .bin or .pt files")
 
     def __enter__(self) -> DrafterFiles:
@@ -91,28 +84,14 @@ class DrafterFiles:
     def __exit__(self, *error: object) -> None:
         self._opened.close()
 
-    @property
+    @cached_property
     def names(self) -> frozenset[str]:
         """Names of all tensors. Experts that are stacked in one tensor are named one by one."""
-        if self._in_gguf is not None:
-            return frozenset(self._in_gguf.tensors)
-        stacks = {part.stack for part in self._experts.values()}
-        scales = {scales_of(name) for name in self._mapped if self._has_scales(name)}
-        return frozenset([*(self._mapped.keys() - stacks - scales), *self._pickled, *self._experts])
+        return frozenset(self._tensors)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor, without reading it."""
-        if self._in_gguf is not None:
-            return self._in_gguf.tensors[name][0]
-        if name in self._pickled:
-            return tuple(self._pickled[name].shape)
-        part = self._experts.get(name)
-        if part is not None:
-            return part.shape_of(self.shape(part.stack)[1:])
-        return tuple(self._mapped[name].get_slice(name).get_shape())
-
-    def _shapes(self, names: Iterable[str]) -> dict[str, tuple[int, ...]]:
-        return {name: self.shape(name) for name in names}
+        return self._tensors[name].shape
 
     def check_count(self, count: int, what: str) -> None:
         """Raise `DrafterError` if config.json promises more modules than there are tensors.
@@ -134,48 +113,74 @@ class DrafterFiles:
 
     def dtype(self, name: str) -> torch.dtype:
         """Dtype of a tensor. A tensor of a safetensors file is mapped for it, not copied."""
-        if self._in_gguf is not None:
-            return self._in_gguf.tensors[name][1]
-        return self.read(name).dtype
+        return self._tensors[name].kind or self.read(name).dtype
 
     def read(self, name: str) -> Tensor:
         """A tensor as it is stored. It may be a view of the file."""
-        if self._in_gguf is not None:
-            return self._in_gguf.read(name)
-        if name in self._pickled:
-            return self._pickled[name]
-        part = self._experts.get(name)
         try:
-            if part is not None:
-                return part.of(self._mapped[part.stack].get_slice(part.stack)[part.expert])
-            tensor: Tensor = self._mapped[name].get_tensor(name)
-            if self._has_scales(name):
-                scales = scales_of(name)
-                return self._scaled(name, tensor, self._mapped[scales].get_tensor(scales))
+            return self._tensors[name].read()
         except SafetensorError as error:
             raise DrafterError(f"{self.path} does not give {name!r} ({error}); download it again") from error
-        return tensor
-
-    def _has_scales(self, name: str) -> bool:
-        """Whether a tensor of a safetensors file is int8 as soothsay writes it."""
-        there = scales_of(name) in self._mapped
-        return there and self._mapped[name].get_slice(name).get_dtype() == "I8"
-
-    def _scaled(self, name: str, integers: Tensor, scales: Tensor) -> Tensor:
-        """A matrix in float32, of integers `[out, in]` and scales `[out, in / GROUP]` of their groups."""
-        rows, inputs = tuple(integers.shape) if integers.dim() == 2 else (0, 0)
-        if not rows or inputs % GROUP or scales.shape != (rows, inputs // GROUP):
-            raise DrafterError(
-                f"{self.path}: {name} is {list(integers.shape)} with scales {list(scales.shape)}; each "
-                f"{GROUP} numbers of a row should have one: it is damaged"
-            )
-        return (integers.float().view(rows, -1, GROUP) * scales.float()[:, :, None]).view(rows, inputs)
+        except DrafterError as error:
+            raise DrafterError(f"{self.path}: {name} {error}") from None
 
     def _open(self, file: Path) -> Any:
         try:
             return self._opened.enter_context(safe_open(file, framework="pt"))
         except (SafetensorError, OSError) as error:
             raise DrafterError(f"{file} is damaged or cut short ({error}); download it again") from error
+
+
+def _in_gguf(checkpoint: GGUFCheckpoint) -> dict[str, StoredTensor]:
+    """The tensors of MTP modules. Integers are read as float32."""
+
+    def read(name: str) -> Tensor:
+        with checkpoint.open() as opened:
+            return opened(name)
+
+    return {
+        name: StoredTensor(own[0], partial(read, name), own[1]) for name, own in checkpoint.modules().items()
+    }
+
+
+def _in_safetensors(config: Mapping[str, Any], files: Sequence[Any]) -> dict[str, StoredTensor]:
+    """The tensors of opened files: plain ones, parts of stacked experts, and integers that we wrote."""
+    mapped = {name: file for file in files for name in file.keys()}  # noqa: SIM118
+
+    def shape(name: str) -> tuple[int, ...]:
+        return tuple(mapped[name].get_slice(name).get_shape())
+
+    def part_of(part: Slice) -> Tensor:
+        return part.of(mapped[part.stack].get_slice(part.stack)[part.expert])
+
+    def plain(name: str) -> Tensor:
+        tensor: Tensor = mapped[name].get_tensor(name)
+        return tensor
+
+    def scaled(name: str, scales: str) -> Tensor:
+        return _scaled(plain(name), plain(scales))
+
+    experts = unstacked(config, mapped, lambda names: {name: shape(name) for name in names})
+    found = {n: StoredTensor(p.shape_of(shape(p.stack)[1:]), partial(part_of, p)) for n, p in experts.items()}
+    left_out = {part.stack for part in experts.values()}
+    for name, file in mapped.items():
+        read, scales = partial(plain, name), scales_of(name)
+        if scales in mapped and file.get_slice(name).get_dtype() == "I8":
+            left_out.add(scales)
+            read = partial(scaled, name, scales)
+        found.setdefault(name, StoredTensor(shape(name), read))
+    return {name: tensor for name, tensor in found.items() if name not in left_out}
+
+
+def _scaled(integers: Tensor, scales: Tensor) -> Tensor:
+    """A matrix in float32, of integers `[out, in]` and scales `[out, in / GROUP]` of their groups."""
+    rows, inputs = tuple(integers.shape) if integers.dim() == 2 else (0, 0)
+    if not rows or inputs % GROUP or scales.shape != (rows, inputs // GROUP):
+        raise DrafterError(
+            f"is {list(integers.shape)} with scales {list(scales.shape)}; each {GROUP} numbers of a row "
+            "should have one: it is damaged"
+        )
+    return (integers.float().view(rows, -1, GROUP) * scales.float()[:, :, None]).view(rows, inputs)
 
 
 def scales_of(name: str) -> str:
