@@ -205,7 +205,7 @@ struct Guess {
     }
 };
 
-// How likely the target is to draw a token that has this share of the counts. See `Draws.believed` of soothsay/drafters/ops/automaton.py.
+// How likely the target is to draw a token that has this share of the counts. See `KnownNoise.probability` of soothsay/drafters/ops/automaton.py.
 double believed(double share, int token, Key key, double odds, double weight) {
     const double wait = -std::log1p(-(double(key.hash(uint32_t(token))) + 0.5) * 0x1p-32);
     const double against = odds * std::pow(wait, weight);

@@ -218,7 +218,7 @@ int soothsay_matcher_watch(soothsay_matcher* matcher, const soothsay_automaton* 
 int soothsay_matcher_read(soothsay_matcher* matcher, const int64_t* tokens, int64_t count);
 
 // The likeliest paths (soothsay/drafters/ops/continuations.py) after a text's matches. If `draws` is set, the target draws with
-// known noise (`Draws` of soothsay/drafters/ops/automaton.py). Writes token, parent and score of nodes 1 to n - 1, and returns n,
+// known noise (`KnownNoise` of soothsay/drafters/ops/automaton.py). Writes token, parent and score of nodes 1 to n - 1, and returns n,
 // which is at most `nodes`.
 int soothsay_matcher_grow(const soothsay_matcher* matcher, int nodes, int depth, int widest, double least, int draws,
                           uint64_t seed, int64_t first, double odds, double weight, int* tokens, int* parents,

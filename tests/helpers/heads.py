@@ -23,7 +23,7 @@ from soothsay.drafters.heads.checkpoints.head_directory import write_head
 from soothsay.drafters.heads.checkpoints.stored_head import block_names, split
 from soothsay.drafters.heads.dflash.dflash_checkpoint import dflash_names
 from soothsay.drafters.heads.dflash.dflash_head import DFlashConfig, DFlashHead
-from soothsay.drafters.heads.dflash.draft_blocks import Sight
+from soothsay.drafters.heads.dflash.draft_blocks import RowVisibility
 from soothsay.drafters.heads.dflash.path_heads import MarkovHead
 from soothsay.drafters.heads.eagle3.eagle3_checkpoint import eagle3_names
 from soothsay.drafters.heads.eagle3.eagle3_head import Eagle3Config
@@ -66,7 +66,7 @@ def random_dflash(markov: bool = False, target: str = "sibyl") -> Path:
     block = replace(c, num_layers=2, windows=(None, None), tie_embeddings=False)
     sizes = 8, c.hidden_size, c.vocab_size, c.vocab_size
     head = DFlashHead(
-        DFlashConfig(block, (1, 3), 5, 3, (Sight(), Sight())),
+        DFlashConfig(block, (1, 3), 5, 3, (RowVisibility(), RowVisibility())),
         StockKernels(),
         MarkovHead("vanilla", *sizes, True) if markov else None,
     )

@@ -17,7 +17,8 @@ import torch
 from soothsay import LLM, Drafter, SamplingParams
 from soothsay.drafters.heads.block.block_drafter import BlockDrafter
 from soothsay.drafters.heads.checkpoints.head_directory import write_head
-from soothsay.drafters.heads.eagle.eagle_drafter import Eagle2, Eagle3
+from soothsay.drafters.heads.eagle.eagle_drafter import Eagle2
+from soothsay.drafters.heads.eagle3.eagle3_drafter import Eagle3
 from soothsay.drafters.heads.hydra.hydra_drafter import Hydra
 from soothsay.drafters.heads.medusa.medusa_drafter import Medusa
 from soothsay.drafters.heads.mtp.mtp_drafter import MTP

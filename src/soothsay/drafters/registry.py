@@ -15,7 +15,8 @@ from soothsay.drafters.from_file import drafter_in_file
 from soothsay.drafters.heads.assistant.assistant_drafter import Assistant
 from soothsay.drafters.heads.block.block_drafter import BlockDrafter
 from soothsay.drafters.heads.dflash.dflash_drafter import DFlash
-from soothsay.drafters.heads.eagle.eagle_drafter import Eagle, Eagle2, Eagle3
+from soothsay.drafters.heads.eagle.eagle_drafter import Eagle, Eagle2
+from soothsay.drafters.heads.eagle3.eagle3_drafter import Eagle3
 from soothsay.drafters.heads.hydra.hydra_drafter import Hydra
 from soothsay.drafters.heads.medusa.medusa_drafter import Medusa
 from soothsay.drafters.heads.mtp.mtp_drafter import MTP

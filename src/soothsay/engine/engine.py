@@ -22,8 +22,8 @@ from soothsay.core.tree import DraftTree
 from soothsay.core.turn import Turn
 from soothsay.drafters.base import Target
 from soothsay.drafters.learned_files import LearnedFiles
+from soothsay.drafters.misfit_watch import MisfitWatch
 from soothsay.drafters.ops.native_draft_ops import draft_ops
-from soothsay.drafters.watch import Watch
 from soothsay.engine.drafts import check_drafts
 from soothsay.engine.guard import Guard
 from soothsay.engine.pace import DEAR
@@ -92,7 +92,7 @@ class Engine:
         self.scheduler = Scheduler(config, self.allocator, snapshots)
         self.recovery = Recovery(self.scheduler)
         self._used: WeakKeyDictionary[RequestDrafter, None] = WeakKeyDictionary()
-        self._watches: WeakKeyDictionary[RequestDrafter, Watch] = WeakKeyDictionary()
+        self._watches: WeakKeyDictionary[RequestDrafter, MisfitWatch] = WeakKeyDictionary()
         self._abandoned = deque[Request]()
         self.lock = Guard()
 
@@ -257,7 +257,7 @@ class Engine:
         for drafter, own in _by_drafter(turns).items():
             drafter.observe([_observation(turn, output) for turn in own])
             if drafter.trained:
-                watch = self._watches.setdefault(drafter, Watch(drafter.name))
+                watch = self._watches.setdefault(drafter, MisfitWatch(drafter.name))
                 for turn in own:
                     if turn.num_nodes > 1:
                         watch.record(len(turn.accepted))

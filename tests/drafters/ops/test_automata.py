@@ -9,7 +9,7 @@ import pytest
 from kernels import FASTEST, STOCK
 
 from soothsay.core.tree import DraftTree
-from soothsay.drafters.ops.automaton import Automaton, Draws, Matcher, Reading
+from soothsay.drafters.ops.automaton import Automaton, KnownNoise, Matcher, Reading
 from soothsay.drafters.ops.native_automaton import NativeAutomaton
 from soothsay.drafters.ops.native_draft_ops import NativeDraftOps, draft_ops
 from soothsay.drafters.ops.stock_automaton import StockAutomaton
@@ -17,7 +17,9 @@ from soothsay.drafters.ops.stock_automaton import StockAutomaton
 COUNTED = 6
 
 
-def grown(matcher: Matcher, nodes: int, depth: int, draws: Draws | None = None) -> tuple[list[float], ...]:
+def grown(
+    matcher: Matcher, nodes: int, depth: int, draws: KnownNoise | None = None
+) -> tuple[list[float], ...]:
     tree = DraftTree(0)
     matcher.grow(tree, nodes, depth, draws)
     return [*tree.tokens], [*tree.parents], tree.scores
@@ -58,7 +60,7 @@ def test_both_say_the_same(ops: NativeDraftOps, seed: int, letters: int) -> None
         lengths.add(matchers[0].longest)
         nodes, depth = int(rng.integers(1, 40)), int(rng.integers(0, 9))
         noise, first = int(rng.integers(-(2**63), 2**63)), int(rng.integers(0, 2**31))
-        for draws in (None, Draws(noise, first, *rng.uniform(0, 4, 2).tolist())):
+        for draws in (None, KnownNoise(noise, first, *rng.uniform(0, 4, 2).tolist())):
             expected, found = (grown(matcher, nodes, depth, draws) for matcher in matchers)
             assert found == expected
     assert lengths >= {1, 2} or letters == 2

@@ -17,8 +17,8 @@ from soothsay.core.params import SamplingParams
 from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import NoDrafter
-from soothsay.drafters.ops.automaton import Draws
-from soothsay.drafters.ops.continuations import LEAST, Followers, Source, coming_draws, grow
+from soothsay.drafters.ops.automaton import KnownNoise
+from soothsay.drafters.ops.continuations import LEAST, Followers, Source, grow_continuations, known_noise
 
 Words = tuple[int, ...]
 
@@ -59,14 +59,14 @@ class Table(Source[Words]):
         return found
 
 
-def enumerate_paths(table: Table, depth: int, draws: Draws | None) -> dict[Words, float]:
+def enumerate_paths(table: Table, depth: int, draws: KnownNoise | None) -> dict[Words, float]:
     paths: dict[Words, float] = {(): 1.0}
     level = {(): ((7, 8), 1.0)}
     for number in range(depth):
         below = {}
         for path, (context, probability) in level.items():
             for token, share in table.guesses(context, probability).items():
-                guess = share if draws is None else draws.believed(share, number, token)
+                guess = share if draws is None else draws.probability(share, number, token)
                 if probability * guess > LEAST:
                     below[(*path, token)] = (table.after(context, token), probability * guess)
         paths |= {path: probability for path, (_, probability) in below.items()}
@@ -81,18 +81,18 @@ def says(tree: DraftTree) -> dict[Words, float]:
     }
 
 
-@pytest.mark.parametrize("draws", [None, Draws(7, 40, 2.5, 0.4)])
+@pytest.mark.parametrize("draws", [None, KnownNoise(7, 40, 2.5, 0.4)])
 @pytest.mark.parametrize("seed", range(20))
-def test_it_finds_the_likeliest_paths_of_all(seed: int, draws: Draws | None) -> None:
+def test_it_finds_the_likeliest_paths_of_all(seed: int, draws: KnownNoise | None) -> None:
     table = Table(seed)
     expected = enumerate_paths(table, 4, draws)
     tree = DraftTree(8)
-    grow(tree, [(table, (7, 8))], nodes=10_000, depth=4, draws=draws)
+    grow_continuations(tree, [(table, (7, 8))], nodes=10_000, depth=4, noise=draws)
     assert says(tree) == pytest.approx(expected)
     best = sorted(expected.values(), reverse=True)
     for nodes in (1, 2, 5, 9):
         tree = DraftTree(8)
-        grow(tree, [(table, (7, 8))], nodes, 4, draws)
+        grow_continuations(tree, [(table, (7, 8))], nodes, 4, draws)
         assert len(tree) == min(nodes, len(expected))
         assert sorted(says(tree).values(), reverse=True) == pytest.approx(best[: len(tree)])
         assert all(above >= below for above, below in pairwise(tree.scores)), "the best first"
@@ -106,14 +106,14 @@ def test_of_two_sources_the_surer_counts(seed: int) -> None:
         for path, probability in enumerate_paths(table, 1, None).items():
             expected[path] = max(expected.get(path, 0.0), probability)
     tree = DraftTree(8)
-    grow(tree, [(table, (7, 8)) for table in tables], nodes=100, depth=1)
+    grow_continuations(tree, [(table, (7, 8)) for table in tables], nodes=100, depth=1)
     assert says(tree) == pytest.approx(expected)
 
 
 def test_nowhere_to_begin_and_no_room_to_go() -> None:
     for starts, nodes, depth in (([], 9, 9), ([(Table(0), (7, 8))], 1, 9), ([(Table(0), (7, 8))], 9, 0)):
         tree = DraftTree(8)
-        grow(tree, starts, nodes, depth)
+        grow_continuations(tree, starts, nodes, depth)
         assert len(tree) == 1
 
 
@@ -144,7 +144,7 @@ def test_known_noise_says_what_will_be_drawn(temperature: float) -> None:
     for seed in range(400):
         request = Request([5, 6], params, seed=seed, limit=9, drafter=NoDrafter(None))  # type: ignore[arg-type]
         tree = DraftTree(6)
-        grow(tree, [(urn, ())], nodes=2, depth=4, draws=coming_draws(request))
+        grow_continuations(tree, [(urn, ())], nodes=2, depth=4, noise=known_noise(request))
         noise = gumbel(torch.tensor([noise_key(seed, 2)]), tokens, STOCK)[0]
         right += tree.tokens[1:] == [int((logits / temperature + noise).argmax())]
     assert right / 400 > 1.3 * tempered[0]
@@ -159,4 +159,4 @@ def test_noise_is_that_of_the_draw() -> None:
 @pytest.mark.parametrize("params", [{"temperature": 0}, {"verifier": "rejection"}])
 def test_draws_whose_noise_says_nothing(params: dict[str, Any]) -> None:
     request = Request([5], SamplingParams(**params), seed=1, limit=9, drafter=NoDrafter(None))  # type: ignore[arg-type]
-    assert coming_draws(request) is None
+    assert known_noise(request) is None

@@ -75,7 +75,7 @@ class Allowance:
 
 
 @dataclass(slots=True)
-class OpenDraft:
+class JoinedDraft:
     """A draft whose step is not verified yet."""
 
     tree: DraftTree
@@ -114,7 +114,7 @@ class Learning(LevelwiseDrafter, ReadingDrafter):
         self.likely_gain = inner.likely_gain
         self.max_nodes = inner.max_nodes if inner.max_nodes > 1 else target.config.max_tree
         self.allowance = Allowance(target.config.learn, clock)
-        self._drafts: dict[Request, OpenDraft] = {}
+        self._drafts: dict[Request, JoinedDraft] = {}
         self._waiting: deque[tuple[Tenant, list[int], list[int]]] = deque(maxlen=WAITING)
         self.experiences = PerTenant(lambda: Experience(CONTEXTS))
 
@@ -227,7 +227,7 @@ class Learning(LevelwiseDrafter, ReadingDrafter):
         experience = self.experiences[request.tenant]
         trust = experience.trust[request.params.temperature > 0]
         noise = self._noise(request) if request.params.temperature > 0 else None
-        draft = OpenDraft(DraftTree(own.tokens[0]), own, noise)
+        draft = JoinedDraft(DraftTree(own.tokens[0]), own, noise)
         tree, context = draft.tree, tuple(request.tokens[1 - ORDER :].tolist())
         heap: list[tuple[float, int, int, int, int, Tokens]] = []  # see `_expand`
         self._expand(draft, experience, trust.rate, heap, (-1.0, 0, 0, context))
@@ -242,7 +242,7 @@ class Learning(LevelwiseDrafter, ReadingDrafter):
 
     def _expand(
         self,
-        draft: OpenDraft,
+        draft: JoinedDraft,
         experience: Experience,
         rate: Callable[[Opinion], float],
         heap: list[tuple[float, int, int, int, int, Tokens]],
@@ -295,7 +295,7 @@ class Learning(LevelwiseDrafter, ReadingDrafter):
 
         return given_noise
 
-    def _judge(self, request: Request, draft: OpenDraft, tokens: Sequence[int]) -> None:
+    def _judge(self, request: Request, draft: JoinedDraft, tokens: Sequence[int]) -> None:
         """Count whose tokens were right along the path that the target went."""
         trust = self.experiences[request.tenant].trust[request.params.temperature > 0]
         node: int | None = 0

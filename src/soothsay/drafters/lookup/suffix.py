@@ -28,7 +28,7 @@ from soothsay.drafters.base import SignalingDrafter, Target, check_at_least_one
 from soothsay.drafters.learned_files import read_learned
 from soothsay.drafters.lookup.text_store import KIND, text_arrays, texts_in, write_texts
 from soothsay.drafters.ops.automaton import Automaton, Matcher, Reading
-from soothsay.drafters.ops.continuations import coming_draws
+from soothsay.drafters.ops.continuations import known_noise
 from soothsay.errors import DrafterError
 
 OWN_DOUBT, MEMORY_DOUBT, STORE_DOUBT = 2.0, 8.0, 16.0
@@ -44,7 +44,7 @@ PIECE = 512
 step; texts are read only while requests run."""
 
 
-class TextGeneration:
+class MemoryGeneration:
     """Texts of one period, read piece by piece and forgotten together.
 
     Attributes:
@@ -96,7 +96,7 @@ class TextMemory:
     def __init__(self, size: int, doubt: float, new_automaton: Callable[[], Automaton]):
         self.size, self._half = size, size // 2
         self._doubt, self._new_automaton = doubt, new_automaton
-        self.generations = [TextGeneration(new_automaton(), doubt)]
+        self.generations = [MemoryGeneration(new_automaton(), doubt)]
 
     def add(self, tokens: npt.NDArray[np.integer]) -> None:
         """Add a text to the younger generation; only its last tokens if it is too long."""
@@ -104,7 +104,7 @@ class TextMemory:
         if not len(tokens):
             return
         if self.generations[-1].size + len(tokens) > self._half:
-            self.generations = [self.generations[-1], TextGeneration(self._new_automaton(), self._doubt)]
+            self.generations = [self.generations[-1], MemoryGeneration(self._new_automaton(), self._doubt)]
         self.generations[-1].add(tokens)
 
     def read(self, most: int) -> int:
@@ -124,9 +124,9 @@ class _Text:
     def __init__(self, automaton: Automaton):
         self._matcher, self._counted = automaton.matcher(OWN_DOUBT), automaton.counted
         self._size = 0
-        self._generations: list[TextGeneration] = []  # those that are watched
+        self._generations: list[MemoryGeneration] = []  # those that are watched
 
-    def matches(self, tokens: IntArray, generations: list[TextGeneration]) -> Matcher:
+    def matches(self, tokens: IntArray, generations: list[MemoryGeneration]) -> Matcher:
         """The matches of the text's end, in the text itself and in each generation.
 
         Args:
@@ -178,7 +178,7 @@ class Suffix(SignalingDrafter):
             raise DrafterError(f"suffix(memory={memory}): it must be at least 0")
         self.target, self.max_nodes = target, nodes
         self.factor, self.longest, self.memory, self.store = factor, longest, memory, store
-        self._stored: list[TextGeneration] = []
+        self._stored: list[MemoryGeneration] = []
         self._reader: Thread | None = None
         self.reset()
         if store:
@@ -280,7 +280,7 @@ class Suffix(SignalingDrafter):
             matches = self._matches(request)
             if matches.longest:
                 nodes = min(nodes, 1 + self.factor * matches.longest)
-                matches.grow(tree, nodes, depth, coming_draws(request))
+                matches.grow(tree, nodes, depth, known_noise(request))
         return tree
 
     def _matches(self, request: Request) -> Matcher:

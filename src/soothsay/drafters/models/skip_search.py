@@ -130,7 +130,7 @@ def search(
         progress: called with the number of layers left out so far, the number of layers of the model, and
             the number of tokens compared.
     """
-    judge, c, found, skip = SkipJudge(model, samples), model.config, list[SkipSet](), list[int]()
+    judge, c, found, skip = SkipEvaluator(model, samples), model.config, list[SkipSet](), list[int]()
     agreement = dict.fromkeys(range(c.num_layers), 1.0)  # with this layer left out too, when last measured
     while agreement:
         progress(len(skip), c.num_layers, judge.judged)
@@ -149,7 +149,7 @@ def search(
     return found
 
 
-class SkipJudge:
+class SkipEvaluator:
     """Measures how often a model with layers left out predicts the same token as the whole model.
 
     Args:

@@ -18,7 +18,7 @@ _THREE_BYTES = "\u6771"
 """A character that byte-level vocabularies write as three, one for each of its bytes."""
 
 
-class Pieces:
+class TokenTexts:
     """A tokenizer's tokens as bytes.
 
     The tokenizer must be byte-level, as GPT-2's is, or SentencePiece's with tokens for single bytes. Then any
@@ -117,11 +117,11 @@ class Translation:
     """Translates a draft model's tokens into the target's, and back.
 
     Raises:
-        DrafterError: one of the tokenizers cannot write every text, see `Pieces`.
+        DrafterError: one of the tokenizers cannot write every text, see `TokenTexts`.
     """
 
     def __init__(self, draft: Tokenizer, target: Tokenizer):
-        self.draft, self.target = Pieces(draft), Pieces(target)
+        self.draft, self.target = TokenTexts(draft), TokenTexts(target)
         self.stands_for = [self._stands_for(number) for number in range(len(self.draft.bytes))]
         """For each of the draft model's tokens, the first of the target's tokens that write it; -1: there is
         none."""
@@ -164,7 +164,7 @@ class Translation:
         return first if first >= 0 and text.startswith(self.target.bytes[first]) else -1
 
 
-def _each(ids: Sequence[int], source: Pieces, into: Pieces) -> list[int]:
+def _each(ids: Sequence[int], source: TokenTexts, into: TokenTexts) -> list[int]:
     """Translate tokens one by one."""
     written: list[int] = []
     for number in ids:

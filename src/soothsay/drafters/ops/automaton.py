@@ -23,8 +23,8 @@ NOWHERE: Place = (ROOT, 0)
 """The empty string."""
 
 
-class Draws(NamedTuple):
-    """The draws of the tokens that a tree guesses. Their noise is known, so it says which guess will win.
+class KnownNoise(NamedTuple):
+    """The noise of the draws that a tree guesses. It says which guess will win.
 
     Attributes:
         seed: of the request.
@@ -39,7 +39,7 @@ class Draws(NamedTuple):
     odds: float
     weight: float
 
-    def believed(self, share: float, level: int, token: int) -> float:
+    def probability(self, share: float, level: int, token: int) -> float:
         """How likely the target is to draw a token that has this share of the counts, below 1."""
         wait = exponential(noise_key(self.seed, self.first + level), token)
         against = self.odds * math.pow(wait, self.weight)
@@ -106,12 +106,12 @@ class Matcher(Protocol):
     def read(self, tokens: Tokens) -> None:
         """Append tokens to the text."""
 
-    def grow(self, tree: DraftTree, nodes: int, depth: int, draws: Draws | None = None) -> None:
-        """Add the likeliest followers of the matches, as `soothsay.drafters.ops.continuations.grow` does.
+    def grow(self, tree: DraftTree, nodes: int, depth: int, noise: KnownNoise | None = None) -> None:
+        """Add the likeliest followers of the matches, as `continuations.grow_continuations` does.
 
         Args:
             tree: has only its root.
             nodes: maximum size of the tree, the root included.
             depth: maximum depth of the tree.
-            draws: of the tokens; None: their noise is not known, or there is none.
+            noise: of the tokens; None: their noise is not known, or there is none.
         """

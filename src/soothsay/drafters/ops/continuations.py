@@ -15,7 +15,7 @@ from typing import Generic, NamedTuple, TypeVar
 from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
 from soothsay.core.verify import Guessing
-from soothsay.drafters.ops.automaton import Draws
+from soothsay.drafters.ops.automaton import KnownNoise
 
 Context = TypeVar("Context")
 
@@ -28,8 +28,9 @@ LEAST = 0.02
 accepts one in 40 steps or fewer."""
 
 NOISE_ODDS, NOISE_WEIGHT = 2.5, 0.4
-"""`Draws` at temperature 1 and above. With these numbers, estimated and measured acceptance agree in sampled
-answers of SmolLM2. With a weight of 1, rare tokens that have great noise are believed far too often."""
+"""`KnownNoise` at temperature 1 and above. With these numbers, estimated and measured acceptance agree in
+sampled answers of SmolLM2. With a weight of 1, rare tokens that have great noise are believed far too
+often."""
 
 
 class Followers(NamedTuple):
@@ -66,8 +67,8 @@ class Source(ABC, Generic[Context]):
         """The context with `token`, one of its followers, appended."""
 
 
-def coming_draws(request: Request) -> Draws | None:
-    """The draws of the next tokens of a request; None if they are greedy, or their noise is unknown.
+def known_noise(request: Request) -> KnownNoise | None:
+    """The noise of the next tokens of a request; None if they are greedy, or their noise is unknown.
 
     Below temperature 1 noise decides less, and both numbers move towards what the counts say.
     """
@@ -75,15 +76,15 @@ def coming_draws(request: Request) -> Draws | None:
     if params.temperature == 0 or params.rule.guessing is not Guessing.SHARED_NOISE:
         return None
     share = min(params.temperature, 1.0)
-    return Draws(request.seed, len(request.tokens), NOISE_ODDS**share, NOISE_WEIGHT * share)
+    return KnownNoise(request.seed, len(request.tokens), NOISE_ODDS**share, NOISE_WEIGHT * share)
 
 
-def grow(
+def grow_continuations(
     tree: DraftTree,
     starts: Sequence[tuple[Source[Context], Context]],
     nodes: int,
     depth: int,
-    draws: Draws | None = None,
+    noise: KnownNoise | None = None,
 ) -> None:
     """Add the likeliest paths below a tree's root, the best first.
 
@@ -99,7 +100,7 @@ def grow(
             highest of its probabilities.
         nodes: maximum size of the tree, the root included.
         depth: maximum depth of the tree.
-        draws: of the tokens. With them, `draws.believed` turns a follower's share into its probability:
+        noise: of the tokens. With it, `noise.probability` turns a follower's share into its probability:
             drafter and target know the same Gumbel noise (Daliri et al. 2024, arXiv 2408.07978).
     """
     heap = [(-1.0, i, 0, -1, source, context, 1.0, 1.0) for i, (source, context) in enumerate(starts)]
@@ -122,8 +123,8 @@ def grow(
             share = mass / total
             for token, count in counts:
                 own = share * (count - doubt)
-                if draws is not None:
-                    own = draws.believed(own, tree.depths[node], token)
+                if noise is not None:
+                    own = noise.probability(own, tree.depths[node], token)
                 if path * own >= LEAST:
                     number += 1
                     heappush(heap, (-(path * own), number, node, token, source, context, path, mass))
@@ -132,5 +133,5 @@ def grow(
             less = source.shorter(context)
             if less is not None:
                 number += 1
-                most = path * (mass if draws is None else 1.0)  # of its followers
+                most = path * (mass if noise is None else 1.0)  # of its followers
                 heappush(heap, (-most, number, node, -1, source, less, path, mass))

@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from soothsay.drafters.ops.automaton import Automaton
 from soothsay.drafters.ops.recurrent_drafts import DraftOutput, RecurrentDrafts, RecurrentLayers
-from soothsay.drafters.ops.refinement import Candidates, RedrafterCall, RedrafterLayers, Refinement, grow
+from soothsay.drafters.ops.refinement import (
+    Candidates,
+    RedrafterCall,
+    RedrafterLayers,
+    Refinement,
+    grow_refined_tree,
+)
 from soothsay.drafters.ops.stock_automaton import StockAutomaton
 
 
@@ -33,11 +39,11 @@ class DraftOps:
     def grow_paths(
         self, refinement: Refinement, candidates: Candidates, nodes: int, depth: int
     ) -> DraftOutput:
-        """Grow the best tree over refined guesses; see `soothsay.drafters.ops.refinement.grow`.
+        """Grow the best tree over refined guesses; see `soothsay.drafters.ops.refinement.grow_refined_tree`.
 
         The native one sums in another order, so trees may differ where scores nearly tie.
         """
-        return grow(refinement, candidates, nodes, depth)
+        return grow_refined_tree(refinement, candidates, nodes, depth)
 
     def automaton(self, counted: int) -> Automaton:
         """An empty automaton. `counted` is that of `Automaton`."""

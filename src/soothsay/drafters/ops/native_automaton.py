@@ -8,7 +8,7 @@ from ctypes import Structure, byref, c_double, c_int, c_void_p
 
 from soothsay.core.noise import LOW_64_BITS
 from soothsay.core.tree import DraftTree
-from soothsay.drafters.ops.automaton import Automaton, Draws, Reading, Tokens
+from soothsay.drafters.ops.automaton import Automaton, KnownNoise, Reading, Tokens
 from soothsay.drafters.ops.continuations import LEAST, WIDEST
 
 
@@ -18,7 +18,7 @@ class _Reading(Structure):
     _fields_ = (("end", c_int), ("counted", c_int))
 
 
-_NO_DRAWS = False, 0, 0, 0.0, 0.0
+_NO_NOISE = False, 0, 0, 0.0, 0.0
 
 
 class NativeAutomaton:
@@ -87,12 +87,12 @@ class NativeMatcher:
         self.longest = self._library.soothsay_matcher_read(self._handle, tokens.tobytes(), len(tokens))
         self._own.size += len(tokens)
 
-    def grow(self, tree: DraftTree, nodes: int, depth: int, draws: Draws | None = None) -> None:
+    def grow(self, tree: DraftTree, nodes: int, depth: int, noise: KnownNoise | None = None) -> None:
         """See `Matcher`."""
         tokens, parents, scores = (c_int * nodes)(), (c_int * nodes)(), (c_double * nodes)()
         size = self._library.soothsay_matcher_grow(
             *(self._handle, nodes, depth, WIDEST, LEAST),
-            *(_NO_DRAWS if draws is None else (True, draws.seed & LOW_64_BITS, *draws[1:])),
+            *(_NO_NOISE if noise is None else (True, noise.seed & LOW_64_BITS, *noise[1:])),
             *(tokens, parents, scores),
         )
         tree.append_nodes(tokens[1:size], parents[1:size], scores[1:size])

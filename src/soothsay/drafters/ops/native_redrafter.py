@@ -90,7 +90,7 @@ class _Paths(Structure):
 def grow_paths(
     run: Callable[..., int], refinement: Refinement, candidates: Candidates, nodes: int, depth: int
 ) -> DraftOutput:
-    """See `soothsay.drafters.ops.refinement.grow`. `run` is the library's `soothsay_grow_paths`."""
+    """See `refinement.grow_refined_tree`. `run` is the library's `soothsay_grow_paths`."""
     r, c = refinement, candidates
     tensors = [c.values, c.places, c.read, c.root, r.tokens, r.carry, r.out, c.scores, r.followers]
     assert all(tensor.is_contiguous() for tensor in tensors)

@@ -76,7 +76,7 @@ class Candidates:
     scale: float  # factor of corrections
 
 
-def grow(refinement: Refinement, candidates: Candidates, nodes: int, depth: int) -> DraftOutput:
+def grow_refined_tree(refinement: Refinement, candidates: Candidates, nodes: int, depth: int) -> DraftOutput:
     """Grow the best tree of at most `nodes` nodes and `depth` levels, the root included in the nodes.
 
     Returns:

@@ -8,8 +8,8 @@ from itertools import islice
 import numpy as np
 
 from soothsay.core.tree import DraftTree
-from soothsay.drafters.ops.automaton import NOWHERE, ROOT, Automaton, Draws, Place, Reading, Tokens
-from soothsay.drafters.ops.continuations import WIDEST, Followers, Source, grow
+from soothsay.drafters.ops.automaton import NOWHERE, ROOT, Automaton, KnownNoise, Place, Reading, Tokens
+from soothsay.drafters.ops.continuations import WIDEST, Followers, Source, grow_continuations
 
 
 class StockAutomaton:
@@ -148,12 +148,12 @@ class StockMatcher:
             self._places[automaton] = doubt, now
         self._measure()
 
-    def grow(self, tree: DraftTree, nodes: int, depth: int, draws: Draws | None = None) -> None:
+    def grow(self, tree: DraftTree, nodes: int, depth: int, noise: KnownNoise | None = None) -> None:
         """See `Matcher`."""
         none = np.empty(0, dtype=np.int64)
         places = [(one, doubt, one.follow(place, none)) for one, (doubt, place) in self._places.items()]
         starts = [(Occurrences(one, doubt), place) for one, doubt, place in places if place != NOWHERE]
-        grow(tree, starts, nodes, depth, draws)
+        grow_continuations(tree, starts, nodes, depth, noise)
 
     def _measure(self) -> None:
         self.longest = max(length for _, (_, length) in self._places.values())

@@ -13,7 +13,7 @@ from soothsay.config import ModelConfig
 from soothsay.core.batch import Batch
 from soothsay.drafters.heads.checkpoints.block_configs import refusal
 from soothsay.drafters.heads.checkpoints.drafter_files import DrafterFiles
-from soothsay.drafters.heads.checkpoints.fit import Fit
+from soothsay.drafters.heads.checkpoints.fit import TargetFit
 from soothsay.drafters.heads.checkpoints.stored_head import HeadFormat, Names, StoredHead
 from soothsay.drafters.heads.trained_head import Head
 from soothsay.errors import DrafterError, ModelError
@@ -131,7 +131,7 @@ def is_assistant(files: DrafterFiles) -> bool:
     return files.config.get("model_type") in KINDS
 
 
-def open_assistant(files: DrafterFiles, fit: Fit) -> StoredHead:
+def open_assistant(files: DrafterFiles, fit: TargetFit) -> StoredHead:
     """Open an assistant."""
     raw = files.config
     block = _block(files)
@@ -170,7 +170,7 @@ def _block(files: DrafterFiles) -> ModelConfig:
     return replace(own, num_shared_kv_layers=own.num_layers, windows=windows)
 
 
-def _check_heads(block: ModelConfig, fit: Fit) -> None:
+def _check_heads(block: ModelConfig, fit: TargetFit) -> None:
     """Raises `DrafterError` unless the target has layers whose keys and values the assistant can read."""
     sources = fit.config.last_kv_layers
     if fit.config.latent is not None:

@@ -13,7 +13,7 @@ from soothsay.config import ModelConfig
 from soothsay.core.batch import Batch
 from soothsay.drafters.heads.checkpoints.block_configs import block_config
 from soothsay.drafters.heads.checkpoints.drafter_files import DrafterFiles
-from soothsay.drafters.heads.checkpoints.fit import Fit
+from soothsay.drafters.heads.checkpoints.fit import TargetFit
 from soothsay.drafters.heads.checkpoints.own_layout import check_shortlist, own_format, required, values_of
 from soothsay.drafters.heads.checkpoints.stored_head import StoredHead
 from soothsay.drafters.heads.refiner import UNITS, Refiner
@@ -162,7 +162,7 @@ class BlockHead(ShortlistHead):
         return cast(Tensor, self.markov_in(places)) * known[:, None]
 
 
-def open_block(files: DrafterFiles, fit: Fit) -> StoredHead:
+def open_block(files: DrafterFiles, fit: TargetFit) -> StoredHead:
     """Open a one-pass head that `soothsay train` has written."""
     raw = {"num_hidden_layers": 0, **required(files, "block")}
     block = block_config(files, raw, {}, "blocks.0.", int(raw["num_hidden_layers"]))

@@ -24,7 +24,7 @@ PADDING = 1024
 
 
 @dataclass(frozen=True)
-class Fit:
+class TargetFit:
     """The target that a head is checked against, as the head sees it."""
 
     config: ModelConfig
@@ -45,7 +45,7 @@ class Fit:
     """The part of the target's features that the head reads; None: whole features."""
 
     @classmethod
-    def of(cls, target: Target, files: DrafterFiles) -> Fit:
+    def of(cls, target: Target, files: DrafterFiles) -> TargetFit:
         """Read the head's view, if it has one. Raises `DrafterError` if the view does not fit the target."""
         model = target.model
         context = target.config.max_context or model.config.max_positions
@@ -120,7 +120,9 @@ def mask_token(files: DrafterFiles, options: Mapping[str, Any]) -> int:
     )
 
 
-def draft_vocabulary(files: DrafterFiles, block: ModelConfig, fit: Fit) -> tuple[dict[str, Tensor], int]:
+def draft_vocabulary(
+    files: DrafterFiles, block: ModelConfig, fit: TargetFit
+) -> tuple[dict[str, Tensor], int]:
     """Read which of the target's tokens the output head in the files is for.
 
     Returns:

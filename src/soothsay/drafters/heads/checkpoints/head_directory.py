@@ -18,7 +18,7 @@ from soothsay.drafters.heads.assistant import assistant_head
 from soothsay.drafters.heads.block import block_head
 from soothsay.drafters.heads.checkpoints.drafter_files import DrafterFiles
 from soothsay.drafters.heads.checkpoints.feature_views import FeatureView, view_config, view_tensors
-from soothsay.drafters.heads.checkpoints.fit import MASKS, Fit
+from soothsay.drafters.heads.checkpoints.fit import MASKS, TargetFit
 from soothsay.drafters.heads.checkpoints.own_layout import rounded
 from soothsay.drafters.heads.checkpoints.stored_head import HeadFormat, StoredHead, Written
 from soothsay.drafters.heads.dflash import dflash_checkpoint
@@ -129,7 +129,7 @@ def write_head(
 def _open(files: DrafterFiles, target: Target, own: bool) -> StoredHead:
     """Check the head in these files. `own`: they are the target's checkpoint."""
     try:
-        return _format(files, own).open(files, Fit.of(target, files))
+        return _format(files, own).open(files, TargetFit.of(target, files))
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:
         if isinstance(error, DrafterError):
             if str(files.path) in str(error):

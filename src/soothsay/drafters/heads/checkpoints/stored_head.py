@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from soothsay.config import ModelConfig
 from soothsay.drafters.heads.checkpoints.drafter_files import WEIGHT_DTYPES, DrafterFiles
 from soothsay.drafters.heads.checkpoints.feature_views import ENDS
-from soothsay.drafters.heads.checkpoints.fit import Fit
+from soothsay.drafters.heads.checkpoints.fit import TargetFit
 from soothsay.drafters.heads.trained_head import Head
 from soothsay.errors import DrafterError
 from soothsay.model.norm import RMSNorm
@@ -94,7 +94,7 @@ class StoredHead:
     """
 
     files: DrafterFiles
-    fit: Fit
+    fit: TargetFit
     """The target that it was checked against."""
 
     layout: str
@@ -204,7 +204,7 @@ class StoredHead:
         return parts
 
 
-Opener = Callable[[DrafterFiles, Fit], StoredHead]
+Opener = Callable[[DrafterFiles, TargetFit], StoredHead]
 """Opens the head in some files. Raises `DrafterError`."""
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from soothsay.drafters.heads.checkpoints.block_configs import block_config, check_block, refusal
 from soothsay.drafters.heads.checkpoints.drafter_files import DrafterFiles
-from soothsay.drafters.heads.checkpoints.fit import Fit, draft_vocabulary, mask_token
+from soothsay.drafters.heads.checkpoints.fit import TargetFit, draft_vocabulary, mask_token
 from soothsay.drafters.heads.checkpoints.stored_head import BLOCK, HeadFormat, Names, StoredHead, block_names
 from soothsay.drafters.heads.dflash.dflash_head import DFlashConfig, DFlashHead
-from soothsay.drafters.heads.dflash.draft_blocks import Sight
+from soothsay.drafters.heads.dflash.draft_blocks import RowVisibility
 from soothsay.drafters.heads.dflash.path_head_checkpoint import path_head_of
 from soothsay.errors import DrafterError
 
@@ -32,7 +32,7 @@ def is_dflash(files: DrafterFiles) -> bool:
     return any(f"{norm}.weight" in files.names for _, norm in ENCODERS)
 
 
-def open_dflash(files: DrafterFiles, fit: Fit) -> StoredHead:
+def open_dflash(files: DrafterFiles, fit: TargetFit) -> StoredHead:
     """Open a head that fills a block of masks."""
     config = files.config
     raw = _block_options(config)
@@ -123,7 +123,7 @@ def dflash_names(count: int, layer: str = "layers.", encoder: tuple[str, str] = 
     return names
 
 
-def _taps(options: Options, fit: Fit, count: int) -> tuple[int, ...]:
+def _taps(options: Options, fit: TargetFit, count: int) -> tuple[int, ...]:
     """The layers of the target whose inputs the head reads. By default they are spread over the target."""
     if "target_layer_ids" in options:  # i means the output of layer i; -1 is the embedding
         return tuple(i + 1 for i in options["target_layer_ids"])
@@ -135,7 +135,7 @@ def _taps(options: Options, fit: Fit, count: int) -> tuple[int, ...]:
     return tuple(round(1 + i * (layers - 4) / (count - 1)) + 1 for i in range(count))
 
 
-def _sights(files: DrafterFiles, raw: Options, options: Options, count: int) -> tuple[Sight, ...]:
+def _sights(files: DrafterFiles, raw: Options, options: Options, count: int) -> tuple[RowVisibility, ...]:
     """Which rows see which, for each decoder block."""
     window = raw.get("sliding_window") if raw.get("use_sliding_window") else None
     slides = [kind == "sliding_attention" for kind in raw.get("layer_types", [])]
@@ -145,10 +145,12 @@ def _sights(files: DrafterFiles, raw: Options, options: Options, count: int) -> 
         raise DrafterError(f"{files.path}: layer_types has {len(slides)} entries for {count} blocks")
     if _is_speculators(options):
         both = options.get("sliding_window_non_causal", options.get("speculators_model_type") == "dflash2")
-        narrow = Sight(window is not None and not both, window, window is not None)
-        return tuple(narrow if slide else Sight() for slide in slides)
+        narrow = RowVisibility(window is not None and not both, window, window is not None)
+        return tuple(narrow if slide else RowVisibility() for slide in slides)
     causal = options.get("is_causal", options.get("causal"))
-    return tuple(Sight(slide if causal is None else causal, window if slide else None) for slide in slides)
+    return tuple(
+        RowVisibility(slide if causal is None else causal, window if slide else None) for slide in slides
+    )
 
 
 def _size(files: DrafterFiles, options: Options, key: str) -> int:

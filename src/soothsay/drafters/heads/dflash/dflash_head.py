@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from soothsay.config import ModelConfig
-from soothsay.drafters.heads.dflash.draft_blocks import BlockPass, Sight
+from soothsay.drafters.heads.dflash.draft_blocks import BlockPass, RowVisibility
 from soothsay.drafters.heads.dflash.path_heads import PathHead
 from soothsay.drafters.heads.trained_head import OnePassHead, TargetEnds
 from soothsay.errors import DrafterError
@@ -45,7 +45,7 @@ class DFlashConfig:
     mask: int
     """The token of the masks."""
 
-    sights: tuple[Sight, ...]
+    sights: tuple[RowVisibility, ...]
     """For each decoder block, which rows see which."""
 
     begins_at_root: bool = False
@@ -92,7 +92,7 @@ class ContextAttention(nn.Module):
     Keys and values of the context are made of the target's features. They have no queries.
     """
 
-    def __init__(self, config: ModelConfig, sight: Sight, kernels: Kernels):
+    def __init__(self, config: ModelConfig, sight: RowVisibility, kernels: Kernels):
         super().__init__()
         self.config, self.sight, self.kernels, c = config, sight, kernels, config
         self.q: nn.Module = Dense.random(c.hidden_size, c.num_heads * c.head_dim, bias=c.qkv_bias)

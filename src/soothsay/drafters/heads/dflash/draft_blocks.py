@@ -31,7 +31,7 @@ from soothsay.drafters.base import Target
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class RowVisibility:
     """What the rows of a block see, in one kind of layer."""
 
     causal: bool = False
@@ -52,7 +52,7 @@ class BlockPass:
     tokens: Tensor  # [R * B] int64, the blocks' tokens
     positions: Tensor  # [C + R * B] int64
     slots: Tensor  # [C + R * B] int64
-    seen: Mapping[Sight, Batch]  # the keys of the blocks' rows, for each kind of layer
+    seen: Mapping[RowVisibility, Batch]  # the keys of the blocks' rows, for each kind of layer
 
 
 def scratch_pool(target: Target, config: ModelConfig, dtype: torch.dtype, rows: int) -> KVPool:
@@ -73,7 +73,7 @@ class BlockPacker:
         group: query heads that share a key head.
     """
 
-    def __init__(self, target: Target, size: int, mask: int, sights: Collection[Sight], group: int):
+    def __init__(self, target: Target, size: int, mask: int, sights: Collection[RowVisibility], group: int):
         self.block_size, self.device = target.config.block_size, target.model.device
         self.scratch = target.num_blocks * self.block_size
         self.size, self.mask, self.sights, self.group = size, mask, frozenset(sights), group
@@ -102,7 +102,9 @@ class BlockPacker:
             seen={sight: self._batch(sight, blocks, block_tokens) for sight in self.sights} if ends else {},
         )
 
-    def _batch(self, sight: Sight, blocks: Sequence[tuple[IntArray, IntArray]], tokens: Tensor) -> Batch:
+    def _batch(
+        self, sight: RowVisibility, blocks: Sequence[tuple[IntArray, IntArray]], tokens: Tensor
+    ) -> Batch:
         """The keys of the blocks' rows. A block is the slots of its context, and its own."""
         paths: list[Path] = []
         for number, (context, own) in enumerate(blocks):
@@ -111,7 +113,7 @@ class BlockPacker:
         none = torch.empty(0, dtype=torch.int64)
         return Batch(tokens, none, none, none, (), PathList(tuple(paths)), 0, self.group, (None,))
 
-    def _paths(self, sight: Sight, context: IntArray, own: IntArray, rows: range) -> list[Path]:
+    def _paths(self, sight: RowVisibility, context: IntArray, own: IntArray, rows: range) -> list[Path]:
         size, window = self.size, sight.window
         if window is None or sight.from_anchor:  # all rows see the same context
             known = context if window is None else context[len(context) - min(window, len(context)) :]

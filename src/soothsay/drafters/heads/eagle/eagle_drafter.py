@@ -1,8 +1,7 @@
 """EAGLE: one decoder block guesses the target's next features, and with them its next tokens.
 
 EAGLE (Li et al. 2024, arXiv 2401.15077) fills a fixed tree. EAGLE-2 (Li et al. 2024, arXiv 2406.16858) has
-the same weights, and grows a tree by confidence. EAGLE-3 (Li et al. 2025, arXiv 2503.01840) has EAGLE-2's
-tree, and a head that reads features of several layers.
+the same weights, and grows a tree by confidence.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from pathlib import Path
 from soothsay.config import DType
 from soothsay.drafters.base import Target
 from soothsay.drafters.heads.eagle.eagle_head import EagleHead
-from soothsay.drafters.heads.eagle3.eagle3_head import Eagle3Head
 from soothsay.drafters.heads.recurrent_drafter import ConfidentDrafter, RecurrentDrafter
 from soothsay.drafters.heads.serving import load_head
 from soothsay.drafters.heads.trained_head import Head
@@ -45,9 +43,3 @@ class Eagle2(ConfidentDrafter):
     """EAGLE-2: EAGLE's head, with a tree that grows by confidence."""
 
     method, kind = "eagle2", EagleHead
-
-
-class Eagle3(ConfidentDrafter):
-    """EAGLE-3: a head over features of several layers. Its output head may have the frequent tokens only."""
-
-    method, kind = "eagle3", Eagle3Head

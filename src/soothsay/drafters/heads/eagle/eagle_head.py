@@ -17,7 +17,7 @@ from soothsay.drafters.heads.checkpoints.block_configs import (
     hf_config,
 )
 from soothsay.drafters.heads.checkpoints.drafter_files import DrafterFiles
-from soothsay.drafters.heads.checkpoints.fit import Fit
+from soothsay.drafters.heads.checkpoints.fit import TargetFit
 from soothsay.drafters.heads.checkpoints.stored_head import (
     HeadFormat,
     Names,
@@ -85,7 +85,7 @@ def is_eagle(files: DrafterFiles) -> bool:
     return {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= files.names
 
 
-def open_eagle(files: DrafterFiles, fit: Fit) -> StoredHead:
+def open_eagle(files: DrafterFiles, fit: TargetFit) -> StoredHead:
     """Open EAGLE-1. Copies of the target's embedding and output head in the files are ignored."""
     raw = files.config
     if isinstance(raw.get("model"), dict):  # vLLM's wrapper

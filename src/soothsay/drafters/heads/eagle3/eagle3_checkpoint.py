@@ -18,7 +18,7 @@ from soothsay.drafters.heads.checkpoints.block_configs import (
     speculators_config,
 )
 from soothsay.drafters.heads.checkpoints.drafter_files import DrafterFiles
-from soothsay.drafters.heads.checkpoints.fit import Fit, draft_vocabulary
+from soothsay.drafters.heads.checkpoints.fit import TargetFit, draft_vocabulary
 from soothsay.drafters.heads.checkpoints.stored_head import (
     HeadFormat,
     Names,
@@ -53,7 +53,7 @@ def is_eagle3(files: DrafterFiles) -> bool:
     return any(f"{layer}hidden_norm.weight" in files.names for layer in ("midlayer.", "layers.0."))
 
 
-def open_eagle3(files: DrafterFiles, fit: Fit) -> StoredHead:
+def open_eagle3(files: DrafterFiles, fit: TargetFit) -> StoredHead:
     """Open EAGLE-3 in the original layout, vLLM's, or speculators'."""
     check_one_block(files)
     parts = eagle3_parts(files, fit)
@@ -79,7 +79,7 @@ class Eagle3Parts:
     given: Mapping[str, Tensor]
 
 
-def eagle3_parts(files: DrafterFiles, fit: Fit, layers: int = 1, residual: bool = True) -> Eagle3Parts:
+def eagle3_parts(files: DrafterFiles, fit: TargetFit, layers: int = 1, residual: bool = True) -> Eagle3Parts:
     """Read the parts that EAGLE-3 and P-EAGLE have in common, and check them.
 
     Args:

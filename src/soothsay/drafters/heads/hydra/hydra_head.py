@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from soothsay.drafters.heads.checkpoints.drafter_files import DrafterFiles
-from soothsay.drafters.heads.checkpoints.fit import Fit
+from soothsay.drafters.heads.checkpoints.fit import TargetFit
 from soothsay.drafters.heads.checkpoints.own_layout import own_format, values_of
 from soothsay.drafters.heads.checkpoints.stored_head import StoredHead
 from soothsay.drafters.heads.medusa.medusa_head import ResBlock
@@ -84,7 +84,7 @@ def _pass_on(size: int, num_tokens: int) -> Dense:
     return Dense(torch.eye(size, (1 + num_tokens) * size), torch.zeros(size))
 
 
-def open_hydra(files: DrafterFiles, fit: Fit) -> StoredHead:
+def open_hydra(files: DrafterFiles, fit: TargetFit) -> StoredHead:
     """Open Hydra heads that `soothsay train` has written."""
     config = HydraConfig(**values_of(HydraConfig, files))
     files.check_count(config.num_heads * (1 + config.num_layers), "modules")

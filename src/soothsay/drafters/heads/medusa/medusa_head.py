@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from soothsay.drafters.heads.checkpoints.drafter_files import DrafterFiles
-from soothsay.drafters.heads.checkpoints.fit import Fit
+from soothsay.drafters.heads.checkpoints.fit import TargetFit
 from soothsay.drafters.heads.checkpoints.stored_head import HeadFormat, Names, StoredHead, Written, split
 from soothsay.drafters.heads.trained_head import Head, TargetEnds
 from soothsay.errors import DrafterError
@@ -129,7 +129,7 @@ def is_medusa(files: DrafterFiles) -> bool:
     return any(re.fullmatch(pattern, name) for name in files.names for pattern in (ORIGINAL, VLLM))
 
 
-def open_medusa(files: DrafterFiles, fit: Fit) -> StoredHead:
+def open_medusa(files: DrafterFiles, fit: TargetFit) -> StoredHead:
     """Open Medusa. Heads and layers are counted, since published configurations state wrong numbers."""
     in_vllm = any(re.fullmatch(VLLM, name) for name in files.names)
     found = [m for name in files.names if (m := re.fullmatch(VLLM if in_vllm else ORIGINAL, name))]

@@ -21,7 +21,7 @@ from soothsay.drafters.heads.checkpoints.block_configs import (
     speculators_config,
 )
 from soothsay.drafters.heads.checkpoints.drafter_files import DrafterFiles
-from soothsay.drafters.heads.checkpoints.fit import Fit
+from soothsay.drafters.heads.checkpoints.fit import TargetFit
 from soothsay.drafters.heads.checkpoints.stored_head import (
     HeadFormat,
     Names,
@@ -184,7 +184,7 @@ def is_mtp(files: DrafterFiles) -> bool:
     return any(layout.numbers(files) for layout in LAYOUTS)
 
 
-def open_mtp(files: DrafterFiles, fit: Fit) -> StoredHead:
+def open_mtp(files: DrafterFiles, fit: TargetFit) -> StoredHead:
     """Open MTP modules. Copies of the target's embedding and output head in the files are ignored."""
     layout = next(layout for layout in LAYOUTS if layout.numbers(files))
     numbers = layout.numbers(files)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from soothsay.core.batch import Batch
 from soothsay.drafters.heads.checkpoints.block_configs import check_block
 from soothsay.drafters.heads.checkpoints.drafter_files import DrafterFiles
-from soothsay.drafters.heads.checkpoints.fit import Fit, mask_token
+from soothsay.drafters.heads.checkpoints.fit import TargetFit, mask_token
 from soothsay.drafters.heads.checkpoints.stored_head import HeadFormat, StoredHead, block_names
 from soothsay.drafters.heads.eagle3.eagle3_checkpoint import EAGLE3_IGNORED, eagle3_parts
 from soothsay.drafters.heads.eagle3.eagle3_head import Eagle3Config, Eagle3Head
@@ -124,7 +124,7 @@ def is_peagle(files: DrafterFiles) -> bool:
     return "mask_hidden" in files.names
 
 
-def open_peagle(files: DrafterFiles, fit: Fit) -> StoredHead:
+def open_peagle(files: DrafterFiles, fit: TargetFit) -> StoredHead:
     """Open P-EAGLE. Its blocks after the first are numbered on, or from 0 beside a `midlayer`."""
     if "mask_hidden" not in files.names:
         raise DrafterError(f"{files.path} has no mask_hidden, P-EAGLE's state of masks: it is incomplete")

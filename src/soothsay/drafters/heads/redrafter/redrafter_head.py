@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from soothsay.drafters.heads.checkpoints.drafter_files import DrafterFiles
-from soothsay.drafters.heads.checkpoints.fit import Fit
+from soothsay.drafters.heads.checkpoints.fit import TargetFit
 from soothsay.drafters.heads.checkpoints.own_layout import check_shortlist, own_format, values_of
 from soothsay.drafters.heads.checkpoints.stored_head import StoredHead
 from soothsay.drafters.heads.refiner import UNITS, Refiner
@@ -140,7 +140,7 @@ class RedrafterHead(ShortlistHead):
         )
 
 
-def open_redrafter(files: DrafterFiles, fit: Fit) -> StoredHead:
+def open_redrafter(files: DrafterFiles, fit: TargetFit) -> StoredHead:
     """Open a recurrent head that `soothsay train` has written."""
     config = RedrafterConfig(**values_of(RedrafterConfig, files))
     fit.check(hidden=config.target_hidden_size, vocab=config.vocab_size)

@@ -11,7 +11,7 @@ CHANCE = 0.02
 """Share of steps in which a draft token may be right by chance."""
 
 
-class Watch:
+class MisfitWatch:
     """Counts the first steps of one drafter.
 
     Args:
