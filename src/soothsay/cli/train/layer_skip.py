@@ -14,7 +14,7 @@ from soothsay.cli.tables import numbers_table
 from soothsay.cli.terminal import notice
 
 if TYPE_CHECKING:
-    from soothsay.drafters.models.skip_search import SkipSet
+    from soothsay.drafters.models.skip_set import SkipSet
 
 
 def layer_skip(
@@ -44,11 +44,11 @@ def layer_skip(
     """
     with notice(f"loading {model} ..."):
         from soothsay.drafters.models.layer_skip import skip_directory
-        from soothsay.drafters.models.skip_search import search
         from soothsay.errors import DrafterError
         from soothsay.model.checkpoint import open_checkpoint
         from soothsay.model.load import load_model
         from soothsay.quantizing.samples import read_samples, write_samples
+        from soothsay.train.skip_search import search
 
         checkpoint = open_checkpoint(model)
         if out is None and not checkpoint.path.is_dir():

@@ -2,7 +2,7 @@
 
 Draft & Verify (Zhang et al. 2023, arXiv 2309.08168) leaves out a set of layers that was searched for; any
 model can do this. LayerSkip (Elhoushi et al. 2024, arXiv 2404.16710) leaves out the last layers; a model must
-be trained for this. `skip_search` finds the set.
+be trained for this. `soothsay train layer-skip` finds the set.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from soothsay.core.batch import Rows
 from soothsay.core.request import Request
 from soothsay.drafters.base import Target, check_at_least_one
-from soothsay.drafters.models.skip_search import METHOD, SkipSet, parse_layers
+from soothsay.drafters.models.skip_set import METHOD, SkipSet, parse_layers
 from soothsay.drafters.trees.growth import GrowingTree, GrownDrafter
 from soothsay.drafters.trees.own_kv import pack
 from soothsay.drafters.trees.tree_shapes import ConfidentShape

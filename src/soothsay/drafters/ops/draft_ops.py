@@ -6,25 +6,28 @@ The engine has one set of them, which it passes to drafters in `Target`. `DraftO
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from torch import nn
+
 from soothsay.drafters.ops.automaton import Automaton
 from soothsay.drafters.ops.recurrent_drafts import DraftOutput, RecurrentDrafts, RecurrentLayers
-from soothsay.drafters.ops.refinement import (
-    Candidates,
-    RedrafterCall,
-    RedrafterLayers,
-    Refinement,
-    grow_refined_tree,
-)
+from soothsay.drafters.ops.refinement import Candidates, RedrafterCall, Refinement, grow_refined_tree
 from soothsay.drafters.ops.stock_automaton import StockAutomaton
+from soothsay.model.kernels import Norm
 
 
 class DraftOps:
     """The stock operations. A subclass computes some of them in another way."""
 
-    def redrafter_head(self, layers: RedrafterLayers) -> RedrafterCall | None:
+    def redrafter_head(self, layers: Sequence[nn.Module], norm: Norm, depths: int) -> RedrafterCall | None:
         """One call for all that a ReDrafter head computes; None if there is none for these layers.
 
-        The weights must keep their addresses.
+        Args:
+            layers: its linear layers: `look`, `guesses`, `read`, `token` and `out` of the cell, and `head`.
+                The weights must keep their addresses.
+            norm: of guesses.
+            depths: that it predicts.
         """
         return None
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from torch import nn
+
 from soothsay.drafters.ops.draft_ops import DraftOps
 from soothsay.drafters.ops.native_automaton import NativeAutomaton
 from soothsay.drafters.ops.native_recurrent import NativeRecurrentDrafts
 from soothsay.drafters.ops.native_redrafter import NativeRedrafter, grow_paths
 from soothsay.drafters.ops.recurrent_drafts import DraftOutput, RecurrentLayers
-from soothsay.drafters.ops.refinement import Candidates, RedrafterLayers, Refinement
-from soothsay.model.kernels import Kernels
+from soothsay.drafters.ops.refinement import Candidates, RedrafterCall, Refinement
+from soothsay.model.kernels import Kernels, Norm
 from soothsay.model.native.library import Library
+from soothsay.model.native.linear import NativeLinear
 
 
 class NativeDraftOps(Library, DraftOps):
@@ -18,9 +23,10 @@ class NativeDraftOps(Library, DraftOps):
     Raises `OSError` if the library is missing or cannot run on this processor.
     """
 
-    def redrafter_head(self, layers: RedrafterLayers) -> NativeRedrafter | None:
+    def redrafter_head(self, layers: Sequence[nn.Module], norm: Norm, depths: int) -> RedrafterCall | None:
         """See `DraftOps`."""
-        return NativeRedrafter(self._run_redrafter, layers) if NativeRedrafter.fit(layers) else None
+        own = [layer for layer in layers if isinstance(layer, NativeLinear)]
+        return NativeRedrafter(self._run_redrafter, own, norm, depths) if own == [*layers] else None
 
     def recurrent_drafts(self, layers: RecurrentLayers) -> NativeRecurrentDrafts | None:
         """See `DraftOps`."""

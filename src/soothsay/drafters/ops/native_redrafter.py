@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ctypes import Structure, byref, c_double, c_float, c_int, c_int64, c_void_p
 
 import torch
 from torch import Tensor
 
 from soothsay.drafters.ops.recurrent_drafts import DraftOutput
-from soothsay.drafters.ops.refinement import LEAST, Candidates, HeadOutputs, RedrafterLayers, Refinement
+from soothsay.drafters.ops.refinement import LEAST, Candidates, HeadOutputs, Refinement
+from soothsay.model.kernels import Norm
 from soothsay.model.native.linear import NativeLinear
-
-LAYERS = "look", "guesses", "cell_read", "cell_token", "cell_out", "head"
-"""The linear layers of a head, as `RedrafterLayers` and the library name them."""
 
 
 class _Looking(Structure):
     """`soothsay_looking` of csrc/kernels.h."""
 
     _fields_ = (
-        *((name, c_void_p) for name in LAYERS),
-        ("norm", c_void_p),
+        *(
+            (name, c_void_p)
+            for name in ("look", "guesses", "cell_read", "cell_token", "cell_out", "head", "norm")
+        ),
         ("eps", c_float),
         *((name, c_int) for name in ("embedding", "depths")),
     )
@@ -33,31 +33,20 @@ class NativeRedrafter:
 
     Args:
         run: the library's `soothsay_look`.
-        layers: pass `fit`.
+        layers: see `DraftOps.redrafter_head`; the other arguments too.
     """
 
-    def __init__(self, run: Callable[..., None], layers: RedrafterLayers):
-        self._run, self._layers = run, layers  # which the library reads
-        linear: list[NativeLinear] = [getattr(layers, name) for name in LAYERS]
-        read, head = linear[LAYERS.index("cell_read")], linear[LAYERS.index("head")]
-        self._units, self._tokens, norm = read.out_features, head.out_features, layers.norm
-        self._looking = _Looking(
-            *(one.address for one in linear),
-            norm.weight.data_ptr(),
-            norm.eps,
-            read.in_features,
-            layers.depths,
-        )
-
-    @staticmethod
-    def fit(layers: RedrafterLayers) -> bool:
-        """Whether the library's call computes each layer."""
-        return all(isinstance(getattr(layers, name), NativeLinear) for name in LAYERS)
+    def __init__(self, run: Callable[..., None], layers: Sequence[NativeLinear], norm: Norm, depths: int):
+        self._run, self._held, self._depths = run, (layers, norm), depths  # the library reads them
+        _, _, read, _, _, head = layers
+        self._units, self._tokens = read.out_features, head.out_features
+        addresses = [layer.address for layer in layers]
+        self._looking = _Looking(*addresses, norm.weight.data_ptr(), norm.eps, read.in_features, depths)
 
     def __call__(self, features: Tensor, embedded: Tensor) -> HeadOutputs:
         """See `RedrafterCall`."""
         features, embedded = features.float().contiguous(), embedded.contiguous()
-        rows, depths = len(features), self._layers.depths
+        rows, depths = len(features), self._depths
         out = HeadOutputs(
             logits=torch.empty(rows * depths, self._tokens),
             read=torch.empty(rows * depths, self._units),

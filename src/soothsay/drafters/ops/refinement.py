@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from soothsay.core.functions import silu
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.ops.recurrent_drafts import DraftOutput
-from soothsay.model.kernels import Norm
 
 LEAST = 0.004
 """Minimum probability of a path, as the drafter sees it. It takes more time than a less likely path gains."""
@@ -42,20 +41,6 @@ class HeadOutputs(NamedTuple):
     logits: Tensor  # [R * D, V], of the depths of a request one after the other; the first is refined
     read: Tensor  # [R * D, U]: the part of a state that each depth makes
     states: Tensor  # [R, U]: the states of the roots
-
-
-@dataclass(frozen=True, eq=False)
-class RedrafterLayers:
-    """The layers of a `redrafter_head.RedrafterHead`, as they are served."""
-
-    look: nn.Module
-    guesses: nn.Module
-    cell_read: nn.Module
-    cell_token: nn.Module
-    cell_out: nn.Module
-    head: nn.Module
-    norm: Norm  # of guesses
-    depths: int
 
 
 RedrafterCall = Callable[[Tensor, Tensor], HeadOutputs]

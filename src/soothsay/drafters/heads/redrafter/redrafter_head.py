@@ -16,7 +16,7 @@ from soothsay.drafters.heads.checkpoints.stored_head import StoredHead
 from soothsay.drafters.heads.refiner import UNITS, Refiner
 from soothsay.drafters.heads.trained_head import ShortlistHead, TargetEnds
 from soothsay.drafters.ops.draft_ops import DraftOps
-from soothsay.drafters.ops.refinement import HeadOutputs, RedrafterCall, RedrafterLayers
+from soothsay.drafters.ops.refinement import HeadOutputs, RedrafterCall
 from soothsay.errors import DrafterError
 from soothsay.model.linear import Dense
 from soothsay.model.norm import RMSNorm
@@ -126,18 +126,8 @@ class RedrafterHead(ShortlistHead):
         if self.head is None:
             return None
         cell = self.refiner
-        return ops.redrafter_head(
-            RedrafterLayers(
-                look=self.look,
-                guesses=self.guesses,
-                cell_read=cell.read,
-                cell_token=cell.token,
-                cell_out=cell.out,
-                head=self.head,
-                norm=self.norm,
-                depths=self.config.size,
-            )
-        )
+        layers = self.look, self.guesses, cell.read, cell.token, cell.out, self.head
+        return ops.redrafter_head(layers, self.norm, self.config.size)
 
 
 def open_redrafter(files: DrafterFiles, fit: TargetFit) -> StoredHead:
