@@ -16,14 +16,14 @@ from soothsay.core.paths import PathList
 from soothsay.core.request import Request
 from soothsay.drafters.base import Target
 from soothsay.drafters.heads.assistant.assistant_head import AssistantHead
-from soothsay.drafters.heads.feature_drafter import LastFeatureDrafter
+from soothsay.drafters.heads.feature_drafter import StateGrownDrafter
 from soothsay.drafters.heads.serving import load_head
-from soothsay.drafters.trees.growth import GrowingTree, GrownDrafter, parent_rows
+from soothsay.drafters.trees.growth import GrowingTree
 from soothsay.drafters.trees.tree_shapes import ConfidentShape
 from soothsay.errors import DrafterError
 
 
-class Assistant(LastFeatureDrafter[AssistantHead], GrownDrafter[Tensor]):
+class Assistant(StateGrownDrafter[AssistantHead]):
     """Drafts with a small decoder that has no keys and values of its own.
 
     Each of its layers attends to those of one of the target's layers. So nothing is computed for a prompt.
@@ -49,8 +49,7 @@ class Assistant(LastFeatureDrafter[AssistantHead], GrownDrafter[Tensor]):
         dtype: DType = "auto",
     ):
         shape = ConfidentShape.within("assistant", target, depth, width, branch)
-        LastFeatureDrafter.__init__(self, target, load_head(AssistantHead, model, target, dtype))
-        GrownDrafter.__init__(self, target, shape)
+        super().__init__(target, load_head(AssistantHead, model, target, dtype), shape)
         pool = target.pool
         block, sources = self.head.config.block, target.model.config.last_kv_layers
         needed = [sources[window is None] for window in block.windows]
@@ -62,19 +61,11 @@ class Assistant(LastFeatureDrafter[AssistantHead], GrownDrafter[Tensor]):
         """Return whether the root can be computed, see `Expander`."""
         return request.num_pending == 1 and len(request.tokens) > 1 and super().ready(request)
 
-    def expand_roots(self, growing: Sequence[GrowingTree]) -> tuple[Tensor, Tensor]:
-        """Compute the roots, see `Expander`. The states are the assistant's outputs."""
-        return self._run(growing, self.features.stacked([g.request for g in growing]))
-
-    def expand_nodes(self, growing: Sequence[GrowingTree], states: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the frontiers, see `Expander`."""
-        return self._run(growing, states.index_select(0, parent_rows(growing, states.device)))
-
     @torch.inference_mode()
-    def _run(self, growing: Sequence[GrowingTree], states: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the frontiers: logits `[M, V]`, and outputs `[M, H_target]`."""
+    def expand(self, growing: Sequence[GrowingTree], above: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the frontiers: logits `[M, V]`, and outputs `[M, H_target]`, which are the states."""
         batch = self.lay_out(growing)
-        states, logits = self.head(self.shared.embed(batch.tokens), states, batch, self.kv)
+        states, logits = self.head(self.shared.embed(batch.tokens), above, batch, self.kv)
         return logits, states
 
     def lay_out(self, growing: Sequence[GrowingTree]) -> Batch:

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from soothsay.config import DType
 from soothsay.drafters.base import Target
-from soothsay.drafters.heads.feature_drafter import LastFeatureDrafter
+from soothsay.drafters.heads.feature_drafter import StateGrownDrafter
 from soothsay.drafters.heads.hydra.hydra_head import HydraHead
 from soothsay.drafters.heads.serving import load_head
-from soothsay.drafters.trees.growth import GrowingTree, GrownDrafter, parent_rows
+from soothsay.drafters.trees.growth import GrowingTree
 from soothsay.drafters.trees.tree_shapes import ConfidentShape
 
 
-class Hydra(LastFeatureDrafter[HydraHead], GrownDrafter[Tensor]):
+class Hydra(StateGrownDrafter[HydraHead]):
     """Grows trees with Hydra's heads: head k reads the feature and the k tokens on the path to a node.
 
     A node's state is the vector that its head reads: `[(k + 1) * H]`, the feature of the token
@@ -39,20 +39,12 @@ class Hydra(LastFeatureDrafter[HydraHead], GrownDrafter[Tensor]):
         branch: int | None = None,
         dtype: DType = "auto",
     ):
-        LastFeatureDrafter.__init__(self, target, load_head(HydraHead, model, target, dtype))
-        shape = ConfidentShape.within("hydra", target, self.head.config.num_heads, width, branch)
-        GrownDrafter.__init__(self, target, shape)
+        served = load_head(HydraHead, model, target, dtype)
+        shape = ConfidentShape.within("hydra", target, served.head.config.num_heads, width, branch)
+        super().__init__(target, served, shape)
 
-    def expand_roots(self, growing: Sequence[GrowingTree]) -> tuple[Tensor, Tensor]:
-        """Run the first head, see `Expander`."""
-        return self._expand(growing, self.features.stacked([g.request for g in growing]))
-
-    def expand_nodes(self, growing: Sequence[GrowingTree], states: Tensor) -> tuple[Tensor, Tensor]:
-        """Run the next head at the frontiers, see `Expander`."""
-        return self._expand(growing, states.index_select(0, parent_rows(growing, states.device)))
-
-    def _expand(self, growing: Sequence[GrowingTree], above: Tensor) -> tuple[Tensor, Tensor]:
-        """Append the frontiers' tokens to `[M, k * H]` states of their parents, and run the next head."""
+    def expand(self, growing: Sequence[GrowingTree], above: Tensor) -> tuple[Tensor, Tensor]:
+        """Append the frontiers' tokens to their parents' states, `[M, k * H]`, and run the next head."""
         tokens = [token for g in growing for token in g.frontier_tokens]
         embedded = self.shared.embed(torch.tensor(tokens, dtype=torch.int64, device=above.device))
         read = torch.cat([above, embedded], dim=-1)
