@@ -143,7 +143,7 @@ def test_imports_run_in_one_direction() -> None:
             "from soothsay.drafters.heads import loading",
         ),
         (
-            "soothsay.drafters.lookup.suffix",
+            "soothsay.drafters.lookup.suffix_matching",
             "from soothsay.drafters.heads import loading",
         ),
         ("soothsay.train.trainer", "from soothsay.bench.measure import median"),

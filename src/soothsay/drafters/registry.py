@@ -27,9 +27,9 @@ from soothsay.drafters.lookup.ngram import NGram
 from soothsay.drafters.lookup.prompt_lookup import PromptLookup
 from soothsay.drafters.lookup.recycling import Recycling
 from soothsay.drafters.lookup.rest import Rest
-from soothsay.drafters.lookup.suffix import Suffix
+from soothsay.drafters.lookup.suffix_matching import Suffix
 from soothsay.drafters.models.draft_model import draft_model
-from soothsay.drafters.models.layer_skip import LayerSkip
+from soothsay.drafters.models.layer_skipping import LayerSkip
 from soothsay.drafters.models.lookahead import Lookahead
 from soothsay.drafters.places import drafter_directory, suffix_store
 from soothsay.drafters.spec_parser import Composed, Named, parse

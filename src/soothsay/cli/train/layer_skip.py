@@ -43,7 +43,7 @@ def layer_skip(
     Nothing is trained. Layers are left out one after the other: each time the one whose loss costs least.
     """
     with notice(f"loading {model} ..."):
-        from soothsay.drafters.models.layer_skip import skip_directory
+        from soothsay.drafters.models.layer_skipping import skip_directory
         from soothsay.errors import DrafterError
         from soothsay.model.checkpoint import open_checkpoint
         from soothsay.model.load import load_model

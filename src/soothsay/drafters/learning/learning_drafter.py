@@ -262,18 +262,18 @@ class Learning(LevelwiseDrafter, ReadingDrafter):
         minus, node, own_node, context = at
         own = draft.drafters
         children = own.children[own_node] if own_node >= 0 else {}
-        said = experience.continuations(context)
-        if said and draft.noise is not None:
-            said = draft.noise(said, draft.tree.depths[node])
+        known = experience.continuations(context)
+        if known and draft.noise is not None:
+            known = draft.noise(known, draft.tree.depths[node])
         silent_drafter = SILENT_ON_IT if children else SILENT
-        silent_ngrams = SILENT_ON_IT if said else SILENT
+        silent_ngrams = SILENT_ON_IT if known else SILENT
         opinions: dict[int, Opinion] = {}
-        for token in {**children, **said}:
+        for token in {**children, **known}:
             child = children.get(token, -1)
             by_drafter = silent_drafter
             if child >= 0:
                 by_drafter = bin_of(math.exp(own.scores[child] - own.scores[own_node]))
-            by_ngrams = bin_of(said[token]) if token in said else silent_ngrams
+            by_ngrams = bin_of(known[token]) if token in known else silent_ngrams
             opinion = opinions[token] = Opinion(by_drafter, by_ngrams)
             path = minus * rate(opinion)
             if path < -LEAST_PATH:

@@ -55,11 +55,6 @@ Progress = Callable[[int, int], None]
 """Called with the number of sorted tokens and the number of all tokens."""
 
 
-def vocabulary_size(tokenizer: Tokenizer) -> int:
-    """One more than the largest token id."""
-    return 1 + max(tokenizer.vocabulary().values(), default=-1)
-
-
 @dataclass(frozen=True, slots=True)
 class Matches:
     """Matches of a context's last tokens, the longest first."""
@@ -235,7 +230,8 @@ def write_datastore(
     """
     if path.is_file() and not _is_store(path):
         raise DrafterError(f"{path} exists already, and is not a datastore: name another file")
-    vocab_size, texts = vocabulary_size(tokenizer), [document for document in documents if len(document)]
+    vocab_size = 1 + max(tokenizer.vocabulary().values(), default=-1)
+    texts = [document for document in documents if len(document)]
     if not texts:
         raise DrafterError(f"{path} would be empty: there is nothing in the texts given")
     arrays = text_arrays(texts)

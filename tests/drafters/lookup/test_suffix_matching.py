@@ -21,7 +21,7 @@ from soothsay.core.tenant import EVERYBODY
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Target
 from soothsay.drafters.learned_files import read_learned
-from soothsay.drafters.lookup.suffix import PIECE, Suffix, write_texts
+from soothsay.drafters.lookup.suffix_matching import PIECE, Suffix, write_texts
 from soothsay.drafters.ops.native_draft_ops import draft_ops
 from soothsay.drafters.registry import build_drafter
 
