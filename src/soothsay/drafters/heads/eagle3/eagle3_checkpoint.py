@@ -74,7 +74,6 @@ class Eagle3Parts:
 
     config: Eagle3Config
     layout: str
-    layer: str  # the beginning of the names of the first block's tensors, which ends in a dot
     names: Names
     given: Mapping[str, Tensor]
 
@@ -116,7 +115,7 @@ def eagle3_parts(files: DrafterFiles, fit: TargetFit, layers: int = 1, residual:
         bool(files.config.get("norm_output", False)),
     )
     layout = "speculators" if speculators else "original" if layer == "midlayer." else "vLLM"
-    return Eagle3Parts(config, layout, layer, names, given)
+    return Eagle3Parts(config, layout, names, given)
 
 
 def write_eagle3(head: Eagle3Head, target: str) -> Written:
