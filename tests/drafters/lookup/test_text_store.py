@@ -282,6 +282,9 @@ class TestWriting:
         with pytest.raises(DrafterError, match="notes exists already, and is not a datastore: name another"):
             store(tmp_path / "notes", [[1]], 5)
         assert (tmp_path / "notes").read_text() == "mine"
+        write_texts(tmp_path / "suffix.store", [np.array([1, 2])], "a vocabulary")
+        with pytest.raises(DrafterError, match=r"suffix\.store exists already, and is not a datastore"):
+            store(tmp_path / "suffix.store", [[1]], 5)
 
     def test_nowhere_to_write(self, tmp_path: Path) -> None:
         (tmp_path / "file").touch()

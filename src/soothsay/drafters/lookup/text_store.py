@@ -329,9 +329,10 @@ def _mapped(path: Path) -> tuple[dict[str, str], dict[str, AnyArray]]:
 
 
 def _is_store(path: Path) -> bool:
-    """Whether a file is a store of texts, whole or damaged."""
+    """Whether a file is a store with an index, whole or damaged."""
     with path.open("rb") as file:
-        return f'"format": "{FORMAT}"'.encode() in file.read(4096)
+        head = file.read(4096)
+    return f'"format": "{FORMAT}"'.encode() in head and b'"index.suffixes"' in head
 
 
 def _unusable(path: Path, reason: str) -> DrafterError:
