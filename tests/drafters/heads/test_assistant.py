@@ -39,8 +39,8 @@ class Recorder(Assistant):
 
     passes: list[Pass]
 
-    def _run(self, growing: Sequence[GrowingTree], states: Tensor) -> tuple[Tensor, Tensor]:
-        logits, out = super()._run(growing, states)
+    def expand(self, growing: Sequence[GrowingTree], states: Tensor) -> tuple[Tensor, Tensor]:
+        logits, out = super().expand(growing, states)
         begin = 0
         for g in growing:
             end = begin + len(g.frontier)
