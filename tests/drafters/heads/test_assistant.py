@@ -39,8 +39,8 @@ class Recorder(Assistant):
 
     passes: list[Pass]
 
-    def expand(self, growing: Sequence[GrowingTree], states: Tensor) -> tuple[Tensor, Tensor]:
-        logits, out = super().expand(growing, states)
+    def expand(self, growing: Sequence[GrowingTree], above: Tensor) -> tuple[Tensor, Tensor]:
+        logits, out = super().expand(growing, above)
         begin = 0
         for g in growing:
             end = begin + len(g.frontier)
