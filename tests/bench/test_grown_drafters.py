@@ -24,17 +24,16 @@ from soothsay.config import EngineConfig
 from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Drafter, Observation
-from soothsay.drafters.heads.checkpoints.directory import open_head, read_head, write_head
-from soothsay.drafters.heads.checkpoints.mtp import write_mtp
-from soothsay.drafters.heads.loading import load_head
-from soothsay.drafters.heads.modules.base import Head
-from soothsay.drafters.heads.modules.block import BlockConfig, BlockHead
-from soothsay.drafters.heads.modules.eagle import EagleConfig, EagleHead
-from soothsay.drafters.heads.modules.eagle3 import Eagle3Config, Eagle3Head
-from soothsay.drafters.heads.modules.hydra import HydraConfig, HydraHead
-from soothsay.drafters.heads.modules.medusa import MedusaConfig, MedusaHead
-from soothsay.drafters.heads.modules.mtp import MTPConfig, MTPHead
-from soothsay.drafters.heads.modules.redrafter import RedrafterConfig, RedrafterHead
+from soothsay.drafters.heads.block.block_head import BlockConfig, BlockHead
+from soothsay.drafters.heads.checkpoints.head_directory import open_head, read_head, write_head
+from soothsay.drafters.heads.eagle.eagle_head import EagleConfig, EagleHead
+from soothsay.drafters.heads.eagle3.eagle3_head import Eagle3Config, Eagle3Head
+from soothsay.drafters.heads.hydra.hydra_head import HydraConfig, HydraHead
+from soothsay.drafters.heads.medusa.medusa_head import MedusaConfig, MedusaHead
+from soothsay.drafters.heads.mtp.mtp_head import MTPConfig, MTPHead, write_mtp
+from soothsay.drafters.heads.redrafter.redrafter_head import RedrafterConfig, RedrafterHead
+from soothsay.drafters.heads.serving import load_head
+from soothsay.drafters.heads.trained_head import Head
 from soothsay.drafters.registry import build_drafter
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.families.parsing import parse_model_config

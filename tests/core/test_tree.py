@@ -156,7 +156,7 @@ def test_guesses_thought_impossible_are_legal_and_go_first() -> None:
 )
 def test_nodes_in_bulk_that_are_no_tree(tokens: list[int], parents: list[int]) -> None:
     with pytest.raises(ValueError, match="a parent comes before its child, from 0 on, and siblings"):
-        DraftTree(7).hang(tokens, parents, [0.0, 0.0])
+        DraftTree(7).append_nodes(tokens, parents, [0.0, 0.0])
 
 
 def test_a_probability_that_is_not_a_number_counts_as_impossible() -> None:

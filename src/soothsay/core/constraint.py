@@ -289,7 +289,7 @@ class Constraint:
             count = len(self._ahead)
             ends = not whole and tokens[count] in end_tokens  # the matcher has no such token, allowed or not
             kept.update(path[1 : 1 + count + ends])
-        return tree.only(kept) if self._follows and len(kept) < len(tree) - 1 else tree
+        return tree.subtree(kept) if self._follows and len(kept) < len(tree) - 1 else tree
 
     def _commit(self, output: IntArray) -> None:
         new = output[len(self._said) :].tolist()

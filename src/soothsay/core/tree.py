@@ -96,7 +96,7 @@ class DraftTree:
             parent = self.add(parent, int(token), log_prob)
         return parent
 
-    def hang(self, tokens: Sequence[int], parents: Sequence[int], scores: Sequence[float]) -> None:
+    def append_nodes(self, tokens: Sequence[int], parents: Sequence[int], scores: Sequence[float]) -> None:
         """Append nodes in bulk to a tree that has only its root. Scores obey the class invariants.
 
         Raises `ValueError` if a parent does not come before its child, or siblings have equal tokens.
@@ -158,14 +158,14 @@ class DraftTree:
             return self._prune_drawn(max_nodes, max_depth)
         allowed = [node for node in range(1, len(self)) if self.depths[node] <= max_depth]
         best = sorted(allowed, key=lambda node: (-self.scores[node], node))[: max(max_nodes, 1) - 1]
-        return self.only(best)
+        return self.subtree(best)
 
-    def only(self, nodes: Iterable[int]) -> DraftTree:
+    def subtree(self, nodes: Iterable[int]) -> DraftTree:
         """The tree of the root and `nodes`, which include their parents; without draws."""
         some = sorted(nodes)
         renamed = {0: 0} | {node: place for place, node in enumerate(some, start=1)}
         kept = DraftTree(self.tokens[0])
-        kept.hang(
+        kept.append_nodes(
             [self.tokens[node] for node in some],
             [renamed[self.parents[node]] for node in some],
             [self.scores[node] for node in some],

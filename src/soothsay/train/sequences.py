@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import cast
 
 import torch
@@ -11,20 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from soothsay.core.batch import Batch
-from soothsay.core.states import LayerStates
 from soothsay.core.strands import Strands
 from soothsay.errors import TrainingError
 from soothsay.model.blocks import Block
-from soothsay.model.delta_rule import Recurrence
 from soothsay.model.kernels import Norm, StockKernels
 from soothsay.model.linear import Dense
 from soothsay.model.quantized import Integers, dequantized
 from soothsay.model.rope import rotate
-from soothsay.model.state_space import StateSpace
 from soothsay.train.examples import Example
-
-STATES = "models whose layers keep states cannot be trained, nor drafters for them"
-"""Why some models are refused."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +41,11 @@ class Sequences(Batch):
     real: Tensor  # [B, T] bool, False for padding
     level: int = 0
     anchors: Tensor | None = None  # [B, T] int64 of a deeper level: the columns of its anchors in level 0
+
+    @cached_property
+    def strands(self) -> Strands:
+        """Raise `TrainingError`: only layers that keep states read this."""
+        raise TrainingError("models whose layers keep states cannot be trained, nor drafters for them")
 
     @classmethod
     def of(cls, examples: Sequence[Example], device: torch.device | str = "cpu") -> Sequences:
@@ -190,27 +190,6 @@ class TrainingKernels(StockKernels):
             return super().gated(gate_up, activation)
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up
-
-    def delta_rule(
-        self,
-        qkvz: Tensor,
-        gates: Tensor,
-        weights: Recurrence,
-        states: LayerStates | None,
-        strands: Strands,
-    ) -> Tensor:
-        """Raise `TrainingError`. See `Kernels`."""
-        raise TrainingError(STATES)
-
-    def state_space(
-        self, xbcz: Tensor, steps: Tensor, weights: StateSpace, states: LayerStates | None, strands: Strands
-    ) -> Tensor:
-        """Raise `TrainingError`. See `Kernels`."""
-        raise TrainingError(STATES)
-
-    def convolve(self, x: Tensor, taps: Tensor, states: LayerStates | None, strands: Strands) -> Tensor:
-        """Raise `TrainingError`. See `Kernels`."""
-        raise TrainingError(STATES)
 
     def linear(self, weight: Tensor | Integers, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
         """Return a layer with a trainable weight. See `Kernels`."""

@@ -60,7 +60,7 @@ def random_tree(seed: int) -> DraftTree:
 def shifted(tree: DraftTree) -> DraftTree:
     """The same tree of other tokens."""
     other = DraftTree(tree.tokens[0])
-    other.hang([token + 100 for token in tree.tokens[1:]], tree.parents[1:], tree.scores[1:])
+    other.append_nodes([token + 100 for token in tree.tokens[1:]], tree.parents[1:], tree.scores[1:])
     return other
 
 

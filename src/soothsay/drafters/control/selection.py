@@ -53,7 +53,7 @@ def select_nodes(
         kept.setdefault(index, []).append(node)
     for index, own_nodes in kept.items():
         request, tree = merged[index]
-        selected[request] = tree if len(own_nodes) == len(tree) - 1 else tree.only(own_nodes)
+        selected[request] = tree if len(own_nodes) == len(tree) - 1 else tree.subtree(own_nodes)
     return selected
 
 

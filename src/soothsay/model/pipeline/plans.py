@@ -144,7 +144,7 @@ class _Reader:
         if not nodes or parents[0] != -1 or not all(0 <= p < i for i, p in enumerate(parents[1:], start=1)):
             raise FrameError("a tree without a root, or with a node before its parent")
         tree = DraftTree(tokens[0])
-        tree.hang(tokens[1:], parents[1:], [0.0] * (nodes - 1))
+        tree.append_nodes(tokens[1:], parents[1:], [0.0] * (nodes - 1))
         return tree
 
     def end(self) -> None:
