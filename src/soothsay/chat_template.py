@@ -26,11 +26,10 @@ from soothsay.template_meter import PER_NODE, PER_VALUE, TemplateLimit, meter, m
 MAX_TEMPLATE = 2**18
 """Limit of a template's length in characters. Published ones have up to 30,000."""
 
-_CONCAT, _TEXT, _COMPARED, _CUT, _STEP = (
-    f"soothsay {name}" for name in ("~", "text", "compared", "cut", "step")
-)
-"""Names of our operations among the filters. A template cannot spell a name with a space."""
+Operation = Callable[..., Any]
 
+OPERATIONS = (operations.concat, operations.text_of, operations.compared, operations.cut, operations.step)
+"""Operations that `_Counting` puts into a template, as filters."""
 
 _LOCALS = frozenset({"_loop_vars", "_block_vars"})
 """What Jinja's compiler adds to the keywords of a call."""
@@ -109,14 +108,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.globals["strftime_now"] = operations.strftime_now
         self.filters = {**operations.FILTERS}
         self.tests = {**operations.TESTS}
-        for name, operation in (
-            (_CONCAT, operations.concat),
-            (_TEXT, operations.text_of),
-            (_COMPARED, operations.compared),
-            (_CUT, operations.cut),
-            (_STEP, operations.step),
-        ):
-            self.filters[name] = _at_run_time(operation)
+        self.filters |= {_filter_name(operation): _at_run_time(operation) for operation in OPERATIONS}
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree: nodes.Template = _Counting().visit(super()._parse(source, name, filename))
@@ -155,7 +147,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return meter().result(super().call(__context, __obj, *args, **kwargs))
 
 
-def _at_run_time(operation: Callable[..., Any]) -> Callable[..., Any]:
+def _at_run_time(operation: Operation) -> Operation:
     """A filter that Jinja never runs at compile time."""
 
     @jinja2.pass_context
@@ -165,8 +157,13 @@ def _at_run_time(operation: Callable[..., Any]) -> Callable[..., Any]:
     return filtered
 
 
-def _filter(name: str, value: nodes.Expr, *args: nodes.Expr) -> nodes.Filter:
-    made = nodes.Filter(value, name, list(args), [], None, None)
+def _filter_name(operation: Operation) -> str:
+    """The name of an operation among the filters. A template cannot spell a name with a space."""
+    return f"soothsay {operation.__name__}"
+
+
+def _filter(operation: Operation, value: nodes.Expr, *args: nodes.Expr) -> nodes.Filter:
+    made = nodes.Filter(value, _filter_name(operation), list(args), [], None, None)
     made.set_lineno(value.lineno)
     return made
 
@@ -178,7 +175,7 @@ def _const(value: Any, line: int) -> nodes.Const:
 def _step(node: nodes.Node, line: int) -> nodes.Filter:
     """An expression that counts one run of `node`, and is true."""
     work = PER_NODE * (1 + sum(1 for _ in node.find_all(nodes.Node)))
-    return _filter(_STEP, _const(None, line), _const(work, line))
+    return _filter(operations.step, _const(None, line), _const(work, line))
 
 
 def _counted(node: Any) -> Any:
@@ -188,7 +185,7 @@ def _counted(node: Any) -> Any:
 
 
 def _compared(node: nodes.Expr) -> nodes.Expr:
-    return node if isinstance(node, nodes.Const) else _filter(_COMPARED, node)
+    return node if isinstance(node, nodes.Const) else _filter(operations.compared, node)
 
 
 class _Counting(NodeTransformer):
@@ -199,12 +196,12 @@ class _Counting(NodeTransformer):
         node = self.generic_visit(node)
         for i, part in enumerate(node.nodes):
             is_data = isinstance(part, nodes.TemplateData)
-            node.nodes[i] = _filter(_TEXT, _const(part.data, node.lineno) if is_data else part)
+            node.nodes[i] = _filter(operations.text_of, _const(part.data, node.lineno) if is_data else part)
         return node
 
     def visit_Concat(self, node: Any) -> Any:  # noqa: N802
         """Count the text that the operator `~` makes."""
-        return _filter(_CONCAT, *self.generic_visit(node).nodes)  # type: ignore[attr-defined]
+        return _filter(operations.concat, *self.generic_visit(node).nodes)  # type: ignore[attr-defined]
 
     def visit_Compare(self, node: Any) -> Any:  # noqa: N802
         """Count what a comparison looks at."""
@@ -226,7 +223,7 @@ class _Counting(NodeTransformer):
         if not isinstance(node.arg, nodes.Slice):
             return node
         ends = (node.arg.start, node.arg.stop, node.arg.step)
-        return _filter(_CUT, node.node, *(end or _const(None, node.lineno) for end in ends))
+        return _filter(operations.cut, node.node, *(end or _const(None, node.lineno) for end in ends))
 
     def visit_For(self, node: Any) -> Any:  # noqa: N802
         """Count each turn, and each run of the condition after `if`."""

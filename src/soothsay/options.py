@@ -26,8 +26,6 @@ MODEL = (
     "A Hugging Face directory, a .gguf file, sibyl, smollm2, or a name on the hub, OWNER/NAME. "
     "DIRECTORY:TYPE and OWNER/NAME:TYPE choose a GGUF file by its type, such as Q4_K_M."
 )
-MAX_TOKENS = "Limit of tokens in an answer."
-TEMPERATURE = "0: always the most likely token."
 PROMPTS = "A .txt file with one prompt a line, or JSON lines with messages, turns or a prompt."
 """Help texts of options that differ in the rest."""
 
@@ -73,6 +71,15 @@ def _declared(default: Any, declaration: Declaration) -> Any:
 
 
 @dataclass(frozen=True)
+class CommonOptions:
+    """Options of many commands, which have defaults and bounds of their own: see `shared`."""
+
+    model: str = argument(REQUIRED, MODEL)
+    max_tokens: int = option(256, "Limit of tokens in an answer.", "-n")
+    temperature: float = option(0.0, "0: always the most likely token.", "-t")
+
+
+@dataclass(frozen=True)
 class ModelOptions:
     """How a model runs, as `LLM` takes it."""
 
@@ -107,7 +114,7 @@ class SamplingOptions:
 
     PANEL = "Sampling"
 
-    temperature: float | None = option(None, TEMPERATURE, "-t", show_default="the model's")
+    temperature: float | None = shared(CommonOptions, "temperature", default=None, show_default="the model's")
     top_p: float | None = option(
         None, "Keep the most likely tokens, up to this total probability.", show_default="the model's"
     )

@@ -107,7 +107,7 @@ def test_a_replay_counts_as_an_engine_would(sibyl: LLM) -> None:
         assert sibyl.tokenizer.encode(served.text, special=False) == served.token_ids, "pick another prompt"
         drafter = build_drafter(spec, sibyl.engine.target)
         score = replay(drafter, [episode], sibyl.tokenizer, nodes=16)["said"]
-        assert (score.tokens, score.steps) == served.stats.behind_prompt
+        assert (score.tokens, score.steps) == served.stats.after_first_step
 
 
 def test_agents_words_are_drafted_at_three_tokens_a_step_and_more(shared: Path, sibyl: LLM) -> None:

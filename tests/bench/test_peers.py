@@ -184,8 +184,8 @@ def test_gguf_of_families(family: str, own: dict[str, Any], tmp_path: Path) -> N
         logits(written(source, tmp_path / "model.gguf", "F32")), logits(source), rtol=1e-4, atol=1e-4
     )
     ours, theirs = (parse_model_config(c.config) for c in (open_checkpoint(tmp_path / "model.gguf"), source))
-    assert (ours.family, ours.rope.kind) == (theirs.family, theirs.rope.kind)
-    assert ours.rope.factor == pytest.approx(theirs.rope.factor)
+    assert (ours.family, ours.rotation.rope.kind) == (theirs.family, theirs.rotation.rope.kind)
+    assert ours.rotation.rope.factor == pytest.approx(theirs.rotation.rope.factor)
 
 
 def test_gguf_says_what_it_cannot_write(tmp_path: Path) -> None:

@@ -177,36 +177,14 @@ class TestBudget:
         second, third = serving.add(30), serving.add(30)
         assert rows(serving.step()) == [(first, 1), (second, 22), (third, 22)]
 
-    @pytest.mark.parametrize("interrupted", [True, False])
-    def test_an_answer_that_has_lost_its_engine_is_read_at_once(self, interrupted: bool) -> None:
+    def test_an_answer_that_has_lost_its_engine_makes_others_wait_no_longer(self) -> None:
         serving = Serving(64, max_rows=100, max_stall=0.1, row_seconds=0.1 / 45.5)
         serving.scheduler.pace.follow(50, 50 * serving.row_seconds)
         first = serving.add(3)
         serving.step()
         second = serving.add(80)
-        second.resume([1] * 10, ended=False, interrupted=interrupted)
-        assert rows(serving.step()) == [(first, 1), (second, 90 if interrupted else 44)]
-
-    def test_an_answer_that_has_caught_up_makes_nobody_wait_for_prompts(self) -> None:
-        serving = Serving(64, max_rows=100, max_stall=0.1, row_seconds=0.1 / 45.5)
-        serving.scheduler.pace.follow(50, 50 * serving.row_seconds)
-        caught_up = serving.add(9)
-        caught_up.resume([1] * 3, ended=False, interrupted=True)
-        assert rows(serving.step()) == [(caught_up, 12)]
-        long = serving.add(80)
-        assert rows(serving.step()) == [(caught_up, 1), (long, 44)]
-
-    @pytest.mark.parametrize("num_output", [0, 3])
-    def test_only_an_answer_that_has_begun_was_interrupted(self, num_output: int) -> None:
-        """A prompt that is read again delays those who decode no more than at first."""
-        serving = Serving(64, max_rows=48)
-        request = serving.add(9)
-        for _ in range(num_output):
-            serving.step()
-        if not num_output:
-            serving.scheduler.schedule()
-        serving.scheduler.preempt(request)
-        assert (request.num_output, request.interrupted) == (num_output, num_output > 0)
+        second.resume([1] * 10, ended=False)
+        assert rows(serving.step()) == [(first, 1), (second, 44)]
 
     def test_guesses_are_not_cut_for_prompts(self) -> None:
         serving = Serving(64, max_rows=100, max_stall=0.1, row_seconds=1.0, max_tree=8)

@@ -103,6 +103,8 @@ def adapted(spec: ModelSpec, **changes: Any) -> ModelSpec:
             if flags:
                 kinds = {key: value for name, on in flags.items() if on for key, value in NORMS[name].items()}
                 norms = HeadNorms(last.eps, **kinds) if any(flags.values()) else None
+            if norms is not None and "eps" in norm:
+                norms = replace(norms, eps=last.eps)
             if norms is not None and norms.learned is False and turning.rope.kind == "none":
                 norms = None
             mixer = replace(mixer, rotation=turning, norms=norms, **attention)

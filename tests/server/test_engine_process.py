@@ -324,28 +324,28 @@ def test_steps_go_on_while_a_grammar_is_compiled(sibyl: LLM) -> None:
     assert "".join(update.text for update in said if update.job == 1) in ("yes", "no")
 
 
-def test_a_job_of_an_engine_that_was_lost_is_interrupted_and_its_silent_end_is_told_once(sibyl: LLM) -> None:
+def test_a_job_of_an_engine_that_was_lost_goes_on_and_its_silent_end_is_told_once(sibyl: LLM) -> None:
     one = Worker(sibyl, lambda message: None, SimpleQueue())
     params = SamplingParams(max_tokens=4, ignore_eos=True)
-    one._act(Submit(0, [[5]], params, RequestOptions(), [EmittedTokens([7], False)], interrupted=True))
+    one._act(Submit(0, [[5]], params, RequestOptions(), [EmittedTokens([7], False)]))
     (request,) = one._jobs[0]
-    assert (request.num_output, request.interrupted) == (1, True)
+    assert request.num_output == 1
     request.finish_unreported = True
     answer_update(0, 0, request)
     assert not has_news(request)
     one._act(Cancel(0))
 
 
-def test_an_answer_that_catches_up_is_interrupted_once_its_other_engine_is_lost(sibyl: LLM) -> None:
+def test_an_answer_catches_up_with_what_its_other_engine_has_said(sibyl: LLM) -> None:
     one = Worker(sibyl, lambda message: None, SimpleQueue())
     params = SamplingParams(max_tokens=9, ignore_eos=True)
     one._act(Submit(0, [[5]], params, RequestOptions(), [EmittedTokens([7], False)]))
     (request,) = one._jobs[0]
     found = []
-    for said, lost in (([7, 8], False), ([7, 8], True), ([7, 8, 9], False)):
-        one._act(CatchUp(0, [EmittedTokens(said, False)], interrupted=lost))
-        found.append((request.num_output, request.interrupted))
-    assert found == [(2, False), (2, True), (3, True)]
+    for said in ([7, 8], [7, 8], [7, 8, 9]):
+        one._act(CatchUp(0, [EmittedTokens(said, False)]))
+        found.append(request.num_output)
+    assert found == [2, 2, 3]
     one._act(Cancel(0))
 
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from soothsay import LLM, RequestError, SamplingParams, Tokenizer
 from soothsay.cli.command_classes import as_function
-from soothsay.cli.train.data_command import Data
+from soothsay.cli.train.data_command import AnswerConversations
 from soothsay.core.sampling import derive_seed
 from soothsay.errors import SoothsayError, TrainingError
 from soothsay.files import locked
@@ -290,7 +290,7 @@ def test_files_of_questions(tmp_path: Path) -> None:
 
 def test_the_command(prompts: Path, tmp_path: Path, sibyl: LLM) -> None:
     app = typer.Typer()
-    app.command()(as_function(Data))
+    app.command()(as_function(AnswerConversations))
     out = tmp_path / "answers.jsonl"
     with prompts.open("a") as file:
         file.write("".join("\n" + json.dumps({"messages": CONVERSATIONS[0]}) for _ in range(100)) + "\n{")

@@ -69,7 +69,7 @@ def test_tokens_over_steps(temperature: float, llm: LLM, prompts: list[list[int]
     first = [min(1 + depth[7 + i], length) for i, length in enumerate(lengths)]  # the pass over the prompt
     behind = [length - count for length, count in zip(lengths, first, strict=True)]
     steps = [ceil(length / (1 + depth[7 + i])) for i, length in enumerate(behind)]
-    counts = [choice and choice.stats.behind_prompt for choice in accepted.choices]
+    counts = [choice and choice.stats.after_first_step for choice in accepted.choices]
     assert counts == [*zip(behind, steps, strict=True)]
     assert accepted.overall == sum(behind) / sum(steps)
     assert told == lengths

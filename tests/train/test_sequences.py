@@ -78,7 +78,7 @@ def test_deeper_levels_attend_to_the_anchors_context_and_their_own_chain() -> No
         now = batch if level == 0 else batch.deeper(level, anchors)
         room = torch.empty(4, x.shape[0] * x.shape[1], 16)
         kv = room if kv is None else torch.cat([kv, room], dim=1)
-        out = block(x.flatten(0, 1), training.rope(now.positions), now, kv)
+        out = block(x.flatten(0, 1), training.ropes[0](now.positions), now, kv)
         outs.append(out.view(*x.shape))
     for sequence in range(sizes[0]):
         for column, anchor in enumerate(anchors[sequence].tolist()):
@@ -86,7 +86,7 @@ def test_deeper_levels_attend_to_the_anchors_context_and_their_own_chain() -> No
                 chain = [inputs[deeper][sequence, column] for deeper in range(1, level + 1)]
                 x = torch.stack([*inputs[0][sequence, : anchor + 1], *chain])
                 alone = Sequences.of([example(len(x), 2)])
-                expected = block(x, training.rope(alone.positions), alone, None)[-1]
+                expected = block(x, training.ropes[0](alone.positions), alone, None)[-1]
                 close(outs[level][sequence, column], expected)
 
 
@@ -103,10 +103,10 @@ def test_gradients_flow_through_all_levels() -> None:
     batch, anchors = Sequences.of([example(6, 0)]), torch.tensor([[2, 4]])
     x = torch.randn(6, 32, requires_grad=True)
     kv = torch.empty(4, 6, 16)
-    out = training.blocks[0](x, training.rope(batch.positions), batch, kv)
+    out = training.blocks[0](x, training.ropes[0](batch.positions), batch, kv)
     deeper = batch.deeper(1, anchors)
     kv = torch.cat([kv, torch.empty(4, 2, 16)], dim=1)
-    last = training.blocks[0](out[anchors[0]], training.rope(deeper.positions), deeper, kv)
+    last = training.blocks[0](out[anchors[0]], training.ropes[0](deeper.positions), deeper, kv)
     (gradient,) = torch.autograd.grad(last[0].sum(), x)
     assert (gradient.abs().sum(-1) > 0).tolist() == [True, True, True, False, False, False]
 

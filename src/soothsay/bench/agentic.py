@@ -141,7 +141,7 @@ def replay(
                 request.stats.record(len(tree) - 1, max(tree.depths), authors, emitted)
             assert request.finish_reason is FinishReason.LENGTH
             drafter.release(request)
-            (more, steps), before = request.stats.behind_prompt, scores.get(episode.task, Steps(0, 0))
+            (more, steps), before = request.stats.after_first_step, scores.get(episode.task, Steps(0, 0))
             scores[episode.task] = Steps(before.tokens + more, before.steps + steps)
     return scores
 

@@ -6,17 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from soothsay.options import (
-    FILE,
-    MAX_TOKENS,
-    MODEL,
-    REQUIRED,
-    TEMPERATURE,
-    ModelOptions,
-    argument,
-    option,
-    shared,
-)
+from soothsay.options import FILE, CommonOptions, ModelOptions, option, shared
 
 PEERS = ("transformers", "openvino", "llama.cpp")
 
@@ -25,7 +15,7 @@ PEERS = ("transformers", "openvino", "llama.cpp")
 class StackPlan:
     """What `bench stack` measures. End tokens do not end answers."""
 
-    model: str = argument("sibyl", MODEL)
+    model: str = shared(CommonOptions, "model", default="sibyl")
     questions: Path | None = option(
         None,
         "File of prompts; those to answer are evenly spread over its categories.",
@@ -48,7 +38,7 @@ class StackPlan:
 class PeerPlan:
     """What `bench peers` compares. For a GGUF file the type is "auto": all engines run the file as it is."""
 
-    model: str = argument(REQUIRED, MODEL)
+    model: str = shared(CommonOptions, "model")
     dtypes: list[str] | None = option(
         None,
         "Element type of linear layers' weights; may be repeated.",
@@ -107,6 +97,6 @@ class LearnPlan:
     held_out: int = option(200, "Requests at the end that are reported apart.", min=0)
     window: int = option(20, "Requests between two measurements.", min=1)
     every: int = option(1, "Compare in one of so many windows, and in all held-out ones.", min=1)
-    max_tokens: int = option(64, MAX_TOKENS, "-n", min=1)
-    temperature: float = option(0.0, TEMPERATURE, "-t", min=0)
+    max_tokens: int = shared(CommonOptions, "max_tokens", default=64, min=1)
+    temperature: float = shared(CommonOptions, "temperature", default=0.0, min=0)
     batch: int = option(1, "Requests at a time.", min=1)

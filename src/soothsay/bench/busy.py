@@ -8,13 +8,13 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 
 from soothsay.bench.chat_client import ChatError
-from soothsay.bench.measure import rotated
+from soothsay.bench.measure import Meter, Progress, rotated
 from soothsay.bench.serve.serve_bench import LoadTarget
 from soothsay.bench.texts import QUESTION
 from soothsay.errors import SoothsayError
@@ -65,7 +65,7 @@ async def bench_busy(
     *,
     rounds: int,
     tokens: int,
-    progress: Callable[[int, int, int], None] = lambda *_: None,
+    progress: Progress = lambda *_: None,
 ) -> list[BusyRow]:
     """Ask each server for one answer at a time, beside each number of busy processes in turn.
 
@@ -83,16 +83,15 @@ async def bench_busy(
         await _stream(target, tokens)
     numbers = sorted({0, *loops})
     found: dict[tuple[str, int], list[Stream]] = {(t.name, n): [] for n in numbers for t in targets}
-    total = rounds * len(found)
-    progress(0, total, 0)
+    meter = Meter(progress, rounds * len(found))
+    meter.advance()
     for first in range(rounds):
         for count in numbers:
             with busy_processes(count):
                 await asyncio.sleep(SETTLE)
                 for target in rotated(targets, first):
                     found[target.name, count].append(await _stream(target, tokens))
-                    done = sum(map(len, found.values()))
-                    progress(done, total, done * tokens)
+                    meter.advance(1, tokens)
     return [_row(name, count, own, found[name, 0]) for (name, count), own in found.items()]
 
 

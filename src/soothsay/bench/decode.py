@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from dataclasses import dataclass
+from pathlib import Path
+
+import torch
 
 from soothsay.bench.measure import Rates, Workload, interleave
+from soothsay.bench.peers.engines.hugging_face import Transformers
+from soothsay.bench.peers.engines.peer import Setup
 from soothsay.bench.texts import PASSAGE, QUESTION, TOPICS
 from soothsay.config import DType
 from soothsay.core.params import SamplingParams
 from soothsay.llm import LLM
+from soothsay.model.checkpoint import open_checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +56,9 @@ def bench_decode(
     question, passage = chat(QUESTION), chat(f"Summarize the following passage.\n\n{PASSAGE}")
     many = chat(*(f"Tell me a story about {topic}." for topic in TOPICS.split()[:batch]))
     plain: dict[str, Workload] = {"soothsay": ours(question)}
-    if importlib.util.find_spec("transformers") and os.path.isdir(_directory(model)):
-        plain = {"transformers": _transformers(model, llm, question[0], tokens), **plain}
+    directory = open_checkpoint(model).path
+    if importlib.util.find_spec("transformers") and directory.is_dir():
+        plain = {"transformers": _transformers(directory, llm, question[0], tokens), **plain}
     drafted = {"plain": ours(passage), "prompt lookup": ours(passage, "prompt-lookup")}
     batched = {"batch of 1": ours(many[:1]), f"batch of {batch}": ours(many)}
     return [
@@ -62,31 +68,12 @@ def bench_decode(
     ]
 
 
-def _directory(model: str) -> str:
-    from soothsay.model.checkpoint import open_checkpoint
-
-    return str(open_checkpoint(model).path)
-
-
-def _transformers(model: str, llm: LLM, prompt: list[int], tokens: int) -> Workload:
+def _transformers(directory: Path, llm: LLM, prompt: list[int], tokens: int) -> Workload:
     """Return transformers' `generate` with the same weights, threads and dtype as a workload."""
-    import torch
-    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    load, place = AutoModelForCausalLM.from_pretrained, _directory(model)
-    theirs = load(place, dtype=llm.model.dtype, trust_remote_code=False).eval()
-    ids = torch.tensor([prompt])
-
-    def run() -> int:
-        out = theirs.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            max_new_tokens=tokens,
-            min_new_tokens=tokens,
-        )
-        return int(out.shape[1]) - len(prompt)
-
-    return run
+    dtype, threads = str(llm.model.dtype).removeprefix("torch."), torch.get_num_threads()
+    theirs = Transformers(Setup(str(directory), dtype, threads, len(prompt) + tokens))
+    theirs.load()
+    return lambda: len(theirs.generate(prompt, tokens, "plain")[1])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 
 from soothsay.errors import ModelError
 from soothsay.model.specs.attention_spec import AttentionSpec
-from soothsay.model.specs.feed_forward_spec import DenseSpec
+from soothsay.model.specs.feed_forward_spec import DenseSpec, ExpertsSpec
 from soothsay.model.specs.model_spec import ModelSpec
 
 
@@ -26,7 +26,8 @@ class GrownShape:
     @classmethod
     def of(cls, config: ModelSpec) -> GrownShape:
         """The shape of a model."""
-        attention, size = config.first(AttentionSpec), config.first(DenseSpec).size
+        attention, dense = config.first(AttentionSpec), [*config.parts(DenseSpec).values()]
+        size = dense[0].size if dense else config.first(ExpertsSpec).expert.size
         return cls(config.num_layers, config.hidden_size, attention.heads, attention.kv_heads, size)
 
     @classmethod

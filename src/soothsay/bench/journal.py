@@ -93,8 +93,6 @@ class Records(ABC, Generic[Entry]):
             try:
                 self.read_entry(entry)
             except (TypeError, KeyError, AttributeError, ValueError) as error:
-                if isinstance(error, SoothsayError):
-                    raise
                 raise SoothsayError(f"{self.WHAT} are expected ({error!r})") from None
 
     @classmethod

@@ -33,8 +33,7 @@ def learn_chart(report: LearnReport) -> Any:
         panel.axvspan(held_out[0], report.windows[-1].first + report.windows[-1].size, alpha=0.08)
     tidy(panel)
     panel.set_ylim(bottom=1)
-    panel.set_xlabel("requests answered (shaded: held out)")
-    panel.set_ylabel("tokens a step")
+    panel.set(xlabel="requests answered (shaded: held out)", ylabel="tokens a step")
     panel.legend(frameon=False)
     title = f"{Path(report.model).name}, {report.drafter.partition('(')[0]}, {report.share:.0%} of a core"
     panel.set_title(title, fontsize=10)

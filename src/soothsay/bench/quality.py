@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from soothsay.bench.measure import Meter, Progress
 from soothsay.bench.step import held_bytes, linear_layers
 from soothsay.config import DType
 from soothsay.core.batch import Rows
@@ -45,7 +46,7 @@ def bench_quality(
     reference: str | None = None,
     tokens: int = 20_000,
     chunk: int = 512,
-    progress: Callable[[int, int, int], None] = lambda done, total, tokens: None,
+    progress: Progress = lambda *_: None,
 ) -> list[Quality]:
     """Compare each dtype with float32, which comes first in the result.
 
@@ -77,26 +78,21 @@ def bench_quality(
         if dtype not in models:
             models[dtype] = load_model(checkpoint, dtype)
     sums = {name: np.zeros(3) for name in models}
-    for done, ids in enumerate(chunks):
-        progress(done, len(chunks), done * chunk)
+    meter = Meter(progress, len(chunks))
+    meter.advance()
+    for ids in chunks:
         expected = _log_probabilities(models[REFERENCE], ids)
         for name, loaded in models.items():
             found = expected if name == REFERENCE else _log_probabilities(loaded, ids)
             sums[name] += _compare(expected, found, ids)
-    progress(len(chunks), len(chunks), len(chunks) * chunk)
+        meter.advance(1, chunk)
     compared = len(chunks) * (chunk - 1 - chunk // 2)
-    means = {name: sums[name] / compared for name in models}
-    return [
-        Quality(
-            dtype=name,
-            bits=_bits(loaded),
-            tokens=compared,
-            perplexity=float(np.exp(means[name][0])),
-            divergence=float(means[name][1]),
-            equal_best=float(means[name][2]),
-        )
-        for name, loaded in models.items()
-    ]
+    return [_quality(name, models[name], compared, sums[name] / compared) for name in models]
+
+
+def _quality(name: str, model: Transformer, compared: int, means: np.ndarray) -> Quality:
+    loss, divergence, equal = map(float, means)
+    return Quality(name, _bits(model), compared, float(np.exp(loss)), divergence, equal)
 
 
 def _chunks(checkpoint: Checkpoint, text: str, tokens: int, chunk: int) -> np.ndarray:

@@ -15,7 +15,7 @@ from soothsay.cli.engine_options import EngineOptions, PlacementOptions
 from soothsay.cli.progress import progress_bar
 from soothsay.cli.serve_command import Serve
 from soothsay.cli.terminal import notice
-from soothsay.options import MODEL, REQUIRED, argument, option, shared
+from soothsay.options import REQUIRED, CommonOptions, argument, option, shared
 
 if TYPE_CHECKING:
     from soothsay.server.batch.batch_run import BatchSummary
@@ -31,7 +31,7 @@ class Batch:
     The exit code is 1 if lines failed. Their answers say why.
     """
 
-    model: str = argument(REQUIRED, MODEL)
+    model: str = shared(CommonOptions, "model")
     source: Path = argument(
         REQUIRED, "The requests: a file in the format of OpenAI's batches.", metavar="INPUT"
     )

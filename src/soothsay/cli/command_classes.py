@@ -49,7 +49,7 @@ def _parameters(group: type[Any]) -> Iterator[Parameter]:
             yield from _parameters(types[field.name])
             continue
         settings: dict[str, Any] = {"help": declared.help, **declared.settings}
-        if panel := settings.pop("panel", getattr(group, "PANEL", None)):
+        if panel := settings.pop("panel", None) or getattr(group, "PANEL", None):
             settings["rich_help_panel"] = panel
         names, long = declared.names, f"--{field.name.replace('_', '-')}"
         if not declared.is_argument and not any(name.startswith("--") for name in names):
@@ -64,12 +64,8 @@ def _parameters(group: type[Any]) -> Iterator[Parameter]:
 
 def _made(group: type[Any], options: Mapping[str, Any]) -> Any:
     """An object of a group. It takes from `options` what is its own."""
-    types = get_type_hints(group)
-    return group(
-        **{
-            field.name: options[field.name]
-            if DECLARED in field.metadata
-            else _made(types[field.name], options)
-            for field in fields(group)
-        }
-    )
+    types, values = get_type_hints(group), dict[str, Any]()
+    for field in fields(group):
+        is_option = DECLARED in field.metadata
+        values[field.name] = options[field.name] if is_option else _made(types[field.name], options)
+    return group(**values)

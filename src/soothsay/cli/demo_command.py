@@ -22,7 +22,7 @@ from soothsay.cli.tasks import TASKS, Task
 from soothsay.cli.terminal import ACCEPTED, PLAIN, load_llm
 from soothsay.config import DType
 from soothsay.errors import DrafterError, ModelError
-from soothsay.options import MAX_TOKENS, MODEL, ModelOptions, option, shared
+from soothsay.options import MODEL, CommonOptions, ModelOptions, option, shared
 
 if TYPE_CHECKING:
     from soothsay.core.answer import Piece, SpeculationStats
@@ -98,7 +98,7 @@ class Demo:
         "-d",
         show_default="those of auto, suffix and mtp that fit the model",
     )
-    max_tokens: int = option(96, MAX_TOKENS, "-n", min=1)
+    max_tokens: int = shared(CommonOptions, "max_tokens", default=96, min=1)
     repeats: int = option(5, "Rounds. Times are the median over them.", min=1)
     dtype: DType = shared(ModelOptions, "dtype")
 

@@ -122,7 +122,7 @@ class PlacementOptions:
         return stages_on_ray(self.stages, self.replica_cores or 1)
 
     def placement(self, replicas: int, shared: Stages) -> Placement:
-        """Where at most so many engines run."""
+        """Where the engines run, at most `replicas` of them."""
         from soothsay.server.engines.engine_process import PORTABLE
         from soothsay.server.placement import Placement
 

@@ -13,7 +13,16 @@ import typer
 from rich.console import Console
 
 from soothsay.cli.terminal import acceptance_summary, harmless, load_llm, summary
-from soothsay.options import FILE, MAX_TOKENS, MODEL, ModelOptions, SamplingOptions, argument, option
+from soothsay.options import (
+    FILE,
+    MODEL,
+    CommonOptions,
+    ModelOptions,
+    SamplingOptions,
+    argument,
+    option,
+    shared,
+)
 
 if TYPE_CHECKING:
     from soothsay.core.answer import Piece
@@ -35,7 +44,7 @@ class Generate:
     file: Path | None = option(None, "Read the prompt from a file.", "-f", **FILE)
     chat: bool = option(False, "Wrap the prompt in the model's chat template.", "-c")
     model: str = option("sibyl", MODEL, "-m")
-    max_tokens: int = option(256, MAX_TOKENS, "-n")
+    max_tokens: int = shared(CommonOptions, "max_tokens", default=256)
     sampling: SamplingOptions
     stop: list[str] | None = option(None, "End the answer before this text. Can be repeated.")
     options: ModelOptions

@@ -33,7 +33,7 @@ class Grants:
 
 
 @dataclass(frozen=True, kw_only=True)
-class List:
+class ListKeys:
     """Show the names of all keys, their limits and their permissions."""
 
     file: Path = option(Path("api-keys.json"), "The file with the hashes of the keys.", "-f", dir_okay=False)
@@ -52,11 +52,11 @@ class List:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Add:
+class AddKey:
     """Make a key and print it. It cannot be printed again: the file holds only its hash."""
 
     name: str = argument(REQUIRED, "A name for the key. The log shows it.")
-    file: Path = shared(List, "file")
+    file: Path = shared(ListKeys, "file")
     grants: Grants
 
     def run(self) -> None:
@@ -67,11 +67,11 @@ class Add:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Remove:
+class RemoveKey:
     """Remove a key. A running server notices the change."""
 
     name: str = argument(REQUIRED, "The name of the key.")
-    file: Path = shared(List, "file")
+    file: Path = shared(ListKeys, "file")
 
     def run(self) -> None:
         """Remove the key."""
@@ -81,4 +81,4 @@ class Remove:
 
 
 keys = typer.Typer(help="API keys of a server.", no_args_is_help=True)
-add_commands(keys, {"add": Add, "list": List, "remove": Remove})
+add_commands(keys, {"add": AddKey, "list": ListKeys, "remove": RemoveKey})

@@ -60,7 +60,7 @@ def work_bar(what: str, measure: ProgressColumn) -> Iterator[Callable[[int, int]
 
 @contextmanager
 def stage_bars() -> Iterator[Callable[[str, int, int], None]]:
-    """Show the bar of the current stage. Yields a function of (stage, done, in total); 0: nobody knows."""
+    """Show the bar of the current stage. Yields a function of (stage, done, in total); 0: unknown."""
     stages: dict[str, TaskID] = {}
     with bars(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeLeft()) as progress:
 

@@ -14,10 +14,9 @@ import typer
 from rich.console import Console
 
 from soothsay.cli.engine_options import EngineOptions, PlacementOptions
-from soothsay.cli.server_limits import ServerLimits
 from soothsay.cli.terminal import notice, sampling_summary
-from soothsay.options import MODEL, REQUIRED, argument, option
-from soothsay.server.server_config import MAX_STALL, ServerConfig, served_name
+from soothsay.options import CommonOptions, option, shared
+from soothsay.server.server_config import MAX_STALL, ServerConfig, ServerLimits, served_name
 
 if TYPE_CHECKING:
     from soothsay.server.fleet.engine_fleet import Fleet
@@ -30,7 +29,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 class Serve:
     """Serve a model over HTTP with OpenAI's protocol. SIGTERM ends it after the running answers."""
 
-    model: str = argument(REQUIRED, MODEL)
+    model: str = shared(CommonOptions, "model")
     host: str = option(
         "127.0.0.1", "The address to listen on. The default is reachable from this machine only."
     )

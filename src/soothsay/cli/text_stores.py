@@ -27,7 +27,7 @@ _NO_LIMIT = 2**62
 
 
 @dataclass(frozen=True, kw_only=True)
-class Build:
+class BuildDatastore:
     """Build a datastore from texts. Conversations are formatted by the model's chat template."""
 
     model: str = argument(REQUIRED, "The model to draft for. Its tokenizer encodes the texts.")
@@ -62,7 +62,7 @@ class Build:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Info:
+class ShowDatastore:
     """Show what a datastore holds."""
 
     file: Path = argument(REQUIRED, "A datastore.")
@@ -88,7 +88,7 @@ class Info:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Suffix:
+class KeepAnswers:
     """Keep a model's answers, so that suffix matching drafts from them (REST, arXiv 2311.08252).
 
     Nothing is trained. Drafts come from what the model has answered to other prompts.
@@ -149,4 +149,4 @@ def read_whole_texts(
 
 
 datastore = typer.Typer(help="Datastores for the drafter 'rest'.", no_args_is_help=True)
-add_commands(datastore, {"build": Build, "info": Info})
+add_commands(datastore, {"build": BuildDatastore, "info": ShowDatastore})

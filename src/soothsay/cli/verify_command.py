@@ -21,18 +21,7 @@ from soothsay.cli.tasks import TASKS
 from soothsay.cli.terminal import notice
 from soothsay.config import DType, EngineConfig
 from soothsay.errors import DrafterError
-from soothsay.options import (
-    FILE,
-    MAX_TOKENS,
-    MODEL,
-    PROMPTS,
-    TEMPERATURE,
-    ModelOptions,
-    SamplingOptions,
-    argument,
-    option,
-    shared,
-)
+from soothsay.options import FILE, PROMPTS, CommonOptions, ModelOptions, SamplingOptions, option, shared
 
 if TYPE_CHECKING:
     from soothsay.bench.equality import Difference, Emitted, EqualityReport
@@ -49,7 +38,7 @@ class Verify:
     with none, mixed in batches. The exit code is 0 if all answers are equal, and 1 if not.
     """
 
-    model: str = argument("sibyl", MODEL)
+    model: str = shared(CommonOptions, "model", default="sibyl")
     drafter: list[str] | None = option(
         None, "A drafter to check. Can be repeated.", "-d", show_default="all that need no files"
     )
@@ -57,8 +46,8 @@ class Verify:
     limit: int | None = option(
         None, "Number of prompts, spread evenly over the file.", min=1, show_default="all"
     )
-    max_tokens: int = option(128, MAX_TOKENS, "-n")
-    temperature: float = option(0.0, TEMPERATURE, "-t", panel=SamplingOptions.PANEL)
+    max_tokens: int = shared(CommonOptions, "max_tokens", default=128)
+    temperature: float = shared(CommonOptions, "temperature", default=0.0, panel=SamplingOptions.PANEL)
     seed: int | None = shared(SamplingOptions, "seed")
     batch: int = option(8, "Requests in a batch, of all drafters mixed.", min=1)
     dtype: DType = shared(ModelOptions, "dtype")

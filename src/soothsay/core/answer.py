@@ -80,7 +80,7 @@ class SpeculationStats:
         return self.emitted / self.steps if self.steps else 0.0
 
     @property
-    def behind_prompt(self) -> tuple[int, int]:
+    def after_first_step(self) -> tuple[int, int]:
         """Tokens and steps without the first step, for which most drafters know nothing."""
         return self.emitted - self.first, max(self.steps - 1, 0)
 

@@ -101,7 +101,6 @@ class Request:
         self.max_nodes = 1
         self.num_preemptions = 0
         self.awaited: tuple[Request, int] | None = None  # computes this many tokens first; see `Scheduler`
-        self.interrupted = False  # its answer had begun when it lost its KV, and no other engine goes on
         self.num_prefix_hits = 0  # tokens whose KV the prefix cache had when the request was first admitted
         self.prompt_logprobs = PromptScores() if scores is None else scores  # filled if they are requested
         self.answer = AnswerText(tokenizer, prompt, params)
@@ -210,7 +209,7 @@ class Request:
                 return i + 1
         return len(tokens)
 
-    def resume(self, tokens: Sequence[int], *, ended: bool, interrupted: bool = False) -> None:
+    def resume(self, tokens: Sequence[int], *, ended: bool) -> None:
         """Take over an answer that another engine has begun, or in which it is further than this one.
 
         The answer goes on as it does after a preemption: with all its tokens, and without the KV of new ones.
@@ -218,10 +217,7 @@ class Request:
         Args:
             tokens: all that the other engine has emitted.
             ended: whether the answer has ended.
-            interrupted: whether the other engine does not go on, so that the reader waits. An answer that was
-                interrupted stays so.
         """
-        self.interrupted = self.interrupted or interrupted
         if new := tokens[self.num_output :]:
             self.emit(new)
         elif ended:  # only the prompt was to be read

@@ -161,16 +161,14 @@ class Engine:
                 request.finish_reason = reason
                 self.scheduler.remove(request)
 
-    def catch_up(
-        self, request: Request, tokens: Sequence[int], *, ended: bool, interrupted: bool = False
-    ) -> None:
+    def catch_up(self, request: Request, tokens: Sequence[int], *, ended: bool) -> None:
         """Add tokens that another engine has emitted to a request that waits or runs, see `Request.resume`.
 
         The next steps read them, and the request keeps its KV. Does nothing if it has ended.
         """
         with self.lock:
             if request.finish_reason is None:
-                request.resume(tokens, ended=ended, interrupted=interrupted)
+                request.resume(tokens, ended=ended)
                 if request.finish_reason is not None:
                     self.scheduler.remove(request)
 

@@ -102,7 +102,6 @@ class Scheduler:
         if request in self.running:
             self.running.remove(request)
             request.num_preemptions += 1
-            request.interrupted = request.num_output > 0
             self._free(request)
             insort(self.waiting, request, key=_order)
 
@@ -125,21 +124,12 @@ class Scheduler:
         else:
             self._admit()
             requests = self.mask_pace.select(self.running)
-        turns = self._take_turns(requests, self._budget())
+        # prefill is limited: those who decode and newcomers wait for the step
+        num_rows = self.pace.rows(self.config.max_rows, len(self.running))
+        turns = self._take_turns(requests, num_rows)
         self._grant_trees(turns)
         self._scheduled_at = self._clock()
         return turns
-
-    def _budget(self) -> int:
-        """Rows of pending tokens in a step. Prefill is limited, since those who decode and newcomers wait for
-        the step.
-
-        It is not limited for answers that have begun and lost their KV, here or at an engine that has died.
-        Their readers wait in the middle of an answer, for longer than a step takes.
-        """
-        if any(request.interrupted and request.num_pending > 1 for request in self.running):
-            return self.config.max_rows
-        return self.pace.rows(self.config.max_rows, len(self.running))
 
     def _take_turns(self, requests: Sequence[Request], num_rows: int) -> list[Turn]:
         """Share rows among requests, in order. Each gets at least one row while rows last.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from itertools import accumulate
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -39,7 +40,7 @@ class WeightSource:
         self.used = set[str]()
         self._mapped = 0  # bytes read since the files were mapped
 
-    def __enter__(self) -> WeightSource:
+    def __enter__(self) -> Self:
         self._reader = self._opened.enter_context(self.names.checkpoint.open())
         return self
 

@@ -6,13 +6,88 @@ import re
 from dataclasses import dataclass
 
 from soothsay.files import user_path
+from soothsay.options import option
 
 MAX_STALL = 0.15
 """Default limit of seconds for a step that reads prompts, see `EngineConfig`. A request waits for a few."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ServerLimits:
+    """Limits of the server that are options of `soothsay serve`."""
+
+    PANEL = "Limits"
+
+    max_queue: int = option(256, "Limit of waiting answers. Further ones get 429.", min=0)
+    """Limit of waiting answers while `EngineConfig.max_requests` are running. Further ones get status 429."""
+
+    timeout: float = option(600.0, "Limit of seconds for an answer.", min=0.1)
+    """Limit of seconds from a request's arrival to the end of its last answer."""
+
+    client_timeout: float = option(30.0, "Limit of seconds to wait for a slow client.", min=1)
+    """Limit of seconds for a client to send its headers, to send the next part of its body, or to read the
+    next 32 KB of a reply."""
+
+    stall_timeout: float = option(
+        300.0, "Limit of seconds for one step. An engine that takes longer is killed and restarted.", min=1
+    )
+    """Limit of seconds for one step. An engine that does not read its messages for so long is killed and
+    restarted. It is many times the longest step of a model that a CPU can serve."""
+
+    start_timeout: float = option(
+        1800.0,
+        "Limit of seconds from an engine's start to its first answer. A slower one is restarted.",
+        min=1,
+    )
+    """Limit of seconds to load a model and to give the first answer, for which the drafters' costs are
+    measured. An engine that takes longer is killed and restarted."""
+
+    canary_interval: float = option(
+        30.0, "Seconds without an answer after which the server asks the engine for one itself.", min=0.1
+    )
+    """Seconds without a token from the engine after which the server asks it for a short answer itself."""
+
+    max_temperature: float = option(2.0, "Limit of temperatures.", min=0, max=1e6)
+    """Limit of the temperature. This limit and the next three are those of OpenAI's API by default. An
+    operator may widen them up to `soothsay.core.params.BOUNDS`."""
+
+    max_penalty: float = option(
+        2.0, "Limit of presence and frequency penalties, in both directions.", min=0, max=1e6
+    )
+    """Limit of presence and frequency penalties, in both directions."""
+
+    max_bias: float = option(100.0, "Limit of a token's logit bias, in both directions.", min=0, max=1e6)
+    """Limit of the bias of a token, in both directions. At 100, the token is said always or never."""
+
+    max_repetition_penalty: float = option(
+        10.0, "Limit of the repetition penalty. Its inverse is the lower limit.", min=1, max=1e3
+    )
+    """Limit of the repetition penalty; its inverse is the lower limit. OpenAI's API has no such parameter."""
+
+    max_stops: int = option(512, "Limit of stop strings, and of stop tokens.", min=0)
+    """Limit of stop strings, and of stop tokens. So many strings take about 0.05 ms a token."""
+
+    min_priority: int = option(
+        0, "The lowest, most urgent priority of requests if there are no keys.", min=-(2**31), max=2**31 - 1
+    )
+    """The lowest number, which is the most urgent, that a request may have as `priority` if the server has no
+    API keys. With keys, each key says it."""
+
+    max_connections: int = option(1000, "Limit of open connections.", min=1)
+    """Limit of open connections: some times the answers that run and wait. It is lower if the process may not
+    open as many files. Beyond it, the connection that has been idle for longest is closed, or the new one."""
+
+    max_connections_per_address: int | None = option(
+        None, "Limit of open connections of one client address.", min=1, show_default="no limit"
+    )
+    """Limit of open connections of one client address; None: no limit, since proxies have many."""
+
+    drain: float = option(60.0, "Limit of seconds for running answers at shutdown.", min=0)
+    """Limit of seconds for running answers to end when the server shuts down."""
+
+
 @dataclass(frozen=True)
-class ServerConfig:
+class ServerConfig(ServerLimits):
     """What the server allows its clients. The engine's own numbers are in `soothsay.config`."""
 
     name: str
@@ -43,23 +118,6 @@ class ServerConfig:
     split_reasoning: bool = True
     """Whether the thoughts of a reasoning model are a field of their own in replies to chats."""
 
-    min_priority: int = 0
-    """The lowest number, which is the most urgent, that a request may have as `priority` if the server has no
-    API keys. With keys, each key says it."""
-
-    max_queue: int = 256
-    """Limit of waiting answers while `EngineConfig.max_requests` are running. Further ones get status 429."""
-
-    timeout: float = 600.0
-    """Limit of seconds from a request's arrival to the end of its last answer."""
-
-    client_timeout: float = 30.0
-    """Limit of seconds for a client to send its headers, to send the next part of its body, or to read the
-    next 32 KB of a reply."""
-
-    drain: float = 60.0
-    """Limit of seconds for running answers to end when the server shuts down."""
-
     settling: float = 10.0
     """Seconds of service after which an engine that has answered counts as sound. If it dies later, it is
     restarted at once: most likely, something outside has killed it."""
@@ -71,19 +129,8 @@ class ServerConfig:
     max_restart_delay: float = 60.0
     """Limit of `restart_delay`. The engine comes back by itself within this time after the cause is gone."""
 
-    canary_interval: float = 30.0
-    """Seconds without a token from the engine after which the server asks it for a short answer itself."""
-
     canary_timeout: float = 30.0
     """Limit of seconds for that answer. `/ready` then says that the engine does not answer."""
-
-    stall_timeout: float = 300.0
-    """Limit of seconds for one step. An engine that does not read its messages for so long is killed and
-    restarted. It is many times the longest step of a model that a CPU can serve."""
-
-    start_timeout: float = 1800.0
-    """Limit of seconds to load a model and to give the first answer, for which the drafters' costs are
-    measured. An engine that takes longer is killed and restarted."""
 
     max_body: int = 4 << 20
     """Limit of bytes in a request's body: many times the text of any context that a CPU can prefill."""
@@ -99,13 +146,6 @@ class ServerConfig:
     """Bytes in a second that a client must send of its body after its first `client_timeout` seconds. The
     largest body has 64 more seconds."""
 
-    max_connections: int = 1000
-    """Limit of open connections: some times the answers that run and wait. It is lower if the process may not
-    open as many files. Beyond it, the connection that has been idle for longest is closed, or the new one."""
-
-    max_connections_per_address: int | None = None
-    """Limit of open connections of one client address; None: no limit, since proxies have many."""
-
     max_failed_keys: int = 60
     """Limit of requests a minute with a wrong API key, of one client address. Further ones get 429."""
 
@@ -118,9 +158,6 @@ class ServerConfig:
     max_logprobs: int = 20
     """Limit of alternatives listed for each token. OpenAI has the same limit."""
 
-    max_stops: int = 512
-    """Limit of stop strings, and of stop tokens. So many strings take about 0.05 ms a token."""
-
     max_stop_length: int = 1024
     """Limit of characters in a stop string, and in a text of `bad_words`."""
 
@@ -129,19 +166,6 @@ class ServerConfig:
 
     max_logit_bias: int = 1024
     """Limit of tokens with a bias."""
-
-    max_temperature: float = 2.0
-    """Limit of the temperature. This and the next three limits are those of OpenAI's API by default. An
-    operator may widen them up to `soothsay.core.params.BOUNDS`."""
-
-    max_penalty: float = 2.0
-    """Limit of presence and frequency penalties, in both directions."""
-
-    max_bias: float = 100.0
-    """Limit of the bias of a token, in both directions. At 100, the token is said always or never."""
-
-    max_repetition_penalty: float = 10.0
-    """Limit of the repetition penalty; its inverse is the lower limit. OpenAI's API has no such parameter."""
 
     def serves(self, name: str | None) -> bool:
         """Whether a request that names this model is for the one that is served. None, or empty: no name.

@@ -34,7 +34,7 @@ class Accepted:
         The step that reads the prompt's end is not counted. Long answers weigh more, as in Spec-Bench (Xia et
         al. 2024, arXiv 2401.07851).
         """
-        counts = [choice.stats.behind_prompt for choice in self.choices if choice is not None]
+        counts = [choice.stats.after_first_step for choice in self.choices if choice is not None]
         tokens, steps = (sum(column) for column in zip(*counts, strict=True))
         return tokens / steps if steps else 1.0
 

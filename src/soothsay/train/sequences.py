@@ -42,11 +42,6 @@ class Sequences(Batch):
     level: int = 0
     anchors: Tensor | None = None  # [B, T] int64 of a deeper level: the columns of its anchors in level 0
 
-    @cached_property
-    def strands(self) -> Strands:
-        """Raise `TrainingError`: only layers that keep states read this."""
-        raise TrainingError("models whose layers keep states cannot be trained, nor drafters for them")
-
     @classmethod
     def of(cls, examples: Sequence[Example], device: torch.device | str = "cpu") -> Sequences:
         """Pack `examples`, padded to the longest."""
@@ -73,6 +68,11 @@ class Sequences(Batch):
             answer=answer.to(device),
             real=real.to(device),
         )
+
+    @cached_property
+    def strands(self) -> Strands:
+        """Layers that keep a state read them."""
+        raise TrainingError("models whose layers keep states cannot be trained, nor drafters for them")
 
     def rows(self, columns: slice) -> Sequences:
         """Keep some columns of every sequence. Positions stay."""

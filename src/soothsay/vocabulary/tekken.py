@@ -22,28 +22,11 @@ MAX_PATTERN = 4096
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 """Special tokens by the names that templates have for them."""
 
-_OLD_SPECIAL = [
-    "<unk>",
-    "<s>",
-    "</s>",
-    "[INST]",
-    "[/INST]",
-    "[AVAILABLE_TOOLS]",
-    "[/AVAILABLE_TOOLS]",
-    "[TOOL_RESULTS]",
-    "[/TOOL_RESULTS]",
-    "[TOOL_CALLS]",
-    "[IMG]",
-    "<pad>",
-    "[IMG_BREAK]",
-    "[IMG_END]",
-    "[PREFIX]",
-    "[MIDDLE]",
-    "[SUFFIX]",
-    "[SYSTEM_PROMPT]",
-    "[/SYSTEM_PROMPT]",
-    "[TOOL_CONTENT]",
-]
+_OLD_SPECIAL = (
+    *("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
+    *("[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]"),
+    *("[PREFIX]", "[MIDDLE]", "[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]"),
+)
 """Special tokens of files that do not list them, those before version 11."""
 
 
@@ -67,10 +50,9 @@ def tekken(content: Mapping[str, Any]) -> Backend:
     ids = {text: i for i, text in enumerate([*special, *tokens])}
     if len(ids) != size:
         raise ValueError("several tokens have the same text")
-    ranked = [text for text in tokens if len(text) > 1]
-    backend = byte_level(ids, Merges(tokens), Words((pattern,), ignore_merges=True)) if ranked else None
-    if backend is None:
+    if max(map(len, tokens)) < 2:
         raise ValueError("it has no tokens of several bytes")
+    backend = byte_level(ids, Merges(tokens), Words((pattern,), ignore_merges=True))
     backend.add_special_tokens([AddedToken(text, normalized=False) for text in special])
     return backend
 

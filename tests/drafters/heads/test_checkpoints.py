@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from speculators_oracle import BLOCK, HEADS, INNER, KV, D, H, V
+from tiny import adapted
 from torch import Tensor
 
 from soothsay.config import EngineConfig
@@ -545,9 +546,9 @@ def test_rows_beyond_the_targets_vocabulary_are_padding(target: Target, tmp_path
 )
 def test_a_blocks_configuration_survives(changes: dict[str, Any], target: Target, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    c = changed(parse_model_config(CONFIG), **changes)
+    c = adapted(parse_model_config(CONFIG), **changes)
     rope = c.rotation.rope
-    c = c if rope.original_max_positions else changed(c, rope=replace(rope, original_max_positions=512))
+    c = c if rope.original_max_positions else adapted(c, rope=replace(rope, original_max_positions=512))
     head = Eagle3Head(Eagle3Config(c, H, 31, (1, 2, 3)), StockKernels())
     write_head(head, tmp_path / "written", "x")
     again = read_head(tmp_path / "written", target)
@@ -566,7 +567,7 @@ def test_a_blocks_configuration_survives(changes: dict[str, Any], target: Target
     ],
 )
 def test_a_written_block_is_of_a_family_that_has_its_parts(changes: dict[str, Any], family: str) -> None:
-    c = changed(parse_model_config(CONFIG), **changes)
+    c = adapted(parse_model_config(CONFIG), **changes)
     written = hf_config(c)
     assert written["model_type"] == family
     assert replace(parse_model_config(written), family=c.family) == c
@@ -852,6 +853,6 @@ def test_what_cannot_be_written(target: Target, tmp_path: Path) -> None:
             write_head(head, tmp_path / "x", "a/target", layout)
         assert not (tmp_path / "x").exists()
     with pytest.raises(DrafterError, match="no place in a drafter's checkpoint"):
-        hf_config(changed(c, attention_scale=1.0))
+        hf_config(adapted(c, attention_scale=1.0))
     with pytest.raises(ModelError, match="not an empty directory"):
         write_head(shared, tmp_path / "given", "a/target")

@@ -546,7 +546,8 @@ class TestRope:
             writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
             writer.add_rope_scaling_factor(4.0)
 
-        rope = parse_model_config(GGUFCheckpoint(tiny(tmp_path / "model.gguf", more=more)).config).rope
+        config = parse_model_config(GGUFCheckpoint(tiny(tmp_path / "model.gguf", more=more)).config)
+        rope = config.rotation.rope
         assert (rope.kind, rope.factor) == ("linear", 4.0)
 
     def test_none(self, tmp_path: Path) -> None:
@@ -601,6 +602,9 @@ class TestRope:
             if family in ("mixtral", "qwen3_moe"):
                 writer.add_expert_count(4)
                 writer.add_expert_used_count(2)
+            if family == "gemma3_text":
+                writer.add_sliding_window(16)
+                writer.add_sliding_window_pattern([True, *[False] * (LAYERS - 1)])
 
         config = parse_model_config(GGUFCheckpoint(tiny(tmp_path / "model.gguf", arch, more)).config)
         assert (config.family, config.rotation.rope.theta) == (family, theta)

@@ -77,7 +77,7 @@ def test_experts_run_as_the_integers_they_are(dtype: str, tmp_path: Path) -> Non
         exact = theirs(plain.kernels, x)
         error = (ours(model.kernels, x.to(model.dtype)).float() - exact).norm() / exact.norm()
         assert error < 0.03  # activations of 8 bits; a router in bfloat16
-        assert ours.config.chosen < int(ours.ran) <= ours.config.count
+        assert ours.spec.routing.chosen < int(ours.ran) <= ours.spec.routing.count
 
 
 def test_the_memory_of_experts_is_counted_in_integers(tmp_path: Path) -> None:

@@ -75,9 +75,9 @@ def test_totals_are_of_all_engines_and_the_prompt_is_told_once() -> None:
     one.board("a", 7)
     one.take("a", said([65, 66], num_cached=1, num_preemptions=2, prompt_logprobs=prompt))
     one.lose("a")
-    submit = one.board("b", -1, interrupted=True)
+    submit = one.board("b", -1)
     first = submit.emitted[0]
-    assert ([*first.tokens], first.ended, submit.interrupted) == ([65, 66], False, True)
+    assert ([*first.tokens], first.ended) == ([65, 66], False)
     told = one.take("b", said([67], 2, call=-1, num_cached=0, num_preemptions=1, prompt_logprobs=prompt))
     assert told is not None
     assert (told.num_cached, told.num_preemptions, told.prompt_logprobs) == (1, 3, None)

@@ -60,17 +60,14 @@ def _distributions(panel: Any, rows: Sequence[LoadRow], measure: Measure, colour
         panel.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     else:
         panel.set_xlim(left=0)
-    panel.set_ylim(0, 1.02)
-    panel.set_xlabel("ms")
-    panel.set_ylabel("share")
+    panel.set(ylim=(0, 1.02), xlabel="ms", ylabel="share")
 
 
 def _first_tokens(panel: Any, rows: Sequence[LoadRow], colours: dict[str, str]) -> None:
     for row in rows:
         points = [(sample.sent, 1e3 * sample.first) for sample in row.answered if sample.first is not None]
         _plot(panel, points, ".", color=colours[row.target], alpha=0.6)
-    panel.set_xlabel("s since the trial's begin")
-    panel.set_ylabel("ms")
+    panel.set(xlabel="s since the trial's begin", ylabel="ms")
 
 
 def _in_flight(panel: Any, rows: Sequence[LoadRow], colours: dict[str, str]) -> None:

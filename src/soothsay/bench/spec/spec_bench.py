@@ -177,26 +177,26 @@ class SpecBench:
         lacks = self._lacks(setting)
         if lacks and self._times is not None:
             self.results.add_times(setting, self._times())
-        anew = self.plan.carry and lacks
-        if anew:
+        again = self.plan.carry and lacks
+        if again:
             for contender in self.contenders:
                 contender.reset()
         for number, group in enumerate(_groups(self.questions, setting[1])):
-            self._group(setting, group, number, anew)
+            self._group(setting, group, number, again)
 
     def _lacks(self, setting: Setting) -> bool:
         """Return whether a measurement of this setting is missing."""
         keys = (key for group in _groups(self.questions, setting[1]) for key in _keys(setting, group))
         return any(self.results.get(key) is None for key in keys)
 
-    def _group(self, setting: Setting, group: Sequence[Question], number: int, anew: bool) -> None:
-        """Measure a group turn by turn. Turns in the file are measured again only if `anew`."""
+    def _group(self, setting: Setting, group: Sequence[Question], number: int, again: bool) -> None:
+        """Measure a group turn by turn. Turns in the file are measured again only if `again`."""
         said: dict[Question, list[Message]] = {question: [] for question in group}
         for turn, key in enumerate(_keys(setting, group)):
             said = {question: messages for question, messages in said.items() if len(question.turns) > turn}
             for question, messages in said.items():
                 messages.append({"role": "user", "content": question.turns[turn]})
-            lap = None if anew else self.results.get(key)
+            lap = None if again else self.results.get(key)
             if lap is None:
                 lap = self._lap(setting, group, turn, said, number)
                 self.results.add(lap)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from soothsay.bench.journal import Journal, Records
+from soothsay.bench.peers.peer_results import equal_tokens
 from soothsay.errors import SoothsayError
 
 PEER, PLAIN, INTEGERS, SPECULATION = "transformers", "plain", "integers", "speculation"
@@ -25,7 +25,7 @@ class Rung:
     name: str  # identifies it in the journal
     title: str
     against: str = ""  # the rung whose rate it is compared with; empty: it is a base
-    equal_to: str = ""  # the rung whose answers it must give; empty: nobody's
+    equal_to: str = ""  # the rung whose answers it must give; empty: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +135,8 @@ class StackResults(Records[StackRun]):
 
 
 def _difference(run: StackRun, other: StackRun, prompt: int, own: list[int], known: list[int]) -> str:
-    pairs = chain(zip(own, known, strict=False), [(-1, -2)])  # after the last pair, the lengths differ
-    place = next(i for i, (a, b) in enumerate(pairs) if a != b)
+    place = equal_tokens(own, known) + 1
     return (
         f"'{run.rung}' in round {run.round} and '{other.rung}' in round {other.round} give different answers "
-        f"to prompt {prompt}, from token {place + 1} on. This must never happen: 'soothsay verify' says more"
+        f"to prompt {prompt}, from token {place} on. This must never happen: 'soothsay verify' says more"
     )

@@ -7,7 +7,7 @@ import typer
 from soothsay.cli.bench.agentic_command import Agentic
 from soothsay.cli.bench.decode_command import Decode
 from soothsay.cli.bench.learn_command import Learn
-from soothsay.cli.bench.load_commands import Busy, LoadCommand
+from soothsay.cli.bench.load_commands import BusyMachine, ServersUnderLoad
 from soothsay.cli.bench.pass_commands import Experts, Step
 from soothsay.cli.bench.peers_command import Peers
 from soothsay.cli.bench.quality_command import Quality
@@ -32,8 +32,8 @@ COMMANDS = {
         "spec": Spec,
         "agentic": Agentic,
         "learn": Learn,
-        "serve": LoadCommand,
-        "busy": Busy,
+        "serve": ServersUnderLoad,
+        "busy": BusyMachine,
         "report": Report,
     },
 }

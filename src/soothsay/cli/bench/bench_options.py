@@ -11,7 +11,7 @@ import typer
 
 from soothsay.config import DType, EngineConfig
 from soothsay.files import write_json, write_text
-from soothsay.options import MAX_TOKENS, TEMPERATURE, option
+from soothsay.options import CommonOptions, option, shared
 from soothsay.plotting import require_matplotlib, save_png
 
 
@@ -19,8 +19,8 @@ from soothsay.plotting import require_matplotlib, save_png
 class BenchOptions:
     """The options of benchmarks. Each benchmark has some of them."""
 
-    max_tokens: int = option(128, MAX_TOKENS, "-n", min=1)
-    temperature: float = option(0.0, TEMPERATURE, "-t", min=0)
+    max_tokens: int = shared(CommonOptions, "max_tokens", default=128, min=1)
+    temperature: float = shared(CommonOptions, "temperature", default=0.0, min=0)
     nodes: int = option(
         EngineConfig.max_tree, "Largest number of nodes of a draft tree, with the root.", min=1
     )

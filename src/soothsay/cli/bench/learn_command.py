@@ -16,7 +16,7 @@ from soothsay.cli.bench.bench_options import BenchOptions, check_charts, save_ch
 from soothsay.cli.progress import progress_bar
 from soothsay.cli.tables import numbers_table
 from soothsay.cli.terminal import notice
-from soothsay.options import FILE, MODEL, REQUIRED, argument, shared
+from soothsay.options import FILE, REQUIRED, CommonOptions, argument, shared
 
 if TYPE_CHECKING:
     from soothsay.bench.learn import LearnReport
@@ -30,7 +30,7 @@ class Learn:
     Exits with 1 if an answer differs from plain decoding's.
     """
 
-    model: str = argument(REQUIRED, MODEL)
+    model: str = shared(CommonOptions, "model")
     file: Path = argument(REQUIRED, "The stream: JSON lines with 'messages' or 'prompt'.", **FILE)
     plan: LearnPlan
     png: Path | None = shared(BenchOptions, "png")

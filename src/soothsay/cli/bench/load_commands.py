@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadCommand:
+class ServersUnderLoad:
     """Measure latency, throughput and goodput of servers under load, several servers in turn.
 
     All servers get the same conversations in the same order. No conversation comes twice before all have come
@@ -122,7 +122,7 @@ SILENCE = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Busy:
+class BusyMachine:
     """Measure how fast servers decode while other processes keep the cores of this machine busy.
 
     Each server answers one request at a time, alone and beside processes that compute all the time. The first

@@ -10,7 +10,7 @@ from rich.console import Console
 from soothsay.cli.bench.bench_options import BenchOptions, known_dtypes, save_numbers
 from soothsay.cli.progress import progress_bar
 from soothsay.cli.tables import records_table
-from soothsay.options import FILE, MODEL, REQUIRED, argument, option, shared
+from soothsay.options import FILE, REQUIRED, CommonOptions, argument, option, shared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class Quality:
     best token.
     """
 
-    model: str = argument(REQUIRED, MODEL)
+    model: str = shared(CommonOptions, "model")
     texts: list[Path] = argument(REQUIRED, "Text files to read, in order.", metavar="TEXT...", **FILE)
     dtype: list[str] | None = shared(BenchOptions, "dtype", show_default="auto")
     reference: str | None = option(None, "The model whose float32 is the reference.", show_default="MODEL")

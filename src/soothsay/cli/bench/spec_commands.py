@@ -19,7 +19,7 @@ from soothsay.cli.tables import result_table
 from soothsay.cli.terminal import notice
 from soothsay.config import DType
 from soothsay.files import write_text
-from soothsay.options import FILE, MODEL, REQUIRED, ModelOptions, argument, option, shared
+from soothsay.options import FILE, REQUIRED, CommonOptions, ModelOptions, argument, option, shared
 
 if TYPE_CHECKING:
     from soothsay.bench.endpoint import Endpoint
@@ -69,7 +69,7 @@ class Spec:
     exit code is 1 if an answer differs from plain decoding's.
     """
 
-    model: str = argument(REQUIRED, MODEL)
+    model: str = shared(CommonOptions, "model")
     spec_bench: Path = option(REQUIRED, "Questions: JSON lines with category and turns.", **FILE)
     drafter: list[str] | None = option(None, "Drafter to measure; may be repeated.", "-d")
     per_task: int | None = option(

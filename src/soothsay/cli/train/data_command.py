@@ -15,10 +15,9 @@ from soothsay.cli.tables import facts_table
 from soothsay.cli.terminal import PLAIN, notice
 from soothsay.config import DType
 from soothsay.options import (
-    MAX_TOKENS,
     MODEL,
     REQUIRED,
-    TEMPERATURE,
+    CommonOptions,
     ModelOptions,
     SamplingOptions,
     argument,
@@ -36,7 +35,7 @@ Method = Literal["medusa", "hydra", "eagle", "eagle3", "mtp", "block", "redrafte
 
 
 @dataclass(frozen=True, kw_only=True)
-class Data:
+class AnswerConversations:
     """Let a model answer the users' messages of a file of conversations, turn by turn.
 
     Each answer follows the model's own earlier answers. A conversation is written when it ends. After an
@@ -59,8 +58,8 @@ class Data:
     limit: int | None = option(
         None, "Number of conversations, drawn from the whole file.", min=1, show_default="all"
     )
-    temperature: float = option(0.7, TEMPERATURE, "-t", panel=SamplingOptions.PANEL)
-    max_tokens: int = option(512, MAX_TOKENS, "-n")
+    temperature: float = shared(CommonOptions, "temperature", default=0.7, panel=SamplingOptions.PANEL)
+    max_tokens: int = shared(CommonOptions, "max_tokens", default=512)
     batch: int = option(32, "Conversations at a time.", min=1)
     seed: int = option(0, "Seed of all answers.", min=0)
     features: Method | None = option(

@@ -12,20 +12,20 @@ from soothsay.cli.progress import progress_bar
 from soothsay.cli.tables import records_table
 from soothsay.cli.terminal import notice
 from soothsay.config import DType
-from soothsay.options import FILE, MODEL, REQUIRED, ModelOptions, argument, option, shared
+from soothsay.options import FILE, CommonOptions, ModelOptions, argument, option, shared
 
 if TYPE_CHECKING:
     from soothsay.drafters.models.skip_set import SkipSet
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerSkip:
+class FindSkippedLayers:
     """Find the layers that the drafter 'layer-skip' leaves out of the model (arXiv 2309.08168).
 
     Nothing is trained. Layers are left out one after the other: each time the one whose loss costs least.
     """
 
-    model: str = argument(REQUIRED, MODEL)
+    model: str = shared(CommonOptions, "model")
     text: Path | None = argument(
         None,
         "Text to measure with: plain text, or .jsonl with 'messages' or 'text'; may be .gz.",

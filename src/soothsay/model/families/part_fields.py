@@ -170,7 +170,7 @@ def experts(
 
 def _sparse(raw: Raw) -> list[bool]:
     """For each layer, whether it has experts."""
-    listed, first = raw.get("mlp_only_layers") or (), int(raw.get("first_k_dense_replace") or 0)
+    listed, first = set(raw.get("mlp_only_layers") or ()), int(raw.get("first_k_dense_replace") or 0)
     step, frequency = int(raw.get("decoder_sparse_step") or 1), int(raw.get("moe_layer_freq") or 1)
     return [
         i >= first and i not in listed and (i + 1) % step == 0 and i % frequency == 0

@@ -8,18 +8,11 @@ from typing import Any
 
 from soothsay.errors import ModelError
 from soothsay.model.formats.gguf_config import Header
-from soothsay.model.formats.gguf_families import (
-    CHANGES,
-    FUSED,
-    FUSED_HALVES,
-    INTERLEAVED,
-    block_names,
-    is_centred,
-    outer_names,
-)
+from soothsay.model.formats.gguf_families import CHANGES, INTERLEAVED, is_centred
 from soothsay.model.formats.gguf_header import MAX_TENSORS
 from soothsay.model.formats.gguf_latent import joined
 from soothsay.model.formats.gguf_modules import module_names, module_number
+from soothsay.model.formats.gguf_part_names import FUSED, FUSED_HALVES, block_names, outer_names
 from soothsay.model.formats.gguf_tensors import KeysAndValues, Stored
 
 HEADS = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}

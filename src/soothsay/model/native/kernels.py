@@ -14,7 +14,8 @@ from soothsay.model.decoder_block import DecoderBlock
 from soothsay.model.kernels import Kernels
 from soothsay.model.linear import Parts
 from soothsay.model.native.blocks import NativeBlocks
-from soothsay.model.native.experts import ACTIVATIONS, Routing
+from soothsay.model.native.experts import Routing
+from soothsay.model.native.fitting import fits
 from soothsay.model.native.kv_format import KV_FORMATS
 from soothsay.model.native.layout import native_layout
 from soothsay.model.native.library import VARIANTS, Library
@@ -24,16 +25,7 @@ from soothsay.model.native.program import LayerRun, Op, Operand, Reads
 from soothsay.model.native.sampling import NativeSampling
 from soothsay.model.native.states import States
 from soothsay.model.quantized import Integers, Mixed
-from soothsay.model.specs.attention_spec import AttentionSpec, LatentSpec
-from soothsay.model.specs.feed_forward_spec import DenseSpec, ExpertsSpec, RoutingSpec
-from soothsay.model.specs.model_spec import ModelSpec, Part
-from soothsay.model.specs.state_specs import ConvolutionSpec, DeltaSpec, StateSpaceSpec
-
-LANES = 16
-"""Sizes of rows must be multiples of this, and head dimensions multiples of twice this."""
-
-MAX_ROW = 1024
-"""Limit of a head's dimensions in the KV pool."""
+from soothsay.model.specs.feed_forward_spec import RoutingSpec
 
 
 class NativeKernels(NativeOperations, Library, Kernels):
@@ -54,18 +46,8 @@ class NativeKernels(NativeOperations, Library, Kernels):
         self.name, self.memory = f"native, {variant}", LargePages()
         self.sampling = NativeSampling(variant)
 
-    @staticmethod
-    def fit(spec: ModelSpec) -> bool:
-        """See `Kernels`."""
-        sizes = [spec.hidden_size]
-        for layer in spec.layers:
-            sizes += [] if layer.input is None else [layer.input.size]
-            sizes += [] if layer.alternating is None else [layer.alternating.laurel_rank]
-            for part in layer.parts:
-                if not (fits := _sizes(part)):
-                    return False
-                sizes += fits
-        return not any(size % LANES for size in sizes)
+    fit = staticmethod(fits)
+    """See `Kernels`."""
 
     def _new(self, like: Tensor, dtype: torch.dtype, *shape: int) -> Tensor:
         return torch.empty(len(like), *(shape or like.shape[1:]), dtype=dtype)
@@ -151,24 +133,3 @@ def load_native(variants: Sequence[str] = VARIANTS) -> NativeKernels | None:
         except OSError:
             continue
     return None
-
-
-def _sizes(part: Part) -> list[int]:
-    """The sizes of a part that must be multiples of `LANES`. Empty: the kernels cannot compute it."""
-    match part:
-        case AttentionSpec():
-            return [part.size // 2] if part.size <= MAX_ROW else []
-        case LatentSpec():
-            row = part.rank + part.rotated
-            return [row // 2, part.rank, part.query_rank or 0, part.rotated // 2] if row <= MAX_ROW else []
-        case DeltaSpec():
-            return [part.key_size, part.value_size]
-        case ConvolutionSpec():
-            return [part.channels]
-        case StateSpaceSpec():
-            return [part.head_size, part.state_size]
-        case DenseSpec():
-            return [part.size] if part.activation in ACTIVATIONS else []
-        case ExpertsSpec():
-            shared = [] if part.shared is None else _sizes(part.shared)
-            return [*_sizes(part.expert), *shared, part.latent_size or 0] if _sizes(part.expert) else []

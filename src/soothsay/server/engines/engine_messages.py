@@ -49,7 +49,6 @@ class Submit:
     params: SamplingParams
     options: RequestOptions
     emitted: Sequence[EmittedTokens] = ()  # by answer, where another engine has begun; empty: none has
-    interrupted: bool = False  # whether that engine does not go on
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,6 @@ class CatchUp:
 
     job: int
     emitted: Sequence[EmittedTokens]  # by answer
-    interrupted: bool = False  # whether the engine that emitted them does not go on
 
 
 @dataclass(frozen=True, slots=True)

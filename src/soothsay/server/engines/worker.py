@@ -196,9 +196,9 @@ class Worker:
                     self._report(refused={submit.job: error})
             case Ping():
                 self._send(Pong())
-            case CatchUp(job, emitted, interrupted):
+            case CatchUp(job, emitted):
                 for request, one in zip(self._jobs.get(job, ()), emitted, strict=False):
-                    self._engine.catch_up(request, one.tokens, ended=one.ended, interrupted=interrupted)
+                    self._engine.catch_up(request, one.tokens, ended=one.ended)
             case Cancel(job):
                 self._preparing.discard(job)
                 self._drop(job, FinishReason.CANCELLED)
@@ -250,7 +250,7 @@ class Worker:
             self._report(refused={submit.job: _refusal(problem, options.drafter)})
             return
         for request, emitted in zip(requests, submit.emitted, strict=False):
-            request.resume(emitted.tokens, ended=emitted.ended, interrupted=submit.interrupted)
+            request.resume(emitted.tokens, ended=emitted.ended)
         for request in requests:
             request.caller = options.tenant.name or submit.job
             if request.finish_reason is None:

@@ -159,7 +159,7 @@ class Dispatcher:
             elif flight.pinned or flight.idle_losses > IDLE_LOSSES or flight.losses >= LOSSES:
                 self._finish(flight, self.no_engine())
             elif heir is not None:
-                heir.send(CatchUp(flight.calls[heir], flight.emitted, interrupted=flight.has_begun))
+                heir.send(CatchUp(flight.calls[heir], flight.emitted))
         if (self.restart_in or 0) > PATIENCE:  # engines die again and again
             for flight in self._homeless():
                 self._finish(flight, self.no_engine())
@@ -245,8 +245,7 @@ class Dispatcher:
         """Send a job to an engine. The first time, its number is the job's own."""
         call = -next(self._further_calls) if flight.num_calls else flight.number
         self._calls[call] = flight
-        interrupted = flight.has_begun and not self._flows(flight)
-        replica.send(flight.board(replica, call, interrupted=interrupted))
+        replica.send(flight.board(replica, call))
 
     def _flight(self, replica: Replica, call: int) -> Flight[Replica] | None:
         """The job of an engine's message; None if the engine does not have it any more."""

@@ -101,13 +101,12 @@ class Flight(Generic[E]):
         """What the client has got of each answer."""
         return [EmittedTokens([*answer.tokens], answer.ended) for answer in self._answers]
 
-    def board(self, engine: E, call: int, *, interrupted: bool = False) -> Submit:
+    def board(self, engine: E, call: int) -> Submit:
         """Give the job to an engine, the successor if there is a runner. Returns what to send.
 
         Args:
             engine: does not have the job.
             call: the job's number there. Late news of an earlier call must not count, so it is a new one.
-            interrupted: whether the client waits in the middle of the answers.
         """
         self.calls[engine] = call
         self.num_calls += 1
@@ -121,7 +120,7 @@ class Flight(Generic[E]):
         if self.successor is not None or self.has_begun:
             self._heard[engine] = [_Totals() for _ in self._answers]
         emitted = self.emitted if self.has_begun else ()
-        return replace(self.submit, job=call, emitted=emitted, interrupted=interrupted)
+        return replace(self.submit, job=call, emitted=emitted)
 
     def leave(self, engine: E) -> None:
         """Note that an engine does not work on the job any more. A successor becomes the runner."""
