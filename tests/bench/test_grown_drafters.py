@@ -218,7 +218,7 @@ def test_mtp_modules_in_the_small_model_s_own_checkpoint(tmp_path: Path) -> None
     small = save_small(tmp_path / "small", "llama")
     head = make_heads()["mtp"]
     assert isinstance(head, MTPHead)
-    modules = dict(write_mtp(head)[1])
+    modules = dict(write_mtp(head, "small")[1])
     assert all(name.startswith("model.layers.2.") for name in modules)
     save_file(load_file(small / "model.safetensors") | modules, small / "model.safetensors")
     assert grown(small, tmp_path / "large").drafters.written == ("mtp",)
