@@ -1,4 +1,4 @@
-// The suffix automaton of drafters/lookup/stock_automaton.py, and the trees that drafters/lookup/backoff.py grows from it.
+// The suffix automaton of drafters/ops/stock_automaton.py, and the trees that drafters/ops/continuations.py grows from it.
 // Both are equal to the bit: states have the same numbers, followers the same order, and sums the same order.
 #include "kernels.h"
 #include "noise.h"
@@ -205,7 +205,7 @@ struct Guess {
     }
 };
 
-// How likely the target is to draw a token that has this share of the counts. See `Draws.believed` of soothsay/core/automaton.py.
+// How likely the target is to draw a token that has this share of the counts. See `KnownNoise.probability` of soothsay/drafters/ops/automaton.py.
 double believed(double share, int token, Key key, double odds, double weight) {
     const double wait = -std::log1p(-(double(key.hash(uint32_t(token))) + 0.5) * 0x1p-32);
     const double against = odds * std::pow(wait, weight);

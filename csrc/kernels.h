@@ -214,7 +214,7 @@ void soothsay_mass_before(const float* x, const float* factors, const float* top
 void soothsay_largest(const float* x, const float* factors, int64_t rows, int64_t width, int count, float* values,
                       int64_t* places);
 
-// A suffix automaton (soothsay/core/automaton.py), a text that it reads, and the matches of a text.
+// A suffix automaton (soothsay/drafters/ops/automaton.py), a text that it reads, and the matches of a text.
 struct soothsay_automaton;
 struct soothsay_reading {
     int end, counted;
@@ -234,14 +234,14 @@ int soothsay_matcher_watch(soothsay_matcher* matcher, const soothsay_automaton* 
                            int count, const int64_t* tokens, int64_t num_tokens);
 int soothsay_matcher_read(soothsay_matcher* matcher, const int64_t* tokens, int64_t count);
 
-// The likeliest paths (soothsay/drafters/lookup/backoff.py) after a text's matches. If `draws` is set, the target draws with
-// known noise (`Draws` of soothsay/core/automaton.py). Writes token, parent and score of nodes 1 to n - 1, and returns n,
+// The likeliest paths (soothsay/drafters/ops/continuations.py) after a text's matches. If `draws` is set, the target draws with
+// known noise (`KnownNoise` of soothsay/drafters/ops/automaton.py). Writes token, parent and score of nodes 1 to n - 1, and returns n,
 // which is at most `nodes`.
 int soothsay_matcher_grow(const soothsay_matcher* matcher, int nodes, int depth, int widest, double least, int draws,
                           uint64_t seed, int64_t first, double odds, double weight, int* tokens, int* parents,
                           double* scores);
 
-// The layers of a one-pass drafter with a recurrent cell (soothsay/drafters/heads/modules/redrafter.py). look: its inputs are
+// The layers of a one-pass drafter with a recurrent cell (soothsay/drafters/heads/redrafter/redrafter_head.py). look: its inputs are
 // features and an embedding, its outputs gates and values of guesses' inputs, and what is passed on to all guesses.
 struct soothsay_looking {
     const soothsay_weights *look, *guesses, *cell_read, *cell_token, *cell_out, *head;
@@ -256,7 +256,7 @@ struct soothsay_looking {
 void soothsay_look(const soothsay_looking* looking, const float* features, const float* embedded, int64_t rows, float* logits,
                    float* read, float* states);
 
-// What a cell needs to refine the guesses of one pass along a path (soothsay/drafters/heads/modules/refiner.py). Tables are
+// What a cell needs to refine the guesses of one pass along a path (soothsay/drafters/heads/refiner.py). Tables are
 // in bfloat16, and `units` is a multiple of 16.
 struct soothsay_paths {
     const float* values;                // [depths, count], log-probabilities of each depth's candidates. Those of the first
@@ -277,8 +277,8 @@ struct soothsay_paths {
 int soothsay_grow_paths(const soothsay_paths* paths, int nodes, int depth, double least, int64_t* places, int* parents,
                         double* scores);
 
-// A drafter's recurrent head of one block (soothsay/drafters/heads/modules/eagle3.py), and the shape of its trees
-// (soothsay/drafters/trees/shapes.py). A row reads a token's embedding and the feature before the token, both normed, and gives
+// A drafter's recurrent head of one block (soothsay/drafters/heads/eagle3/eagle3_head.py), and the shape of its trees
+// (soothsay/drafters/trees/tree_shapes.py). A row reads a token's embedding and the feature before the token, both normed, and gives
 // the next row's feature; `norm` of that gives logits.
 struct soothsay_recurrent {
     const soothsay_layer* block;  // its operations read embedding and feature, and a stream of the feature

@@ -1,5 +1,5 @@
 // Grows the tree of a one-pass drafter whose guesses a recurrent cell refines along each path, best node first. The twin of
-// soothsay/core/refinement.py.
+// soothsay/drafters/ops/refinement.py.
 #include "kernels.h"
 #include "simd.h"
 #include <algorithm>

@@ -24,7 +24,7 @@ from mxfp4_models import quantized_oracle
 from soothsay import LLM, Grammar, Result, SamplingParams, Stream
 from soothsay.core.request import Request
 from soothsay.core.turn import Turn
-from soothsay.drafters.heads.checkpoints.directory import write_head
+from soothsay.drafters.heads.checkpoints.head_directory import write_head
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.linear import Dense, stock_linear
 from soothsay.model.load import load_model

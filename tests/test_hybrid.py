@@ -16,7 +16,7 @@ from slow import mostly_slow
 from test_guarantee import GREEDY, SAMPLED, same, watch
 
 from soothsay import LLM, DrafterError, Result
-from soothsay.drafters.heads.checkpoints.directory import write_head
+from soothsay.drafters.heads.checkpoints.head_directory import write_head
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.load import load_model
 from soothsay.model.transformer import Transformer

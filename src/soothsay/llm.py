@@ -16,8 +16,8 @@ from soothsay.core.params import SamplingParams
 from soothsay.core.request import Request
 from soothsay.core.tenant import EVERYBODY, Tenant
 from soothsay.drafters.base import Drafter
-from soothsay.drafters.control.learning import can_learn
-from soothsay.drafters.learned import LearnedFiles
+from soothsay.drafters.learned_files import LearnedFiles
+from soothsay.drafters.learning.learning_drafter import can_learn
 from soothsay.drafters.registry import DrafterSpec, build_drafter
 from soothsay.engine.engine import Engine
 from soothsay.engine.sizing import complete_config

@@ -24,17 +24,16 @@ from soothsay.config import EngineConfig
 from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Drafter, Observation
-from soothsay.drafters.heads.checkpoints.directory import open_head, read_head, write_head
-from soothsay.drafters.heads.checkpoints.mtp import write_mtp
-from soothsay.drafters.heads.loading import load_head
-from soothsay.drafters.heads.modules.base import Head
-from soothsay.drafters.heads.modules.block import BlockConfig, BlockHead
-from soothsay.drafters.heads.modules.eagle import EagleConfig, EagleHead
-from soothsay.drafters.heads.modules.eagle3 import Eagle3Config, Eagle3Head
-from soothsay.drafters.heads.modules.hydra import HydraConfig, HydraHead
-from soothsay.drafters.heads.modules.medusa import MedusaConfig, MedusaHead
-from soothsay.drafters.heads.modules.mtp import MTPConfig, MTPHead
-from soothsay.drafters.heads.modules.redrafter import RedrafterConfig, RedrafterHead
+from soothsay.drafters.heads.block.block_head import BlockConfig, BlockHead
+from soothsay.drafters.heads.checkpoints.head_directory import open_head, read_head, write_head
+from soothsay.drafters.heads.eagle.eagle_head import EagleConfig, EagleHead
+from soothsay.drafters.heads.eagle3.eagle3_head import Eagle3Config, Eagle3Head
+from soothsay.drafters.heads.hydra.hydra_head import HydraConfig, HydraHead
+from soothsay.drafters.heads.medusa.medusa_head import MedusaConfig, MedusaHead
+from soothsay.drafters.heads.mtp.mtp_head import MTPConfig, MTPHead, write_mtp
+from soothsay.drafters.heads.redrafter.redrafter_head import RedrafterConfig, RedrafterHead
+from soothsay.drafters.heads.serving import load_head
+from soothsay.drafters.heads.trained_head import Head
 from soothsay.drafters.registry import build_drafter
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.families.parsing import parse_model_config
@@ -219,7 +218,7 @@ def test_mtp_modules_in_the_small_model_s_own_checkpoint(tmp_path: Path) -> None
     small = save_small(tmp_path / "small", "llama")
     head = make_heads()["mtp"]
     assert isinstance(head, MTPHead)
-    modules = dict(write_mtp(head)[1])
+    modules = dict(write_mtp(head, "small")[1])
     assert all(name.startswith("model.layers.2.") for name in modules)
     save_file(load_file(small / "model.safetensors") | modules, small / "model.safetensors")
     assert grown(small, tmp_path / "large").drafters.written == ("mtp",)

@@ -12,8 +12,8 @@ from typer.testing import CliRunner, Result
 
 from soothsay import LLM
 from soothsay.cli.app import app
-from soothsay.drafters.lookup import datastore
-from soothsay.drafters.lookup.datastore import Datastore
+from soothsay.drafters.lookup import text_store
+from soothsay.drafters.lookup.text_store import Datastore
 
 CHAT = [
     {"role": "user", "content": "Where does the river rise?"},
@@ -55,7 +55,7 @@ def test_it_holds_texts_and_conversations(texts: list[Path], tmp_path: Path, sib
         f"{count} tokens in 2 documents",
         f"8,192 tokens, {len({*text, *chat})} of which",
         f"✓ sibyl: --drafter 'rest(store={out})'",
-        store.fingerprint.hex(),
+        store.identity,
     ):
         assert fact in told
     assert sibyl.generate("Once upon", drafter=f"rest(store={out})").stats.drafted > 0
@@ -67,7 +67,7 @@ def test_what_cannot_be_done_ends_with_one_line(texts: list[Path], tmp_path: Pat
         (("build", "sibyl", texts[1], "-o", texts[0]), "exists already, and is not a datastore"),
         (("build", "sibyl", texts[1], "-o", texts[1] / "x"), "cannot be written"),
         (("build", "nobody", texts[1], "-o", out), "no model at 'nobody'"),
-        (("info", texts[1]), "is no datastore: build a datastore with 'soothsay datastore build"),
+        (("info", texts[1]), "is no datastore, or is damaged"),
         (("info", tmp_path / "gone"), "gone cannot be read"),
     ]:
         result = run(*args)
@@ -84,6 +84,6 @@ def test_an_interrupt_leaves_no_half_file(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(datastore, "sorted_suffixes", interrupted)
+    monkeypatch.setattr(text_store, "sorted_suffixes", interrupted)
     assert run("build", "sibyl", *texts, "-o", tmp_path / "rest.store").exit_code == 130
     assert sorted(tmp_path.iterdir()) == sorted(texts)

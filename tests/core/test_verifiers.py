@@ -31,9 +31,8 @@ from soothsay.drafters.models.draft_model import DraftModel
 from soothsay.drafters.trees import guesses
 from soothsay.drafters.trees.growth import GrowingTree, TreeGrower
 from soothsay.drafters.trees.guesses import add_draws, draw_rates, draw_tokens
-from soothsay.drafters.trees.layout import TreeLayout
-from soothsay.drafters.trees.shapes import ConfidentShape, TreeShape
-from soothsay.drafters.trees.template import draw_template
+from soothsay.drafters.trees.templates import TreeLayout, draw_template
+from soothsay.drafters.trees.tree_shapes import ConfidentShape, TreeShape
 from soothsay.engine import verification
 from soothsay.model.transformer import Transformer
 

@@ -16,8 +16,9 @@ from soothsay.cli.app import app
 from soothsay.config import EngineConfig
 from soothsay.drafters.base import Target
 from soothsay.drafters.control.controller import Controller
-from soothsay.drafters.learned import read_learned
-from soothsay.drafters.lookup.suffix import Suffix, TextMemory, write_texts
+from soothsay.drafters.learned_files import read_learned
+from soothsay.drafters.lookup.suffix_matching import Suffix, TextMemory
+from soothsay.drafters.lookup.text_store import write_texts
 from soothsay.drafters.places import SHIPPED, suffix_store
 from soothsay.drafters.registry import build_drafter
 

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from counting_device import DEVICE, CountingDevice, counted_steps
-from tiny import TINY
+from tiny import TINY, adapted
 
 from soothsay import Drafter, SamplingParams, Target
 from soothsay.config import EngineConfig
 from soothsay.core.request import Request
-from soothsay.drafters.heads.eagle import Eagle2
-from soothsay.drafters.heads.modules.eagle import EagleConfig, EagleHead
+from soothsay.drafters.heads.eagle.eagle_drafter import Eagle2
+from soothsay.drafters.heads.eagle.eagle_head import EagleConfig, EagleHead
 from soothsay.drafters.models.draft_model import DraftModel
 from soothsay.drafters.registry import build_drafter
 from soothsay.engine.engine import Engine
@@ -33,7 +32,7 @@ def draft_model(target: Target) -> Drafter:
 
 def eagle(target: Target) -> Drafter:
     torch.manual_seed(2)
-    config = EagleConfig(replace(TINY, num_layers=1, windows=(None,)), True, 2)
+    config = EagleConfig(adapted(TINY, num_layers=1, windows=(None,)), True, 2)
     head = EagleHead(config, StockKernels()).requires_grad_(False)
     return Eagle2(target, head, depth=LEVELS, width=2)
 

@@ -11,8 +11,8 @@ from heads import makers, random_dflash, random_peagle, write_assistant
 from mxfp4_models import quantized_oracle
 
 from soothsay import REGISTRY
-from soothsay.drafters.heads.checkpoints.directory import write_head
-from soothsay.drafters.lookup.datastore import write_datastore
+from soothsay.drafters.heads.checkpoints.head_directory import write_head
+from soothsay.drafters.lookup.text_store import write_datastore
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.load import load_model
 from soothsay.train.sequences import TrainingKernels

@@ -17,17 +17,17 @@ import transformers
 from safetensors.torch import save_file
 from tiny import adapted
 
-from soothsay.drafters.heads.checkpoints.blocks import hf_config
-from soothsay.drafters.heads.checkpoints.dflash import dflash_names
-from soothsay.drafters.heads.checkpoints.directory import write_head
-from soothsay.drafters.heads.checkpoints.eagle import eagle3_names
-from soothsay.drafters.heads.checkpoints.names import block_names, split
-from soothsay.drafters.heads.modules.base import Head
-from soothsay.drafters.heads.modules.dflash import DFlashConfig, DFlashHead
-from soothsay.drafters.heads.modules.eagle3 import Eagle3Config
-from soothsay.drafters.heads.modules.path_heads import MarkovHead
-from soothsay.drafters.heads.modules.peagle import PEagleConfig, PEagleHead
-from soothsay.drafters.trees.draft_blocks import Sight
+from soothsay.drafters.heads.checkpoints.block_configs import hf_config
+from soothsay.drafters.heads.checkpoints.head_directory import write_head
+from soothsay.drafters.heads.checkpoints.stored_head import block_names, split
+from soothsay.drafters.heads.dflash.dflash_checkpoint import dflash_names
+from soothsay.drafters.heads.dflash.dflash_head import DFlashConfig, DFlashHead
+from soothsay.drafters.heads.dflash.draft_blocks import RowVisibility
+from soothsay.drafters.heads.dflash.path_heads import MarkovHead
+from soothsay.drafters.heads.eagle3.eagle3_checkpoint import eagle3_names
+from soothsay.drafters.heads.eagle3.eagle3_head import Eagle3Config
+from soothsay.drafters.heads.peagle.peagle_head import PEagleConfig, PEagleHead
+from soothsay.drafters.heads.trained_head import Head
 from soothsay.model.checkpoint import open_checkpoint, read_model_config
 from soothsay.model.kernels import StockKernels
 from soothsay.model.load import load_model
@@ -67,7 +67,7 @@ def random_dflash(markov: bool = False, target: str = "sibyl") -> Path:
     block = adapted(c, num_layers=2, windows=(None, None), tie_embeddings=False)
     sizes = 8, c.hidden_size, c.vocab_size, c.vocab_size
     head = DFlashHead(
-        DFlashConfig(block, (1, 3), 5, 3, (Sight(), Sight())),
+        DFlashConfig(block, (1, 3), 5, 3, (RowVisibility(), RowVisibility())),
         StockKernels(),
         MarkovHead("vanilla", *sizes, True) if markov else None,
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from soothsay.drafters.base import Target
-from soothsay.drafters.heads.checkpoints.directory import read_head
+from soothsay.drafters.heads.checkpoints.head_directory import read_head
 from soothsay.errors import DrafterError
 
 HOSTILE: list[Any] = [

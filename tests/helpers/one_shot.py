@@ -15,14 +15,14 @@ from kernels import OPS
 from torch import Tensor
 
 from soothsay import LLM, Drafter, DraftTree, SamplingParams, Target
-from soothsay.core.refinement import LEAST
 from soothsay.core.request import Request
 from soothsay.core.sampling import Nodes, perturb
 from soothsay.drafters.base import Observation
-from soothsay.drafters.heads.block import BlockDrafter
-from soothsay.drafters.heads.hydra import Hydra
-from soothsay.drafters.heads.medusa import Medusa
-from soothsay.drafters.heads.one_pass import OnePassDrafter
+from soothsay.drafters.heads.block.block_drafter import BlockDrafter
+from soothsay.drafters.heads.hydra.hydra_drafter import Hydra
+from soothsay.drafters.heads.medusa.medusa_drafter import Medusa
+from soothsay.drafters.heads.one_pass_drafter import OnePassDrafter
+from soothsay.drafters.ops.refinement import LEAST
 from soothsay.model.transformer import Transformer
 from soothsay.result import Result
 

@@ -18,8 +18,8 @@ from soothsay import LLM, Drafter, DraftTree, Observation, SamplingParams, Targe
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.request import Request
 from soothsay.core.sampling import Nodes
-from soothsay.drafters.heads.modules.base import Head
-from soothsay.drafters.heads.recurrent import RecurrentDrafter
+from soothsay.drafters.heads.recurrent_drafter import RecurrentDrafter
+from soothsay.drafters.heads.trained_head import Head
 from soothsay.model.transformer import Transformer
 from soothsay.result import Result
 

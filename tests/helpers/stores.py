@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from soothsay.drafters.lookup.datastore import write_datastore
+from soothsay.drafters.lookup.text_store import write_datastore
 from soothsay.model.checkpoint import open_checkpoint
 
 TEXTS = (

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from soothsay import LLM, DrafterError, SamplingParams
-from soothsay.drafters import learned
-from soothsay.drafters.learned import LearnedFiles
+from soothsay.drafters import learned_files
+from soothsay.drafters.learned_files import LearnedFiles
 from soothsay.server.engines import idle_work
 from soothsay.server.engines.engine_messages import RequestOptions, Submit
 from soothsay.server.engines.idle_work import BUSY_FACTOR, SAVE_INTERVAL, STUDY_PAUSE, IdleWork
@@ -91,7 +91,7 @@ def test_a_worker_saves_in_idle_time_and_at_its_end(
     sibyl: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interval: float
 ) -> None:
     monkeypatch.setattr(idle_work, "SAVE_INTERVAL", interval)
-    monkeypatch.setattr(learned, "LEAST_BYTES", 0)
+    monkeypatch.setattr(learned_files, "LEAST_BYTES", 0)
     llm = LLM(sibyl.model, tokenizer=sibyl.tokenizer, drafter="suffix", keep=tmp_path, kv_tokens=1024)
     inbox, saved = SimpleQueue[Any](), list[int]()
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from soothsay.drafters.heads.modules.base import Head
+from soothsay.drafters.heads.trained_head import Head
 from soothsay.errors import DrafterError
 from soothsay.model.specs.rope_spec import RopeSpec
 from soothsay.model.transformer import Transformer

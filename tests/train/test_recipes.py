@@ -41,9 +41,9 @@ from oracles import (
 from tiny import TINY
 from torch import Tensor
 
-from soothsay.drafters.heads.modules.base import Head, TargetEnds
-from soothsay.drafters.heads.modules.hydra import HydraConfig, HydraHead
-from soothsay.drafters.heads.modules.medusa import MedusaConfig, MedusaHead
+from soothsay.drafters.heads.hydra.hydra_head import HydraConfig, HydraHead
+from soothsay.drafters.heads.medusa.medusa_head import MedusaConfig, MedusaHead
+from soothsay.drafters.heads.trained_head import Head, TargetEnds
 from soothsay.model.transformer import Transformer
 from soothsay.train import draft
 from soothsay.train.draft import DraftRecipe

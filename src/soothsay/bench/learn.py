@@ -12,7 +12,7 @@ from soothsay.bench.measure import rotated
 from soothsay.bench.prompt_files import PromptEntry, encode
 from soothsay.core.params import SamplingParams
 from soothsay.drafters.base import Drafter
-from soothsay.drafters.control.learning import can_learn
+from soothsay.drafters.learning.learning_drafter import can_learn
 from soothsay.drafters.registry import build_drafter
 from soothsay.errors import DrafterError
 from soothsay.llm import LLM

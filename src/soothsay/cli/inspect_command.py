@@ -25,7 +25,7 @@ from soothsay.options import MODEL, ModelOptions, argument, option, shared
 
 if TYPE_CHECKING:
     from soothsay.drafters.base import Target
-    from soothsay.drafters.heads.checkpoints.stored import StoredHead
+    from soothsay.drafters.heads.checkpoints.stored_head import StoredHead
     from soothsay.model.checkpoint import Checkpoint
     from soothsay.model.kernels import Kernels
     from soothsay.model.numeric_mode import NumericMode
@@ -216,7 +216,7 @@ def _drafters(target: Target, asked: str | None) -> Rows:
 
 def _trained(target: Target, path: str) -> Rows:
     """Facts about a trained drafter, whose weights are not read. Raises `DrafterError` if it does not fit."""
-    from soothsay.drafters.heads.checkpoints.directory import open_head
+    from soothsay.drafters.heads.checkpoints.head_directory import open_head
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

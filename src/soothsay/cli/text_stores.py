@@ -48,7 +48,7 @@ class BuildDatastore:
     def run(self) -> None:
         """Read the texts, and write the datastore."""
         tokenizer, examples = read_whole_texts(self.model, self.files, self.chat_template)
-        from soothsay.drafters.lookup.datastore import write_datastore
+        from soothsay.drafters.lookup.text_store import write_datastore
 
         out, measure = self.out, TextColumn("{task.completed:,.0f}/{task.total:,.0f} tokens,")
         with work_bar("sorting", measure) as progress:
@@ -70,7 +70,7 @@ class ShowDatastore:
 
     def run(self) -> None:
         """Print the facts."""
-        from soothsay.drafters.lookup.datastore import Datastore, check_tokenizer
+        from soothsay.drafters.lookup.text_store import Datastore, check_tokenizer
         from soothsay.model.checkpoint import open_checkpoint
 
         store = Datastore(self.file)
@@ -79,7 +79,7 @@ class ShowDatastore:
             "holds": f"{store.num_tokens:,} tokens in {store.num_documents:,} documents, "
             f"{decimal(store.num_bytes)}",
             "vocabulary": f"{store.vocab_size:,} tokens, {store.num_distinct:,} of which occur",
-            "tokenizer": store.fingerprint.hex(),
+            "tokenizer": store.identity,
         }
         if self.model is not None:
             check_tokenizer(store, open_checkpoint(self.model).tokenizer(), self.model)
@@ -112,7 +112,7 @@ class KeepAnswers:
     def run(self) -> None:
         """Read the answers, and write them."""
         tokenizer, examples = read_whole_texts(self.model, self.files, self.chat_template)
-        from soothsay.drafters.lookup.suffix import write_texts
+        from soothsay.drafters.lookup.text_store import write_texts
         from soothsay.train.answer_texts import answer_texts
 
         texts = answer_texts(examples, self.tokens)

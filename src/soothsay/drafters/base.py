@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -19,6 +19,7 @@ from soothsay.core.cache import KVPool
 from soothsay.core.learned import Learned
 from soothsay.core.request import Observation, Request
 from soothsay.core.tree import DraftTree
+from soothsay.drafters.ops.draft_ops import DraftOps
 from soothsay.errors import DrafterError
 from soothsay.model.pass_times import PassTimes
 from soothsay.model.transformer import Transformer
@@ -47,6 +48,7 @@ class Target:
     path: Path | None = None  # of the model; drafters that were trained for it are looked for there
     cache: KVPool | None = None  # the model's own keys and values; None where nothing is served
     times: Callable[[], PassTimes] | None = None  # of the model's passes; the first call measures them
+    ops: DraftOps = field(default_factory=DraftOps)  # the operations of drafters on the model's device
 
     @property
     def pool(self) -> KVPool:

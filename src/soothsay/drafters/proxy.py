@@ -7,7 +7,7 @@ from typing import Any
 from soothsay.drafters.base import Drafter
 
 
-class _PassedOn:
+class _Forwarded:
     """An attribute or a method of the wrapped drafter."""
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -27,19 +27,19 @@ class DrafterProxy(Drafter):
     a proxy from its drafter: it reads the same `taps` and `trained`, and names the same authors.
     """
 
-    taps: Any = _PassedOn()
-    max_nodes: Any = _PassedOn()
-    trained: Any = _PassedOn()
-    likely_gain: Any = _PassedOn()
-    name: Any = _PassedOn()
-    propose: Any = _PassedOn()
-    observe: Any = _PassedOn()
-    authors: Any = _PassedOn()
-    num_known: Any = _PassedOn()
-    release: Any = _PassedOn()
-    reset: Any = _PassedOn()
-    study: Any = _PassedOn()
-    learned: Any = _PassedOn()
+    taps: Any = _Forwarded()
+    max_nodes: Any = _Forwarded()
+    trained: Any = _Forwarded()
+    likely_gain: Any = _Forwarded()
+    name: Any = _Forwarded()
+    propose: Any = _Forwarded()
+    observe: Any = _Forwarded()
+    authors: Any = _Forwarded()
+    num_known: Any = _Forwarded()
+    release: Any = _Forwarded()
+    reset: Any = _Forwarded()
+    study: Any = _Forwarded()
+    learned: Any = _Forwarded()
 
     def __init__(self, drafter: Drafter):
         self.drafter = drafter

@@ -11,27 +11,28 @@ from numbers import Integral
 from soothsay.drafters.base import Drafter, NoDrafter, Observation, Target
 from soothsay.drafters.control.compose import Cascade, Composite, Merged
 from soothsay.drafters.control.controller import Controller
-from soothsay.drafters.control.learning import Learning, can_learn
 from soothsay.drafters.from_file import drafter_in_file
-from soothsay.drafters.heads.assistant import Assistant
-from soothsay.drafters.heads.block import BlockDrafter
-from soothsay.drafters.heads.dflash import DFlash
-from soothsay.drafters.heads.eagle import Eagle, Eagle2, Eagle3
-from soothsay.drafters.heads.hydra import Hydra
-from soothsay.drafters.heads.medusa import Medusa
-from soothsay.drafters.heads.mtp import MTP
-from soothsay.drafters.heads.peagle import PEagle
-from soothsay.drafters.heads.redrafter import Redrafter
+from soothsay.drafters.heads.assistant.assistant_drafter import Assistant
+from soothsay.drafters.heads.block.block_drafter import BlockDrafter
+from soothsay.drafters.heads.dflash.dflash_drafter import DFlash
+from soothsay.drafters.heads.eagle.eagle_drafter import Eagle, Eagle2
+from soothsay.drafters.heads.eagle3.eagle3_drafter import Eagle3
+from soothsay.drafters.heads.hydra.hydra_drafter import Hydra
+from soothsay.drafters.heads.medusa.medusa_drafter import Medusa
+from soothsay.drafters.heads.mtp.mtp_drafter import MTP
+from soothsay.drafters.heads.peagle.peagle_drafter import PEagle
+from soothsay.drafters.heads.redrafter.redrafter_drafter import Redrafter
+from soothsay.drafters.learning.learning_drafter import Learning, can_learn
 from soothsay.drafters.lookup.ngram import NGram
 from soothsay.drafters.lookup.prompt_lookup import PromptLookup
 from soothsay.drafters.lookup.recycling import Recycling
 from soothsay.drafters.lookup.rest import Rest
-from soothsay.drafters.lookup.suffix import Suffix
+from soothsay.drafters.lookup.suffix_matching import Suffix
 from soothsay.drafters.models.draft_model import draft_model
-from soothsay.drafters.models.layer_skip import LayerSkip
+from soothsay.drafters.models.layer_skipping import LayerSkip
 from soothsay.drafters.models.lookahead import Lookahead
 from soothsay.drafters.places import drafter_directory, suffix_store
-from soothsay.drafters.spec import Composed, Named, parse
+from soothsay.drafters.spec_parser import Composed, Named, parse
 from soothsay.errors import DrafterError
 
 __all__ = ["REGISTRY", "Drafter", "DrafterSpec", "Observation", "Target", "build_drafter"]

@@ -21,8 +21,9 @@ from soothsay.core.request import Observation, Request, RequestDrafter
 from soothsay.core.tree import DraftTree
 from soothsay.core.turn import Turn
 from soothsay.drafters.base import Target
-from soothsay.drafters.learned import LearnedFiles
-from soothsay.drafters.watch import Watch
+from soothsay.drafters.learned_files import LearnedFiles
+from soothsay.drafters.misfit_watch import MisfitWatch
+from soothsay.drafters.ops.native_draft_ops import draft_ops
 from soothsay.engine.drafts import check_drafts
 from soothsay.engine.guard import Guard
 from soothsay.engine.pace import SLOW_MASK
@@ -85,12 +86,13 @@ class Engine:
             nodes=config.max_tree,
         )
         times = cache(partial(known_or_measured, model, config.max_context))
-        self.target = Target(model, tokenizer, config, num_blocks, path, self.cache, times)
+        ops = draft_ops(model.kernels)
+        self.target = Target(model, tokenizer, config, num_blocks, path, self.cache, times, ops)
         snapshots = Snapshots(self.cache.states, config.block_size, partial(model.copy_state, self.cache))
         self.scheduler = Scheduler(config, self.allocator, snapshots)
         self.recovery = Recovery(self.scheduler)
         self._used: WeakKeyDictionary[RequestDrafter, None] = WeakKeyDictionary()
-        self._watches: WeakKeyDictionary[RequestDrafter, Watch] = WeakKeyDictionary()
+        self._watches: WeakKeyDictionary[RequestDrafter, MisfitWatch] = WeakKeyDictionary()
         self._abandoned = deque[Request]()
         self.lock = Guard()
 
@@ -260,7 +262,7 @@ class Engine:
         for drafter, own in _by_drafter(turns).items():
             drafter.observe([_observation(turn, output) for turn in own])
             if drafter.trained:
-                watch = self._watches.setdefault(drafter, Watch(drafter.name))
+                watch = self._watches.setdefault(drafter, MisfitWatch(drafter.name))
                 for turn in own:
                     if turn.num_nodes > 1:
                         watch.record(len(turn.accepted))

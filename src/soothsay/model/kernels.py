@@ -7,20 +7,16 @@ A model holds one set of kernels and passes it on. `StockKernels` uses stock ope
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from soothsay.core.automaton import Automaton
 from soothsay.core.batch import Batch, LayoutOps
 from soothsay.core.cache import LayerMemory
-from soothsay.core.drafting import Drafting, Grown
 from soothsay.core.functions import gelu, gelu_tanh, rms_norm, sigmoid, silu
 from soothsay.core.integer_keys import written
-from soothsay.core.refinement import Candidates, Looked, Refinement, grow
 from soothsay.core.sampling_ops import SamplingOps
 from soothsay.core.states import LayerStates
 from soothsay.core.strands import Strands
@@ -30,9 +26,10 @@ from soothsay.model.delta_rule import Recurrence, delta_rule
 from soothsay.model.layer_pass import Rotation
 from soothsay.model.linear import stock_linear
 from soothsay.model.quantized import Integers
-from soothsay.model.rope import Rope, rotate
+from soothsay.model.rope import rotate
 from soothsay.model.routing import route
 from soothsay.model.specs.feed_forward_spec import CLIPPED, SQUARED_RELU, RoutingSpec
+from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.state_space import StateSpace, state_space
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh}
@@ -89,61 +86,24 @@ class RecordedBlocks(Protocol):
         """One pass. The arguments are those of `Blocks.forward`, and `inputs` of `Block.forward`."""
 
 
-@dataclass(frozen=True, eq=False)
-class LookLayers:
-    """The layers of a `soothsay.drafters.heads.modules.redrafter.RedrafterHead`, as they are served."""
-
-    look: nn.Module
-    guesses: nn.Module
-    cell_read: nn.Module
-    cell_token: nn.Module
-    cell_out: nn.Module
-    head: nn.Module
-    norm: Norm  # of guesses
-    depths: int
-
-
-FusedLook = Callable[[Tensor, Tensor], Looked]
-"""A drafter's one look in one call, of features `[R, F]` and normed embeddings `[R, H]`, both float32."""
-
-
-@dataclass(frozen=True)
-class RecurrentLayers:
-    """The layers of a recurrent head of one block, as they are served.
-
-    See `soothsay.drafters.heads.modules.eagle3.Eagle3Head`.
-    """
-
-    block: nn.Module
-    head: nn.Module
-    fuse: nn.Module
-    taps: int  # parts of what it reads, which are normed one by one
-    tap_norms: Tensor | None  # weights of these norms, one after the other; None: they are not normed
-    embedding: nn.Module
-    rope: Rope
-    embedding_norm: Norm
-    feature_norm: Norm
-    norm: Norm  # of outputs
-    ids: Tensor | None  # `[outputs of head]` int64, the tokens that they stand for; None: all
-    norms_residual: bool
-    norms_output: bool
-
-
-FusedDraft = Callable[[Drafting], list[Grown | None]]
-"""Computes rows of committed tokens and grows the trees below them in one call."""
-
-
 class Kernels(LayoutOps):
-    """Linear layers, the operations between them, and those of drafting.
+    """Linear layers, and the operations between them.
 
     Each method here is the stock operation. A subclass computes some of them in another way. N is the number
     of rows. Tensors are contiguous, and residuals are float32.
     """
 
     name: str
+    variant: str = ""
+    """Instruction set of the compiled library that these kernels call; empty: they call none."""
     sampling = SamplingOps()
     integer_keys = False
     """Whether models with weights in integers keep integer keys; see `soothsay.core.integer_keys`."""
+
+    @staticmethod
+    def fit(spec: ModelSpec) -> bool:
+        """Whether these kernels can compute a model of these sizes."""
+        return True
 
     def norm(self, x: Tensor, norm: Norm, dtype: torch.dtype) -> Tensor:
         """The norm of `x`, `[N, size]` float32, in `dtype`."""
@@ -401,40 +361,6 @@ class Kernels(LayoutOps):
     def store(self, rows: Tensor, kv: Tensor, slots: Tensor) -> None:
         """Write `rows` `[N, row]` to a KV pool of one head, `[1, S, row]`, at `slots` `[N]` int64."""
         kv.index_copy_(1, slots, rows[None].to(kv.dtype))
-
-    def fuse_look(self, layers: LookLayers) -> FusedLook | None:
-        """One call for all that a drafter's look computes; None if these kernels have none for it.
-
-        The weights must keep their addresses.
-        """
-        return None
-
-    def fuse_draft(self, layers: RecurrentLayers) -> FusedDraft | None:
-        """One call for all that a recurrent head drafts; None if these kernels have none for it.
-
-        The weights must keep their addresses. Noise is nearly that of `sampling`, so trees may differ where
-        scores nearly tie.
-        """
-        return None
-
-    def grow_paths(
-        self, refinement: Refinement, candidates: Candidates, nodes: int, depth: int
-    ) -> tuple[list[int], list[int], list[float]]:
-        """Grow the best tree over refined guesses; see `soothsay.core.refinement.grow`.
-
-        The native one sums in another order, so trees may differ where scores nearly tie.
-        """
-        return grow(refinement, candidates, nodes, depth)
-
-    def automaton(self, counted: int, widest: int, least: float) -> Automaton | None:
-        """An empty automaton; None if these kernels have none.
-
-        Args:
-            counted: see `Automaton`.
-            widest: maximum number of followers of a match that a tree considers.
-            least: minimum probability of a path in a tree.
-        """
-        return None
 
 
 class StockKernels(Kernels):

@@ -16,13 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from soothsay.drafters.heads.modules.base import Head, RecurrentHead, TargetEnds
-from soothsay.drafters.heads.modules.block import BlockHead
-from soothsay.drafters.heads.modules.eagle3 import Eagle3Head
-from soothsay.drafters.heads.modules.hydra import HydraHead
-from soothsay.drafters.heads.modules.medusa import MedusaHead
-from soothsay.drafters.heads.modules.redrafter import RedrafterHead
-from soothsay.drafters.heads.modules.shortlist import ShortlistHead
+from soothsay.drafters.heads.block.block_head import BlockHead
+from soothsay.drafters.heads.eagle3.eagle3_head import Eagle3Head
+from soothsay.drafters.heads.hydra.hydra_head import HydraHead
+from soothsay.drafters.heads.medusa.medusa_head import MedusaHead
+from soothsay.drafters.heads.redrafter.redrafter_head import RedrafterHead
+from soothsay.drafters.heads.trained_head import Head, RecurrentHead, ShortlistHead, TargetEnds
 from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.transformer import Transformer
 from soothsay.train.examples import Example

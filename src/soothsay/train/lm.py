@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from soothsay.drafters.heads.checkpoints.directory import write_head
-from soothsay.drafters.heads.modules.base import TargetEnds
-from soothsay.drafters.heads.modules.mtp import MTPConfig, MTPHead
+from soothsay.drafters.heads.checkpoints.head_directory import write_head
+from soothsay.drafters.heads.mtp.mtp_head import MTPConfig, MTPHead
+from soothsay.drafters.heads.trained_head import TargetEnds
 from soothsay.model.checkpoint import Checkpoint
 from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.load import load_model

@@ -15,14 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from soothsay.drafters.heads.modules.base import TargetEnds
-from soothsay.drafters.heads.modules.block import BlockConfig, BlockHead
-from soothsay.drafters.heads.modules.eagle import EagleConfig, EagleHead
-from soothsay.drafters.heads.modules.eagle3 import Eagle3Config, Eagle3Head
-from soothsay.drafters.heads.modules.hydra import HydraConfig, HydraHead
-from soothsay.drafters.heads.modules.medusa import MedusaConfig, MedusaHead
-from soothsay.drafters.heads.modules.mtp import MTPConfig, MTPHead, MTPModule
-from soothsay.drafters.heads.modules.redrafter import RedrafterConfig, RedrafterHead
+from soothsay.drafters.heads.block.block_head import BlockConfig, BlockHead
+from soothsay.drafters.heads.eagle.eagle_head import EagleConfig, EagleHead
+from soothsay.drafters.heads.eagle3.eagle3_head import Eagle3Config, Eagle3Head
+from soothsay.drafters.heads.hydra.hydra_head import HydraConfig, HydraHead
+from soothsay.drafters.heads.medusa.medusa_head import MedusaConfig, MedusaHead
+from soothsay.drafters.heads.mtp.mtp_head import MTPConfig, MTPHead, MTPModule
+from soothsay.drafters.heads.redrafter.redrafter_head import RedrafterConfig, RedrafterHead
+from soothsay.drafters.heads.trained_head import TargetEnds
 from soothsay.errors import DrafterError
 from soothsay.model.attention_layer import Attention
 from soothsay.model.blocks import Block

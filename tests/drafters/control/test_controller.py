@@ -22,8 +22,8 @@ from soothsay.drafters.base import Drafter, NoDrafter, Observation, ReadingDraft
 from soothsay.drafters.control.constants import MAX_BACKLOG
 from soothsay.drafters.control.controller import NOBODY, Controller
 from soothsay.drafters.control.probes import ProbeSchedule
-from soothsay.drafters.heads.mtp import MTP
-from soothsay.drafters.lookup.suffix import Suffix
+from soothsay.drafters.heads.mtp.mtp_drafter import MTP
+from soothsay.drafters.lookup.suffix_matching import Suffix
 from soothsay.model.pass_times import PassTimes
 
 

@@ -35,7 +35,7 @@ from soothsay.drafters.control.polling import SignalPolling
 from soothsay.drafters.control.probes import ProbeSchedule, StartInterval, shortest_interval
 from soothsay.drafters.control.request_state import RequestState
 from soothsay.drafters.control.selection import RatedDraft, select_nodes
-from soothsay.drafters.trees.features import READ
+from soothsay.drafters.trees.feature_kv import READ
 
 PRICES = Prices(
     rate=160.0,

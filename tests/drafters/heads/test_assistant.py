@@ -16,7 +16,7 @@ from torch import Tensor
 
 from soothsay import LLM, SamplingParams
 from soothsay.drafters.control.controller import Controller
-from soothsay.drafters.heads.assistant import Assistant
+from soothsay.drafters.heads.assistant.assistant_drafter import Assistant
 from soothsay.drafters.registry import build_drafter
 from soothsay.drafters.trees.growth import GrowingTree
 from soothsay.errors import DrafterError
@@ -39,8 +39,8 @@ class Recorder(Assistant):
 
     passes: list[Pass]
 
-    def _run(self, growing: Sequence[GrowingTree], states: Tensor) -> tuple[Tensor, Tensor]:
-        logits, out = super()._run(growing, states)
+    def expand(self, growing: Sequence[GrowingTree], above: Tensor) -> tuple[Tensor, Tensor]:
+        logits, out = super().expand(growing, above)
         begin = 0
         for g in growing:
             end = begin + len(g.frontier)

@@ -57,13 +57,13 @@ from soothsay.core.batch import Rows
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Target
 from soothsay.drafters.control.controller import Controller
-from soothsay.drafters.heads.checkpoints.directory import open_head, read_head
-from soothsay.drafters.heads.dflash import DFlash
-from soothsay.drafters.heads.modules.base import TargetEnds
-from soothsay.drafters.heads.modules.dflash import DFlashConfig, DFlashHead
-from soothsay.drafters.heads.modules.path_heads import CandidateSelector, CausalRefiner, MarkovHead, PathHead
+from soothsay.drafters.heads.checkpoints.head_directory import open_head, read_head
+from soothsay.drafters.heads.dflash.dflash_drafter import DFlash
+from soothsay.drafters.heads.dflash.dflash_head import DFlashConfig, DFlashHead
+from soothsay.drafters.heads.dflash.draft_blocks import BlockPacker, RowVisibility, scratch_pool
+from soothsay.drafters.heads.dflash.path_heads import CandidateSelector, CausalRefiner, MarkovHead, PathHead
+from soothsay.drafters.heads.trained_head import TargetEnds
 from soothsay.drafters.registry import build_drafter
-from soothsay.drafters.trees.draft_blocks import BlockPacker, Sight, scratch_pool
 from soothsay.errors import DrafterError
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.kernels import StockKernels
@@ -157,7 +157,7 @@ def test_the_file_holds_what_the_packages_compute(name: str) -> None:
 
 def make_head(
     size: int = 5,
-    sights: Sequence[Sight] = (Sight(), Sight()),
+    sights: Sequence[RowVisibility] = (RowVisibility(), RowVisibility()),
     path_head: PathHead | None = None,
     guessed: Sequence[int] = (),
     **changes: Any,
@@ -174,7 +174,14 @@ def make_head(
 SIZES = 48, 97, 97  # hidden size, vocabulary, tokens that can be guessed
 HEADS = {
     "plain": make_head(),
-    "windows": make_head(sights=[Sight(True, 6), Sight(), Sight(False, 9, True), Sight(False, 4)]),
+    "windows": make_head(
+        sights=[
+            RowVisibility(True, 6),
+            RowVisibility(),
+            RowVisibility(False, 9, True),
+            RowVisibility(False, 4),
+        ]
+    ),
     "short, from the anchor": make_head(3, guessed=range(0, 97, 2), begins_at_root=True),
     "convolved, chosen": make_head(path_head=CandidateSelector(6, 9, 48, 97), convolution=(2, 8)),
     "markov, short": make_head(
@@ -197,7 +204,7 @@ def plain_outputs(head: DFlashHead, target: Transformer, tokens: Sequence[int], 
     return rms_norm(x, head.norm)
 
 
-def visible(sight: Sight, query: int, key: int, root: int) -> bool:
+def visible(sight: RowVisibility, query: int, key: int, root: int) -> bool:
     if key >= root and sight.causal and key > query:
         return False
     if sight.window is None:

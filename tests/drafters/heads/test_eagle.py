@@ -19,9 +19,9 @@ from recurrent import (
 from slow import mostly_slow
 
 from soothsay import LLM, SamplingParams
-from soothsay.drafters.heads.eagle import Eagle, Eagle2
-from soothsay.drafters.heads.recurrent import RecurrentDrafter
-from soothsay.drafters.trees.template import EAGLE_TEMPLATE
+from soothsay.drafters.heads.eagle.eagle_drafter import Eagle, Eagle2
+from soothsay.drafters.heads.recurrent_drafter import RecurrentDrafter
+from soothsay.drafters.trees.templates import EAGLE_TEMPLATE
 from soothsay.model.load import best_kernels
 from soothsay.model.transformer import Transformer
 

@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 
 from soothsay.config import EngineConfig
 from soothsay.drafters.base import Target
-from soothsay.drafters.heads.checkpoints.directory import read_head
+from soothsay.drafters.heads.checkpoints.head_directory import read_head
 from soothsay.errors import DrafterError, ModelError
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.formats.pickles import unpickled

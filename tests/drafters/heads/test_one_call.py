@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from soothsay import LLM, SamplingParams
-from soothsay.core.drafting import Drafting, Grown
 from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
-from soothsay.drafters.heads.eagle import Eagle3
-from soothsay.drafters.heads.modules.eagle3 import Eagle3Config, Eagle3Head
-from soothsay.model.native import draft
-from soothsay.model.native.draft import NativeDraft
+from soothsay.drafters.heads.eagle3.eagle3_drafter import Eagle3
+from soothsay.drafters.heads.eagle3.eagle3_head import Eagle3Config, Eagle3Head
+from soothsay.drafters.ops import native_recurrent
+from soothsay.drafters.ops.native_recurrent import NativeRecurrentDrafts
+from soothsay.drafters.ops.recurrent_drafts import DraftBatch, DraftOutput
 from soothsay.model.native.kernels import load_native
 
 pytestmark = pytest.mark.skipif(load_native() is None, reason="no native kernels run here")
@@ -70,8 +70,8 @@ def proposals(llm: LLM, drafter: Eagle3, params: SamplingParams) -> list[list[Dr
 def check_equal(llm: LLM, make: Callable[[], Eagle3], params: SamplingParams) -> None:
     """Assert that a drafter makes the same trees in one call and level by level."""
     at_once, by_levels = make(), make()
-    assert at_once.fused is not None
-    by_levels.fused = None
+    assert at_once.at_once is not None
+    by_levels.at_once = None
     ours, theirs = (proposals(llm, drafter, params) for drafter in (at_once, by_levels))
     assert len(ours) == len(theirs)
     nodes = 0
@@ -97,17 +97,17 @@ def test_trees_of_any_shape(shape: tuple[int, int, int], llm: LLM) -> None:
 
 
 def test_cosines_are_asked_for_up_to_the_deepest_nodes(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    turns = NativeDraft._turns
-    monkeypatch.setattr(draft, "POSITIONS", 1)  # tables grow
+    turns = NativeRecurrentDrafts._turns
+    monkeypatch.setattr(native_recurrent, "POSITIONS", 1)  # tables grow
 
-    def no_more_than_asked_for(own: NativeDraft, count: int) -> tuple[Tensor, ...]:
+    def no_more_than_asked_for(own: NativeRecurrentDrafts, count: int) -> tuple[Tensor, ...]:
         parts = tuple(part.clone() for part in turns(own, count))
         for part in parts:
             assert len(part) >= count
             part[count:] = torch.nan
         return parts
 
-    monkeypatch.setattr(NativeDraft, "_turns", no_more_than_asked_for)
+    monkeypatch.setattr(NativeRecurrentDrafts, "_turns", no_more_than_asked_for)
     check_equal(llm, partial(Eagle3, llm.engine.target), PARAMS["greedy"])
 
 
@@ -164,18 +164,18 @@ def test_small_trees_of_a_drafter_that_is_sure() -> None:
 
 
 def test_a_tree_that_its_blocks_have_no_room_for(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    call, refused = NativeDraft.__call__, []
+    call, refused = NativeRecurrentDrafts.__call__, []
 
-    def with_a_node_too_many_first(own: NativeDraft, drafting: Drafting) -> list[Grown | None]:
-        (one,) = drafting.requests
+    def with_a_node_too_many_first(own: NativeRecurrentDrafts, batch: DraftBatch) -> list[DraftOutput | None]:
+        (one,) = batch.inputs
         assert one.rows.table is not None
-        room = len(one.rows.table) * drafting.block_size - one.rows.start - len(one.rows.tokens)
+        room = len(one.rows.table) * batch.block_size - one.rows.start - len(one.rows.tokens)
         with pytest.raises(IndexError, match="fewer KV blocks") as error:
-            call(own, replace(drafting, requests=[replace(one, nodes=room + 2)]))
+            call(own, replace(batch, inputs=[replace(one, nodes=room + 2)]))
         refused.append(error)
-        return call(own, drafting)
+        return call(own, batch)
 
-    monkeypatch.setattr(NativeDraft, "__call__", with_a_node_too_many_first)
+    monkeypatch.setattr(NativeRecurrentDrafts, "__call__", with_a_node_too_many_first)
     params = replace(PARAMS["an answer that ends"], ignore_eos=True)
     llm.generate(PROMPTS[0], params, drafter=Eagle3(llm.engine.target))
     assert refused
@@ -183,4 +183,4 @@ def test_a_tree_that_its_blocks_have_no_room_for(llm: LLM, monkeypatch: pytest.M
 
 def test_stock_operations_have_no_such_call() -> None:
     llm = LLM("sibyl", dtype="float32", kernels="stock", drafter="none", kv_tokens=256)
-    assert Eagle3(llm.engine.target).fused is None
+    assert Eagle3(llm.engine.target).at_once is None

@@ -22,10 +22,11 @@ from safetensors.torch import load_file, save_file
 
 from soothsay import LLM, DrafterError, SamplingParams
 from soothsay.drafters.heads import serving
-from soothsay.drafters.heads.checkpoints.directory import read_head, write_head
-from soothsay.drafters.heads.modules.base import TargetEnds
-from soothsay.drafters.heads.modules.redrafter import RedrafterConfig, RedrafterHead
-from soothsay.drafters.heads.redrafter import Redrafter
+from soothsay.drafters.heads.checkpoints.head_directory import read_head, write_head
+from soothsay.drafters.heads.redrafter.redrafter_drafter import Redrafter
+from soothsay.drafters.heads.redrafter.redrafter_head import RedrafterConfig, RedrafterHead
+from soothsay.drafters.heads.trained_head import TargetEnds
+from soothsay.drafters.ops.native_draft_ops import draft_ops
 from soothsay.model.kernels import StockKernels
 from soothsay.model.native.kernels import load_native
 from soothsay.model.transformer import Transformer
@@ -60,10 +61,10 @@ def test_one_call_computes_what_the_layers_do(rows: int, tiny: Make) -> None:
     head = copy.deepcopy(HEAD)
     head.borrow(shared)
     head = serving.serve(head, kernels, torch.float32, 8)
-    fused = head.fused(kernels)
+    fused = head.outputs_at_once(draft_ops(kernels))
     assert fused is not None
     features, embedded = torch.randn(rows, 96), torch.randn(rows, 48)
-    expected = head.looked(features, embedded, shared)
+    expected = head.outputs(features, embedded, shared)
     for part, wanted in zip(fused(features, embedded), expected, strict=True):
         assert part.shape == wanted.shape
         assert (part - wanted).norm() < 0.01 * wanted.norm()  # inputs of products are rounded to 8 bits
@@ -79,7 +80,7 @@ def test_layers_of_another_kind_are_not_one_call(tiny: Make) -> None:
         head = make_redrafter_head(shortlist=shortlist)
         head.borrow(shared)
         head = serving.serve(head, native, torch.float32, 8 if native is kernels else None)
-        assert head.fused(kernels) is None
+        assert head.outputs_at_once(draft_ops(kernels)) is None
 
 
 @pytest.mark.parametrize("verifier", ["rejection", "rsd", "specinfer"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import struct
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from stores import tiny_store
 
-from soothsay.drafters.lookup.datastore import _HEADER, _MAGIC, SORTED_BY, VERSION, Datastore
+from soothsay.drafters.lookup.text_store import Datastore
 from soothsay.errors import DrafterError
 
 
@@ -31,43 +32,29 @@ def search(path: Path) -> bool:
     return True
 
 
-@pytest.mark.parametrize(
-    ("vocabulary", "width", "size", "count"),
-    [
-        (2**16, 2, 10, 5),
-        (2**32 - 1, 4, 10, 5),
-        (2**32 - 1, 4, 2**32 - 1, 2**32 - 2),
-        (10, 2, 2**63, 2**62),
-        (10, 2, 10, 10),
-        (10, 2, 10, 0),
-        (10, 3, 10, 5),
-        (10, 2**31, 10, 5),
-        (0, 2, 10, 5),
-    ],
-)
-def test_headers_that_promise_too_much(
-    tmp_path: Path, vocabulary: int, width: int, size: int, count: int
-) -> None:
-    head = _HEADER.pack(_MAGIC, VERSION, vocabulary, width, SORTED_BY, size, count, bytes(16))
+@pytest.mark.parametrize("promised", [2**20, 2**40, 2**62])
+@pytest.mark.parametrize("name", ["tokens", "lengths", "index.starts", "index.suffixes"])
+def test_headers_that_promise_too_much(tmp_path: Path, name: str, promised: int) -> None:
+    good = tiny_store().read_bytes()
+    size = int.from_bytes(good[:8], "little")
+    header = json.loads(good[8 : 8 + size])
+    begin = header[name]["data_offsets"][0]
+    width = 8 if name == "lengths" else 4
+    header[name] |= {"shape": [promised], "data_offsets": [begin, begin + width * promised]}
+    changed = json.dumps(header).encode()
     path = tmp_path / "rest.store"
-    for rest in (b"", bytes(100)):
-        path.write_bytes(head + rest)
-        assert not search(path)
+    path.write_bytes(len(changed).to_bytes(8, "little") + changed + good[8 + size :])
+    assert not search(path)
 
 
-@pytest.mark.parametrize("where", ["header", "text", "starts", "suffixes"])
+@pytest.mark.parametrize("where", ["header", "lengths", "tokens", "index.starts", "index.suffixes"])
 def test_random_damage(tmp_path: Path, where: str) -> None:
     path, rng = tmp_path / "rest.store", random.Random(where)
     good = tiny_store().read_bytes()
-    _, _, vocabulary, width, _, size, _, _ = _HEADER.unpack(good[: _HEADER.size])
-    starts = -(-(_HEADER.size + width * size) // 8) * 8
-    suffixes = -(-(starts + 4 * (vocabulary + 1)) // 8) * 8
-    first, last = {
-        "header": (0, _HEADER.size),
-        "text": (_HEADER.size, starts),
-        "starts": (starts, suffixes),
-        "suffixes": (suffixes, len(good)),
-    }[where]
+    data = 8 + int.from_bytes(good[:8], "little")
+    first, last = 0, data
+    if where != "header":
+        first, last = (data + at for at in json.loads(good[8:data])[where]["data_offsets"])
     opened = 0
     for _ in range(100):
         damaged = bytearray(good)

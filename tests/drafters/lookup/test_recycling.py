@@ -21,7 +21,7 @@ from soothsay.core.request import Request
 from soothsay.core.tenant import EVERYBODY
 from soothsay.drafters.base import Observation
 from soothsay.drafters.lookup.recycling import Recycling
-from soothsay.drafters.trees.template import best_template
+from soothsay.drafters.trees.templates import best_template
 from soothsay.model.transformer import Transformer
 
 Make = Callable[..., Transformer]

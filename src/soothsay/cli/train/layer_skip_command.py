@@ -15,7 +15,7 @@ from soothsay.config import DType
 from soothsay.options import FILE, CommonOptions, ModelOptions, argument, option, shared
 
 if TYPE_CHECKING:
-    from soothsay.drafters.models.skip_search import SkipSet
+    from soothsay.drafters.models.skip_set import SkipSet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +43,12 @@ class FindSkippedLayers:
         """Search, and write the best set of layers."""
         model, out, text = self.model, self.out, self.text
         with notice(f"loading {model} ..."):
-            from soothsay.drafters.models.layer_skip import skip_directory
-            from soothsay.drafters.models.skip_search import search
+            from soothsay.drafters.models.layer_skipping import skip_directory
             from soothsay.errors import DrafterError
             from soothsay.model.checkpoint import open_checkpoint
             from soothsay.model.load import load_model
             from soothsay.quantizing.samples import read_samples, write_samples
+            from soothsay.train.skip_search import search
 
             checkpoint = open_checkpoint(model)
             if out is None and not checkpoint.path.is_dir():

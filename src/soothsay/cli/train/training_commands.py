@@ -12,7 +12,7 @@ from soothsay.cli.train.training_run import TrainingRun
 from soothsay.options import option
 
 if TYPE_CHECKING:
-    from soothsay.drafters.heads.modules.base import Head
+    from soothsay.drafters.heads.trained_head import Head
     from soothsay.model.transformer import Transformer
     from soothsay.train.examples import Example
 
@@ -64,7 +64,7 @@ class HeadTraining(TrainingRun, ABC):
         """Train the head."""
         import torch
 
-        from soothsay.drafters.heads.checkpoints.directory import write_head
+        from soothsay.drafters.heads.checkpoints.head_directory import write_head
         from soothsay.train import heads
 
         examples, held_out = self.examples()
@@ -85,8 +85,8 @@ class HeadTraining(TrainingRun, ABC):
         """Load the weights of a drafter. Raises `TrainingError` if it has another shape."""
         from soothsay.config import EngineConfig
         from soothsay.drafters.base import Target
-        from soothsay.drafters.heads.checkpoints.directory import read_head
-        from soothsay.drafters.heads.modules.base import TargetEnds
+        from soothsay.drafters.heads.checkpoints.head_directory import read_head
+        from soothsay.drafters.heads.trained_head import TargetEnds
         from soothsay.errors import TrainingError
 
         there = read_head(init, Target(target, None, EngineConfig(), 0, self.checkpoint().path))

@@ -11,7 +11,7 @@ from torch import Tensor
 from soothsay.core.request import Request
 from soothsay.drafters.base import Drafter, Observation, ReadingDrafter
 from soothsay.drafters.control.constants import COST_WEIGHT, CROWDED_ROWS, MAX_BACKLOG, READ_APART
-from soothsay.drafters.trees.features import READ
+from soothsay.drafters.trees.feature_kv import READ
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Drafter, Observation, Target
 from soothsay.drafters.control.acceptance import AcceptanceCalibration, right_nodes
 from soothsay.drafters.control.constants import CASCADE_WEIGHT
-from soothsay.drafters.watch import Watch
+from soothsay.drafters.misfit_watch import MisfitWatch
 
 
 class Composite(Drafter):
@@ -35,7 +35,7 @@ class Composite(Drafter):
         self.max_nodes = 1 + sum(part.max_nodes - 1 for part in parts)
         ends = [sum(len(part.taps) for part in parts[: i + 1]) for i in range(len(parts))]
         self._taps = [slice(end - len(part.taps), end) for part, end in zip(parts, ends, strict=True)]
-        self._watches = [Watch(part.name) if part.trained else None for part in parts]
+        self._watches = [MisfitWatch(part.name) if part.trained else None for part in parts]
         # this step's trees: request -> index of the part -> its tree, in the order in which parts were asked
         self._trees: defaultdict[Request, dict[int, DraftTree]] = defaultdict(dict)
 

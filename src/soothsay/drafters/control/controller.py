@@ -13,13 +13,7 @@ from collections.abc import Callable, Sequence
 from soothsay.core.request import Request
 from soothsay.core.tenant import PerTenant
 from soothsay.core.tree import DraftTree
-from soothsay.drafters.base import (
-    Drafter,
-    LevelwiseDrafter,
-    Observation,
-    SignalingDrafter,
-    Target,
-)
+from soothsay.drafters.base import Drafter, LevelwiseDrafter, Observation, SignalingDrafter, Target
 from soothsay.drafters.control.asking import AskingPolicy, AskingRound
 from soothsay.drafters.control.backlog import Backlog
 from soothsay.drafters.control.compose import Composite

@@ -44,7 +44,7 @@ class SignalPolling:
             return
         for state in states:
             if not state.was_polled:
-                self._greet(step, state)
+                self._first_poll(step, state)
         polled = [state for state in states if state.paused_until <= step]
         if len(polled) < len(states):
             price = self._costs.polling(len(states)) * self._costs.rate / self._costs.batch
@@ -61,7 +61,7 @@ class SignalPolling:
                 self._gain += SHARED_MEAN_WEIGHT * (gain - self._gain)
         self._costs.record_polling(len(polled), self._clock() - begin)
 
-    def _greet(self, step: int, state: RequestState) -> None:
+    def _first_poll(self, step: int, state: RequestState) -> None:
         """Read a request's first signals. Its drafters read the prompt for them, which a poll does not cost.
 
         They are read after the prompt's pass: the first token does not wait for them.

@@ -15,7 +15,7 @@ from soothsay.drafters.control.forecast import Forecast, Outlook, gains_of
 from soothsay.drafters.control.selection import RatedDraft
 
 
-class Beginning(NamedTuple):
+class FirstGuess(NamedTuple):
     """What a draft says about the first token."""
 
     drafter: int
@@ -23,14 +23,14 @@ class Beginning(NamedTuple):
     tree: DraftTree
 
 
-class OpenDraft(NamedTuple):
+class UncheckedDraft(NamedTuple):
     """A draft that is not yet known to be right or wrong at every node."""
 
     forecast: Forecast  # of the drafter that proposed it
     length: int  # committed tokens when it was proposed
     tree: DraftTree
     expected: float  # nodes expected to be right
-    step: list[Beginning]  # of all drafts of this step
+    step: list[FirstGuess]  # of all drafts of this step
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class RequestState:
     forecasts: list[Forecast]  # of each drafter, for its signal
     other_forecasts: dict[tuple[int, int], Forecast] = field(default_factory=dict)
     """Forecasts for signals that a drafter had before, by drafter and signal."""
-    open_drafts: list[OpenDraft] = field(default_factory=list)
+    open_drafts: list[UncheckedDraft] = field(default_factory=list)
     was_polled: bool = False  # whether the drafters' signals have been read
     paused_until: int = 0  # no drafter is asked before this step, unless the batch size changes
 
@@ -84,12 +84,12 @@ class RequestState:
         forecast.record(gains_of(best, len(forecast.gains)))
         last = self.open_drafts[-1] if self.open_drafts else None
         step = last.step if last is not None and last.length == length else []
-        self.open_drafts.append(OpenDraft(forecast, length, tree, sum(best), step))
+        self.open_drafts.append(UncheckedDraft(forecast, length, tree, sum(best), step))
         ratio = forecast.reliability.ratio
         rated = [min(p * ratio, 1.0) for p in probabilities]
         best = sorted(rated, reverse=True)
         outlook = forecast.outlook_of([*accumulate(best, initial=0.0)], prices)
-        step.append(Beginning(drafter, outlook.best, tree))
+        step.append(FirstGuess(drafter, outlook.best, tree))
         return RatedDraft(tree, [1.0, *rated]), outlook
 
     def check_drafts(self) -> None:

@@ -18,8 +18,10 @@ from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Drafter, LevelwiseDrafter, Observation, Target
 from soothsay.drafters.heads.serving import Served, ServedHead
-from soothsay.drafters.trees.context import DraftPass
-from soothsay.drafters.trees.features import FeatureKV, LastFeatures
+from soothsay.drafters.trees.feature_kv import FeatureKV, LastFeatures
+from soothsay.drafters.trees.growth import GrowingTree, GrownDrafter, parent_rows
+from soothsay.drafters.trees.own_kv import DraftPass
+from soothsay.drafters.trees.tree_shapes import TreeShape
 
 
 class FeatureDrafter(LevelwiseDrafter, Generic[ServedHead]):
@@ -94,6 +96,34 @@ class LastFeatureDrafter(Drafter, Generic[ServedHead]):
     def ready(self, request: Request) -> bool:
         """Return whether the feature before the root is known, see `Expander`."""
         return self.features.ready(request)
+
+
+class StateGrownDrafter(LastFeatureDrafter[ServedHead], GrownDrafter[Tensor]):
+    """Grows trees with a head that has no KV: a node's logits follow from its token and its parent's state.
+
+    The state of a root's parent is the feature of the token before the root.
+
+    Args:
+        target: the model to draft for.
+        served: the head, ready to draft.
+        shape: which nodes a tree gets.
+    """
+
+    def __init__(self, target: Target, served: Served[ServedHead], shape: TreeShape):
+        LastFeatureDrafter.__init__(self, target, served)
+        GrownDrafter.__init__(self, target, shape)
+
+    @abstractmethod
+    def expand(self, growing: Sequence[GrowingTree], above: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the frontiers from `[M, n]` states of their parents: logits `[M, V]`, and their states."""
+
+    def expand_roots(self, growing: Sequence[GrowingTree]) -> tuple[Tensor, Tensor]:
+        """See `Expander`."""
+        return self.expand(growing, self.features.stacked([g.request for g in growing]))
+
+    def expand_nodes(self, growing: Sequence[GrowingTree], states: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Expander`."""
+        return self.expand(growing, states.index_select(0, parent_rows(growing, states.device)))
 
 
 def draft_ready(

@@ -1,37 +1,34 @@
-"""Trained heads made ready to draft: converted to the target's kernels, joined to the target's features.
+"""Loads the trained head that a drafter names, and makes it ready to draft.
 
-A head usually reads whole features, and shares the target's embedding, last norm and output head. A head
-with a `FeatureView` reads a part of each feature, and brings its own embedding, last norm and output head.
+Linear layers are converted to the kinds that the target's kernels are fast at. A head usually reads whole
+features, and shares the target's embedding, last norm and output head. A head with a `FeatureView` reads a
+part of each feature, and brings its own embedding, last norm and output head.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Generic, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from soothsay.drafters.heads.modules.base import Head, TargetEnds
+from soothsay.config import DType
+from soothsay.drafters.base import Target
+from soothsay.drafters.heads.checkpoints.feature_views import FeatureView
+from soothsay.drafters.heads.checkpoints.head_directory import open_head
+from soothsay.drafters.heads.trained_head import Head, TargetEnds
+from soothsay.drafters.places import drafter_directory
+from soothsay.errors import DrafterError
 from soothsay.model.blocks import record
-from soothsay.model.embedding import Embedding
-from soothsay.model.kernels import Kernels, StockKernels
+from soothsay.model.kernels import Kernels
 from soothsay.model.linear import Dense
-from soothsay.model.native.kernels import NativeKernels
-from soothsay.model.norm import RMSNorm
-from soothsay.model.numeric_mode import NumericMode
-from soothsay.model.specs.model_spec import ModelSpec
-from soothsay.model.transformer import Transformer
+from soothsay.model.numeric_mode import BITS, DTYPES, NumericMode
 
 AnyHead = TypeVar("AnyHead", bound=Head)
 ServedHead = TypeVar("ServedHead", bound=Head, covariant=True)
-
-
-def kernels_for(config: ModelSpec, own: Kernels) -> Kernels:
-    """`own`, the target's kernels, if they can compute modules of these sizes; else stock operations."""
-    native = isinstance(own, NativeKernels)
-    return own if not native or NativeKernels.fit(config) else StockKernels()
 
 
 def serve(
@@ -65,56 +62,6 @@ def serve(
     return head.eval().requires_grad_(False)
 
 
-@dataclass(frozen=True, eq=False)
-class FeatureView:
-    """The part of the target's features that a head reads, and the ends that belong to this part.
-
-    The head reads the first H dimensions of each feature, divided by `scale`. The target's embedding, last
-    norm and output head do not fit H dimensions, so the view has its own. V is the target's vocabulary.
-    """
-
-    target_hidden_size: int
-    """Dimensions of the features of the target that the head was made for."""
-
-    scale: float
-
-    embedding: Tensor
-    """`[V, H]` in the dtype that it is stored in."""
-
-    embedding_scale: float
-    """Rows of the embedding are multiplied by this number."""
-
-    norm: Tensor
-    """`[H]` float32: the weight of the last norm."""
-
-    norm_eps: float
-
-    head: Tensor
-    """`[V, H]`: the output head. It may be `embedding` itself."""
-
-    @property
-    def size(self) -> int:
-        """H."""
-        return len(self.norm)
-
-    def cut(self, taps: Sequence[Tensor]) -> list[Tensor]:
-        """The part of each feature, `[N, H_target] -> [N, H]` float32."""
-        if self.scale == 1.0:
-            return [tap[:, : self.size].contiguous() for tap in taps]
-        return [tap[:, : self.size] / self.scale for tap in taps]
-
-    def ends(self, target: Transformer) -> TargetEnds:
-        """The view's ends, which compute in the dtype of `target`."""
-        kernels = kernels_for(replace(target.config, hidden_size=self.size), target.kernels)
-        mode = NumericMode(target.dtype, target.bits)
-        norm = RMSNorm(self.size, self.norm_eps)
-        norm.weight = nn.Parameter(self.norm)
-        head = kernels.linear(mode.convert("head", self.head), None, torch.float32)
-        embedding, c = Embedding(self.embedding, self.embedding_scale), target.config
-        ends = TargetEnds(embedding, norm, head, kernels, c.head.scale, c.head.softcap)
-        return ends.to(target.device).requires_grad_(False)
-
-
 @dataclass(frozen=True)
 class Served(Generic[ServedHead]):
     """A head that is ready to draft for a target."""
@@ -134,3 +81,62 @@ class Served(Generic[ServedHead]):
     def fuse(self, taps: Sequence[Tensor]) -> Tensor:
         """The part of the target's features to keep: `[N, H_target]` for each tap -> `[N, H]` float32."""
         return self.head.fuse(taps if self.view is None else self.view.cut(taps), self.shared)
+
+
+def load_head(
+    kind: type[AnyHead], model: str | Path | Head, target: Target, dtype: DType = "auto"
+) -> Served[AnyHead]:
+    """Load a head and make it ready to draft for `target`.
+
+    Args:
+        kind: the class of the method's heads.
+        model: see `find_head`. A head that is given as an object is changed, see `serve`.
+        target: the model to draft for.
+        dtype: what the head's linear layers compute in. "auto" is the target's dtype. If the target's weights
+            are integers of any size, "auto" is int8: a head is small, and better guesses are worth 8 bits. A
+            draft reads its output matrix again for each level, so this has 4 bits: drafts are up to 1% worse,
+            and take 6 to 12% less time (docs/log.md).
+
+    Raises:
+        DrafterError: the dtype is unknown, or as `find_head` raises.
+    """
+    known = ("auto", *DTYPES, *BITS)
+    if dtype not in known:
+        raise DrafterError(f"{kind.method}(dtype={dtype}) is unknown; choose {', '.join(known)}")
+    head, view = find_head(kind, model, target)
+    verifier = target.model
+    bits, output_bits = BITS.get(dtype), None
+    if dtype == "auto" and verifier.bits is not None:
+        bits, output_bits = 8, 4
+    shared = TargetEnds.of(verifier) if view is None else view.ends(verifier)
+    with torch.no_grad():
+        head.to(verifier.device).borrow(shared)
+    return Served(
+        serve(head, verifier.kernels, DTYPES.get(dtype, verifier.dtype), bits, output_bits), shared, view
+    )
+
+
+def find_head(
+    kind: type[AnyHead], model: str | Path | Head, target: Target
+) -> tuple[AnyHead, FeatureView | None]:
+    """Read the trained head that `model` names, and its view of the target's features if it has one.
+
+    Args:
+        kind: the class of the method's heads.
+        model: a checkpoint's directory, or a head; empty: the directory `drafters/METHOD` beside the target's
+            weights. For MTP modules the target's own checkpoint is the second choice.
+        target: the model to draft for.
+
+    Raises:
+        DrafterError: the head is not there, damaged, another method's, or does not fit the target.
+    """
+    if isinstance(model, Head):
+        head, view = model, None
+    else:
+        with open_head(drafter_directory(kind.method, str(model), target), target) as stored:
+            head, view = stored.load(), stored.fit.view
+    if not isinstance(head, kind):
+        raise DrafterError(
+            f"{model} is a head of {head.method}, not of {kind.method}: choose drafter {head.method}"
+        )
+    return head, view

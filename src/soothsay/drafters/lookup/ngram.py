@@ -20,7 +20,7 @@ from soothsay.core.request import Request
 from soothsay.core.tenant import PerTenant, Tenant
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Drafter, Target, check_at_least_one
-from soothsay.drafters.lookup.backoff import WIDEST, Followers, Source, coming_draws, grow
+from soothsay.drafters.ops.continuations import WIDEST, Followers, Source, grow_continuations, known_noise
 from soothsay.errors import DrafterError
 
 Tokens = tuple[int, ...]
@@ -211,7 +211,7 @@ class NGram(Drafter):
         context = tuple(request.tokens[1 - self.order :].tolist())
         counts = self.counts[request.tenant]
         nodes = min(request.max_nodes, self.max_nodes)
-        grow(tree, [(counts, context)], nodes, request.max_depth, coming_draws(request))
+        grow_continuations(tree, [(counts, context)], nodes, request.max_depth, known_noise(request))
         return tree
 
     def _learn(self, request: Request) -> None:

@@ -23,7 +23,7 @@ from soothsay.core.tenant import PerTenant, Tenant
 from soothsay.core.tree import DraftTree
 from soothsay.core.verify import Guessing
 from soothsay.drafters.base import Drafter, Observation, Target, check_at_least_one
-from soothsay.drafters.trees.layout import TREE_KINDS, RankAcceptance
+from soothsay.drafters.trees.templates import TREE_KINDS, RankAcceptance
 from soothsay.errors import DrafterError
 
 FloatArray = npt.NDArray[np.float32]
@@ -242,13 +242,13 @@ class Recycling(Drafter):
     def _measure(self, seen: Observation) -> None:
         """Count which ranks were accepted, along the accepted path."""
         assert seen.verdict is not None
-        said = [int(seen.request.tokens[-1]), *seen.verdict.tokens]
+        emitted = [int(seen.request.tokens[-1]), *seen.verdict.tokens]
         guesses = []
-        for level, token in enumerate(said[: min(self.depth, len(said) - 1)]):
+        for level, token in enumerate(emitted[: min(self.depth, len(emitted) - 1)]):
             successors, log_probs = ranked(*self._ranks(seen.request, np.array([token]), level))
             pairs = zip(successors[0].tolist(), log_probs[0].tolist(), strict=True)
             guesses.append([pair for pair in pairs if pair[1] > -math.inf])
-        self.successors[seen.request.tenant].acceptance.record(guesses, said[1:])
+        self.successors[seen.request.tenant].acceptance.record(guesses, emitted[1:])
 
 
 def typical_rates(depth: int, branch: int) -> list[list[float]]:

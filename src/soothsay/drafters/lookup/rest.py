@@ -14,8 +14,8 @@ from pathlib import Path
 from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Drafter, Target
-from soothsay.drafters.lookup.backoff import LEAST
-from soothsay.drafters.lookup.datastore import SORTED_BY, Datastore, check_tokenizer
+from soothsay.drafters.lookup.text_store import SORTED_BY, Datastore, check_tokenizer
+from soothsay.drafters.ops.continuations import LEAST
 from soothsay.drafters.places import drafters_beside
 from soothsay.errors import DrafterError, MissingDrafterError
 from soothsay.files import user_path
@@ -77,12 +77,14 @@ class Rest(Drafter):
             return tree
         matches = self.store.find(request.tokens, self.num_matches, self.max_ngram)
         if matches.lengths and matches.lengths[0] >= self.min_ngram:
-            said = self.store.continuations(matches, depth)
-            grow_likeliest(tree, said, matches.lengths, size)
+            continuations = self.store.continuations(matches, depth)
+            grow_likeliest(tree, continuations, matches.lengths, size)
         return tree
 
 
-def grow_likeliest(tree: DraftTree, said: Sequence[Sequence[int]], lengths: Sequence[int], size: int) -> None:
+def grow_likeliest(
+    tree: DraftTree, continuations: Sequence[Sequence[int]], lengths: Sequence[int], size: int
+) -> None:
     """Add the likeliest nodes of the trie of continuations to `tree`, until it has `size` nodes.
 
     A continuation after n matching tokens has weight `WEIGHTS[n]`, and all other continuations together have
@@ -90,7 +92,7 @@ def grow_likeliest(tree: DraftTree, said: Sequence[Sequence[int]], lengths: Sequ
 
     Args:
         tree: has only its root; is changed.
-        said: continuations.
+        continuations: `[matches]`, the tokens after each match.
         lengths: of the match before each continuation, in tokens.
         size: maximum size of the tree, the root included.
     """
@@ -103,15 +105,15 @@ def grow_likeliest(tree: DraftTree, said: Sequence[Sequence[int]], lengths: Sequ
         below: dict[int, list[int]] = {}
         for i in through:
             total += weights[i]
-            if depth < len(said[i]):
-                below.setdefault(said[i][depth], []).append(i)
+            if depth < len(continuations[i]):
+                below.setdefault(continuations[i][depth], []).append(i)
         for token, own in below.items():
             log_prob = math.log(sum([weights[i] for i in own]) / total)
             score = tree.scores[node] + log_prob
             if score >= math.log(LEAST):
                 heappush(heap, (-score, len(tree), token, node, log_prob, own))
 
-    push(0, range(len(said)))
+    push(0, range(len(continuations)))
     while heap and len(tree) < size:
         _, _, token, parent, log_prob, own = heappop(heap)
         push(tree.add(parent, token, log_prob), own)

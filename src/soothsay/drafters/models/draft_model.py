@@ -20,12 +20,12 @@ from soothsay.config import DType
 from soothsay.core.batch import Rows
 from soothsay.core.request import Request
 from soothsay.drafters.base import Drafter, Observation, ReadingDrafter, Target, check_at_least_one
+from soothsay.drafters.models.translation import Translation
 from soothsay.drafters.models.universal import UniversalDraftModel
-from soothsay.drafters.models.vocabulary import Translation
 from soothsay.drafters.places import drafter_directory
-from soothsay.drafters.trees.context import TokenKV, pack
 from soothsay.drafters.trees.growth import GrowingTree, GrownDrafter
-from soothsay.drafters.trees.shapes import ConfidentShape
+from soothsay.drafters.trees.own_kv import TokenKV, pack
+from soothsay.drafters.trees.tree_shapes import ConfidentShape
 from soothsay.errors import DrafterError
 from soothsay.model.checkpoint import Checkpoint, open_checkpoint, read_model_config
 from soothsay.model.load import load_model

@@ -23,9 +23,9 @@ from soothsay.core.request import Request
 from soothsay.core.sampling import Nodes
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import ReadingDrafter, Target, check_at_least_one
-from soothsay.drafters.models.vocabulary import Translation, continues_character
-from soothsay.drafters.trees.context import pack
+from soothsay.drafters.models.translation import Translation, continues_character
 from soothsay.drafters.trees.guesses import likeliest
+from soothsay.drafters.trees.own_kv import pack
 from soothsay.model.transformer import Transformer
 
 REREAD = 8

@@ -25,8 +25,8 @@ from soothsay.core.transfer import download
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import LevelwiseDrafter, Target
 from soothsay.drafters.trees.guesses import draw, guess, likeliest
-from soothsay.drafters.trees.shapes import Candidate, Ranks, TemplateShape, TreeShape
-from soothsay.drafters.trees.template import draw_template
+from soothsay.drafters.trees.templates import draw_template
+from soothsay.drafters.trees.tree_shapes import Candidate, Ranks, TemplateShape, TreeShape
 
 NodeStates = TypeVar("NodeStates")
 

@@ -9,23 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from soothsay.core.batch import Layout, Rows
-from soothsay.core.refinement import Candidates, Refinement
 from soothsay.machine import LargePages
 from soothsay.model.decoder_block import DecoderBlock
-from soothsay.model.kernels import Kernels, LookLayers, RecurrentLayers
+from soothsay.model.kernels import Kernels
 from soothsay.model.linear import Parts
-from soothsay.model.native.automata import NativeAutomaton
 from soothsay.model.native.blocks import NativeBlocks
-from soothsay.model.native.draft import NativeDraft
 from soothsay.model.native.experts import Routing
 from soothsay.model.native.fitting import fits
 from soothsay.model.native.kv_format import KV_FORMATS
 from soothsay.model.native.layout import native_layout
 from soothsay.model.native.library import VARIANTS, Library
 from soothsay.model.native.linear import NativeLinear
-from soothsay.model.native.look import NativeLook
 from soothsay.model.native.operations import NOTHING, Held, NativeOperations, address_of
-from soothsay.model.native.paths import grow
 from soothsay.model.native.program import LayerRun, Op, Operand, Reads
 from soothsay.model.native.sampling import NativeSampling
 from soothsay.model.native.states import States
@@ -52,7 +47,7 @@ class NativeKernels(NativeOperations, Library, Kernels):
         self.sampling = NativeSampling(variant)
 
     fit = staticmethod(fits)
-    """Whether the kernels can compute a model of these sizes."""
+    """See `Kernels`."""
 
     def _new(self, like: Tensor, dtype: torch.dtype, *shape: int) -> Tensor:
         return torch.empty(len(like), *(shape or like.shape[1:]), dtype=dtype)
@@ -95,24 +90,6 @@ class NativeKernels(NativeOperations, Library, Kernels):
         )
         return shares, chosen
 
-    def automaton(self, counted: int, widest: int, least: float) -> NativeAutomaton:
-        """See `Kernels`."""
-        return NativeAutomaton(self._library, counted, widest, least)
-
-    def fuse_look(self, layers: LookLayers) -> NativeLook | None:
-        """See `Kernels`."""
-        return NativeLook(self._look, layers) if NativeLook.fit(layers) else None
-
-    def fuse_draft(self, layers: RecurrentLayers) -> NativeDraft | None:
-        """See `Kernels`."""
-        return NativeDraft(self._draft, layers) if NativeDraft.fit(layers) else None
-
-    def grow_paths(
-        self, refinement: Refinement, candidates: Candidates, nodes: int, depth: int
-    ) -> tuple[list[int], list[int], list[float]]:
-        """See `Kernels`."""
-        return grow(self._library, refinement, candidates, nodes, depth)
-
     def linear(self, weight: Tensor | Integers, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
         """See `Kernels`."""
         if NativeLinear.fit(weight, bfloat16=self.multiplies_bfloat16):
@@ -136,12 +113,6 @@ class NativeKernels(NativeOperations, Library, Kernels):
     def read_rows(self, rows: Tensor, weights: int, out: Tensor) -> None:
         """Read `rows` `[n]` of the weights of a `NativeLinear`, at this address, into `out` `[n, in]`."""
         self._library.soothsay_rows(rows.data_ptr(), len(rows), weights, out.data_ptr())
-
-    def _look(self, *arguments: object) -> None:
-        self._library.soothsay_look(*arguments)
-
-    def _draft(self, *arguments: object) -> None:
-        self._library.soothsay_draft(*arguments)
 
     def _run(self, *arguments: object) -> None:
         self._library.soothsay_run(*arguments)

@@ -1,0 +1,1 @@
+"""DFlash and its kin."""

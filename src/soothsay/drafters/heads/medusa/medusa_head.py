@@ -1,0 +1,222 @@
+"""Medusa's modules (Cai et al. 2024, arXiv 2401.10774): small heads on one hidden state."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from soothsay.drafters.heads.checkpoints.drafter_files import DrafterFiles
+from soothsay.drafters.heads.checkpoints.fit import TargetFit
+from soothsay.drafters.heads.checkpoints.stored_head import HeadFormat, Names, StoredHead, Written, split
+from soothsay.drafters.heads.trained_head import Head, TargetEnds
+from soothsay.errors import DrafterError
+from soothsay.model.linear import Dense
+
+
+@dataclass(frozen=True)
+class MedusaConfig:
+    """Configuration of Medusa's heads."""
+
+    hidden_size: int
+    vocab_size: int
+    target_layers: int
+    """Number of the target's decoder blocks. The heads read the output of the last one."""
+
+    num_heads: int
+    num_layers: int = 1
+    """Residual layers of each head."""
+
+    own_heads: bool = False
+    """Whether each head has its own output head instead of the target's."""
+
+    def __post_init__(self) -> None:
+        """Raise `DrafterError` for impossible numbers."""
+        if min(self.num_heads, self.num_layers) < 1:
+            raise DrafterError(
+                f"medusa with {self.num_heads} heads of {self.num_layers} layers: each must be at least 1"
+            )
+
+
+class ResBlock(nn.Module):
+    """`x + silu(linear(x))`. A new one is the identity: training starts from the target's own guess."""
+
+    def __init__(self, size: int):
+        super().__init__()
+        self.linear: nn.Module = Dense(torch.zeros(size, size), torch.zeros(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[N, H] -> [N, H]` float32."""
+        return x + F.silu(cast(Tensor, self.linear(x)).float())
+
+
+class MedusaHead(Head):
+    """Heads that read the feature of the token before the root.
+
+    Head k, counted from 0, guesses the token k + 1 places after the root.
+    """
+
+    method = "medusa"
+
+    def __init__(self, config: MedusaConfig):
+        super().__init__()
+        self.config = config
+        self.taps = (config.target_layers,)
+        self.blocks = nn.ModuleList(
+            nn.ModuleList(ResBlock(config.hidden_size) for _ in range(config.num_layers))
+            for _ in range(config.num_heads)
+        )
+        self.lm_heads = nn.ModuleList(
+            Dense.random(config.hidden_size, config.vocab_size)
+            for _ in range(config.num_heads if config.own_heads else 0)
+        )
+
+    def forward(self, features: Tensor) -> Tensor:
+        """`[N, H]` normed states of the target -> `[heads, N, H]` float32."""
+        return torch.stack([self._run(layers, features) for layers in self.blocks])
+
+    def logits(self, hidden: Tensor, index: int, shared: TargetEnds) -> Tensor:
+        """Outputs of head `index`, `[M, H]` -> its logits `[M, V]` float32."""
+        if not self.config.own_heads:
+            return shared.logits(hidden)
+        return cast(Tensor, self.lm_heads[index](hidden)).float()
+
+    def guesses(self, features: Tensor, shared: TargetEnds) -> Tensor:
+        """Features `[N, H]` -> logits `[N, heads, V]` float32 of all heads. A shared head runs once."""
+        hidden = self(features)
+        if self.config.own_heads:
+            each = [self.logits(rows, index, shared) for index, rows in enumerate(hidden)]
+            return torch.stack(each, dim=1)
+        logits = shared.logits(hidden.transpose(0, 1).flatten(0, 1))
+        return logits.view(len(features), self.config.num_heads, -1)
+
+    @staticmethod
+    def _run(layers: nn.Module, x: Tensor) -> Tensor:
+        for layer in cast(Sequence[nn.Module], layers):
+            x = layer(x)
+        return x
+
+
+ORIGINAL = r"(?P<prefix>(?:medusa_head\.)?)(?P<head>\d{1,5})\.(?P<layer>\d{1,5})\.linear\.weight"
+VLLM = r"(?P<prefix>(?:medusa_heads\.)?)blocks\.(?P<head>\d{1,5})\.layers\.(?P<layer>\d{1,5})\.weight"
+
+
+def original_names(heads: int, layers: int, prefix: str = "") -> Names:
+    """The authors' table of names: each head is a list of its layers and, if it has one, its output head."""
+    names = {f"lm_heads.{i}": (f"{prefix}{i}.{layers}",) for i in range(heads)}
+    for i in range(heads):
+        for j in range(layers):
+            names[f"blocks.{i}.{j}.linear"] = (f"{prefix}{i}.{j}.linear",)
+    return names
+
+
+def vllm_names(heads: int, layers: int, prefix: str = "") -> Names:
+    """vLLM's table of names: layers and output heads are in two lists."""
+    names = {f"lm_heads.{i}": (f"{prefix}lm_heads.{i}",) for i in range(heads)}
+    for i in range(heads):
+        for j in range(layers):
+            names[f"blocks.{i}.{j}.linear"] = (f"{prefix}blocks.{i}.layers.{j}",)
+    return names
+
+
+def is_medusa(files: DrafterFiles) -> bool:
+    """Whether the tensors are Medusa's."""
+    return any(re.fullmatch(pattern, name) for name in files.names for pattern in (ORIGINAL, VLLM))
+
+
+def open_medusa(files: DrafterFiles, fit: TargetFit) -> StoredHead:
+    """Open Medusa. Heads and layers are counted, since published configurations state wrong numbers."""
+    in_vllm = any(re.fullmatch(VLLM, name) for name in files.names)
+    found = [m for name in files.names if (m := re.fullmatch(VLLM if in_vllm else ORIGINAL, name))]
+    heads = 1 + max(int(m["head"]) for m in found)
+    layers = 1 + max(int(m["layer"]) for m in found)
+    if heads * layers > 4 * len(found):
+        raise DrafterError(
+            f"{files.path} has {len(found)} layers of heads, numbered as those of {heads} heads of "
+            f"{layers}: the download is incomplete"
+        )
+    prefix = found[0]["prefix"]
+    names = (vllm_names if in_vllm else original_names)(heads, layers, prefix)
+    if f"{prefix}token_map" in files.names:
+        raise DrafterError(
+            f"{files.path} has a token_map: Medusa heads that can say only some tokens are not supported; "
+            "take those it was made from"
+        )
+    hidden, vocab = files.rows(found[0].string), fit.config.vocab_size
+    given: dict[str, Tensor] = {}
+    output = f"{names['lm_heads.0'][0]}.weight"
+    own = output in files.names and not files.config.get("original_lm_head", False)
+    rows = files.rows(output) if own else int(files.config.get("vocab_size", vocab))
+    fit.check(hidden=hidden, vocab=rows)
+    fit.check_layers((files.config.get("soothsay") or {}).get("target_layers", fit.config.num_layers))
+    if own and rows < vocab:
+        fit.refuse(f"can say {rows:,} tokens; the target has {vocab:,}")
+    no_biases = in_vllm and not any(name.endswith(".bias") for name in files.names)
+    for i in range(heads):
+        output = f"{names[f'lm_heads.{i}'][0]}.weight"
+        if own and rows > vocab and output in files.names:  # the rows after them are padding
+            given[f"lm_heads.{i}.weight"] = files.read(output)[:vocab]
+        if no_biases:
+            given |= {f"blocks.{i}.{j}.linear.bias": torch.zeros(hidden) for j in range(layers)}
+    config = MedusaConfig(hidden, vocab, fit.config.num_layers, heads, layers, own)
+    kind = "vLLM" if in_vllm else "output heads of its own" if own else "the target's output head"
+    shared = r"$." if own else rf"{re.escape(prefix)}lm_heads?\.(0\.)?weight"
+    return StoredHead(
+        files, fit, f"Medusa ({kind})", lambda: MedusaHead(config), names, given, ignored=shared
+    )
+
+
+def write_medusa(head: MedusaHead, target: str) -> Written:
+    """Make config.json and tensors as text-generation-inference reads them.
+
+    Heads with their own output heads are its version 1. Heads without are its version 2, which takes heads of
+    one layer only.
+    """
+    c = head.config
+    config = {
+        "architectures": ["MedusaModel"],
+        "model_type": "medusa",
+        "base_model_name_or_path": target,
+        "medusa_num_heads": c.num_heads,
+        "medusa_num_layers": c.num_layers,
+        "hidden_size": c.hidden_size,
+        "vocab_size": c.vocab_size,
+        "torch_dtype": "bfloat16",
+        "soothsay": {"target_layers": c.target_layers},
+    }
+    return config, split(head, original_names(c.num_heads, c.num_layers))
+
+
+def write_vllm_medusa(head: MedusaHead, target: str) -> Written:
+    """Make config.json and tensors as vLLM reads them.
+
+    Raises `DrafterError` for heads without their own output heads.
+    """
+    c = head.config
+    if not c.own_heads:
+        raise DrafterError(
+            "vLLM's Medusa has output heads of its own, these share the target's: train them with own heads, "
+            "or leave the layout at its default"
+        )
+    config = {
+        "architectures": ["MedusaModel"],
+        "model_type": "medusa",
+        "hidden_size": c.hidden_size,
+        "vocab_size": c.vocab_size,
+        "truncated_vocab_size": c.vocab_size,
+        "num_heads": c.num_heads,
+        "num_hidden_layers": c.num_layers,
+        "medusa_fc_bias": True,
+        "original_lm_head": False,
+        "torch_dtype": "bfloat16",
+        "soothsay": {"target_layers": c.target_layers},
+    }
+    return config, split(head, vllm_names(c.num_heads, c.num_layers))
+
+
+FORMAT = HeadFormat("medusa", open_medusa, is_medusa, layouts={"": write_medusa, "vllm": write_vllm_medusa})

@@ -1,1 +1,0 @@
-"""Modules of trained heads: what they compute, and the configuration of each."""

@@ -1,0 +1,185 @@
+"""Drafters whose head continues from its own output, token by token: EAGLE, EAGLE-2, EAGLE-3, MTP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import ClassVar, cast
+
+import torch
+from torch import Tensor
+
+from soothsay.config import DType
+from soothsay.core.batch import Batch, Rows
+from soothsay.core.params import MIN_TEMPERATURE
+from soothsay.core.request import Request
+from soothsay.core.tree import DraftTree
+from soothsay.drafters.base import Target
+from soothsay.drafters.heads.feature_drafter import FeatureDrafter, draft_ready
+from soothsay.drafters.heads.serving import Served, load_head
+from soothsay.drafters.heads.trained_head import Head, RecurrentHead
+from soothsay.drafters.ops.recurrent_drafts import DraftBatch, DraftInput, RecurrentDrafts
+from soothsay.drafters.trees.growth import GrowingTree, GrownDrafter, parent_rows
+from soothsay.drafters.trees.guesses import SHARPNESS
+from soothsay.drafters.trees.own_kv import DraftPass, own_pool, pack
+from soothsay.drafters.trees.tree_shapes import ConfidentShape, TreeShape
+
+Outputs = tuple[Tensor, ...]
+"""`[M, H]` outputs of a head's modules, of M rows. The logits come from the first; rows below read the rest,
+or the first if it is the only one."""
+
+
+class RecurrentDrafter(FeatureDrafter[RecurrentHead], GrownDrafter[Outputs]):
+    """Grows trees with a recurrent head. It has KV of its own, and reads the target's features.
+
+    The row of a committed token reads the target's feature of the token before. The row of a node reads the
+    head's output at its parent. A subclass whose head has several modules redefines `run` and
+    `run_nodes`.
+
+    Args:
+        target: the model to draft for.
+        served: the head, ready to draft.
+        shape: which nodes a tree gets.
+    """
+
+    def __init__(self, target: Target, served: Served[RecurrentHead], shape: TreeShape):
+        pool = own_pool(target, served.head.config.block, served.head.dtype)
+        FeatureDrafter.__init__(self, target, served, pool)
+        GrownDrafter.__init__(self, target, shape)
+
+    def expand_roots(self, growing: Sequence[GrowingTree]) -> tuple[Tensor, Outputs]:
+        """Compute committed tokens up to the roots, see `Expander`."""
+        found: dict[Request, list[Tensor]] = {}
+        for batch in self.kv.catch_up({g.request: g.expanded for g in growing}):
+            for request, *rows in zip(batch.ends, *self.run(batch), strict=True):
+                found[request] = rows
+        modules = zip(*(found[g.request] for g in growing), strict=True)
+        outputs = tuple(torch.stack(rows) for rows in modules)
+        return self._logits(outputs), outputs
+
+    def expand_nodes(self, growing: Sequence[GrowingTree], states: Outputs) -> tuple[Tensor, Outputs]:
+        """Compute the frontiers; the states are the outputs of the last level. See `Expander`."""
+        parents = parent_rows(growing, states[0].device)
+        read = tuple(output.index_select(0, parents) for output in states)
+        packed = self.pack([g.frontier_rows(self.kv.states[g.request].first_key) for g in growing])
+        outputs = tuple(packed.select_logit_rows(out) for out in self.run_nodes(packed, read))
+        return self._logits(outputs), outputs
+
+    def run(self, batch: DraftPass) -> Outputs:
+        """Compute a pass over committed tokens. Return the outputs of its logit rows, of every module."""
+        packed = self.pack(batch.rows)
+        out = self.run_module(packed, torch.cat(batch.features))
+        return (packed.select_logit_rows(out),)
+
+    def run_nodes(self, packed: Batch, read: Outputs) -> Outputs:
+        """Compute a pass over nodes, which read the outputs of their parents.
+
+        Returns `[N, H]` outputs of the module whose predictions come next, and of those after it.
+        """
+        return (self.run_module(packed, read[0]),)
+
+    def run_module(self, packed: Batch, features: Tensor, module: int = 0) -> Tensor:
+        """Compute a pass of one module: `[N, H]` features -> `[N, H]` outputs."""
+        head, shared = self.served.head, self.served.shared
+        embedded = head.embed(packed.tokens, shared)
+        out: Tensor = head(embedded, features, packed, self.kv.pool.layers[module], module)
+        return out
+
+    def pack(self, rows: Sequence[Rows]) -> Batch:
+        """Lay out a pass of the head."""
+        return pack(rows, self.target, self.served.head.config.block)
+
+    def _logits(self, outputs: Outputs) -> Tensor:
+        return self.served.head.logits(outputs[0], self.served.shared)
+
+
+class ConfidentDrafter(RecurrentDrafter):
+    """A recurrent head with EAGLE-2's tree: the likeliest nodes of each level get children.
+
+    A subclass says by `method` and `kind` whose heads it drafts with.
+
+    Args:
+        target: the model to draft for.
+        model: a checkpoint's directory, or a head; empty: the method's, as `find_head` looks for it.
+        depth: levels of the tree.
+        width: nodes of each level that get children; None: as many as the largest tree has room for.
+        branch: children of each of these nodes; None: one more than `width`.
+        dtype: what the head computes in, as in `LLM`; "auto": see `load_head`.
+    """
+
+    method: ClassVar[str]
+    """Its name in the registry."""
+
+    kind: ClassVar[type[RecurrentHead]]
+
+    def __init__(
+        self,
+        target: Target,
+        model: str | Path | Head = "",
+        depth: int = 8,
+        width: int | None = None,
+        branch: int | None = None,
+        dtype: DType = "auto",
+    ):
+        self.shape = ConfidentShape.within(self.method, target, depth, width, branch)
+        super().__init__(target, load_head(self.kind, model, target, dtype), self.shape)
+        view, shared = self.served.view, self.served.shared
+        self.at_once = self.served.head.drafts_at_once(shared, target.ops) if view is None else None
+
+    def keep(self, taps: Sequence[Tensor]) -> Tensor:
+        """See `FeatureDrafter`. A draft in one call fuses features itself."""
+        return super().keep(taps) if self.at_once is None else torch.cat(list(taps), -1)
+
+    def run(self, batch: DraftPass) -> Outputs:
+        """See `RecurrentDrafter`."""
+        if self.at_once is None:
+            return super().run(batch)
+        taps = torch.cat(batch.features).chunk(len(self.taps), -1)
+        packed = self.pack(batch.rows)
+        return (packed.select_logit_rows(self.run_module(packed, self.served.fuse(taps))),)
+
+    @torch.inference_mode()
+    def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
+        """Grow a tree for each request that is ready; the others get the root alone."""
+        if self.at_once is None:
+            return super().propose(requests)
+        own = [request for request in requests if _is_plain(request)]
+        trees = dict(zip(own, draft_ready(own, self.ready, partial(self._draft, self.at_once)), strict=True))
+        if others := [request for request in requests if request not in trees]:
+            trees.update(zip(others, super().propose(others), strict=True))
+        return [trees[request] for request in requests]
+
+    def _draft(self, at_once: RecurrentDrafts, ready: Sequence[Request]) -> list[DraftTree]:
+        """Trees of requests whose parameters change logits by temperature and truncation alone."""
+        trees = {request: DraftTree(int(request.tokens[-1])) for request in ready}
+        shape, pool = self.shape, self.kv.pool
+        for batch in self.kv.catch_up(trees):
+            inputs = [
+                _draft_input(*own) for own in zip(batch.requests, batch.rows, batch.features, strict=True)
+            ]
+            draft_batch = DraftBatch(
+                inputs=inputs,
+                kv=cast(Tensor, pool.layers[0]),
+                block_size=pool.block_size,
+                depth=shape.depth,
+                width=shape.width,
+                branch=shape.branch,
+                least=self.min_level_gain,
+            )
+            for request, out in zip(batch.requests, at_once(draft_batch), strict=True):
+                if out is not None:
+                    trees[request].append_nodes(out.tokens[1:], out.parents[1:], out.scores[1:])
+        return [trees[request] for request in ready]
+
+
+def _is_plain(request: Request) -> bool:
+    """Whether drafting in one call knows all that the request wants."""
+    params = request.params
+    return request.constraint is None and not params.changes_logits and not params.rule.guessing.draws
+
+
+def _draft_input(request: Request, rows: Rows, features: Tensor) -> DraftInput:
+    temperature = request.params.temperature
+    factor = 1 / max(temperature, MIN_TEMPERATURE) if temperature > 0 else SHARPNESS
+    return DraftInput(request, rows, features, 0 if rows.tree is None else request.max_nodes, factor)

@@ -1,0 +1,312 @@
+"""A drafter that learns while it serves: it joins another one's drafts with what the target's answers taught.
+
+A trained drafter is weak on topics that it has not seen. Counts of what the target says in answers adapt to
+a topic within some tens of answers, as a cache does in language models (Kuhn and De Mori 1990). A table of
+rates says how far to believe either source. It is learned from every verified token.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from heapq import heappop, heappush
+from itertools import count
+
+import torch
+
+from soothsay.core.learned import Learned, State
+from soothsay.core.noise import noise_key
+from soothsay.core.request import Request
+from soothsay.core.tenant import EVERYBODY, PerTenant, Tenant
+from soothsay.core.tree import DraftTree
+from soothsay.drafters.base import Drafter, LevelwiseDrafter, Observation, ReadingDrafter, Target
+from soothsay.drafters.learning.experience import ORDER, SILENT, SILENT_ON_IT, Experience, Opinion, bin_of
+from soothsay.drafters.lookup.ngram import Tokens
+
+CONTEXTS = 200_000
+"""Contexts of n-grams that are kept for each tenant. One takes 450 bytes of memory and 40 in a file."""
+
+WAITING = 256
+"""Answers that wait to be read, at most. If there are more, the oldest are skipped."""
+
+PIECE = 32
+"""Tokens that are read before the clock is looked at. They take some 0.3 ms."""
+
+LEAST_PATH = 0.004
+"""Minimum probability of a path. A less likely one is right too seldom to pay for its row."""
+
+SAVED_UP = 0.02
+"""Seconds of learning that may be saved up. It bounds how long a step is delayed."""
+
+
+class Allowance:
+    """Time for learning: a share of all time that passes.
+
+    Args:
+        share: in 0 to 1.
+        clock: returns seconds since an arbitrary moment.
+    """
+
+    def __init__(self, share: float, clock: Callable[[], float]):
+        self.share, self._clock = share, clock
+        self._left, self._at = 0.0, clock()
+
+    @property
+    def left(self) -> float:
+        """Seconds that may be used now. Below 0: more was used than was allowed."""
+        now = self._clock()
+        self._left = min(self._left + self.share * (now - self._at), SAVED_UP)
+        self._at = now
+        return self._left
+
+    def spend(self, work: Callable[[], bool]) -> bool:
+        """Call `work` until it returns False, or no time is left. Returns whether there is more to do."""
+        while self.left > 0:
+            begin = self._clock()
+            goes_on = work()
+            self._left -= self._clock() - begin
+            if not goes_on:
+                return False
+        return True
+
+
+@dataclass(slots=True)
+class JoinedDraft:
+    """A draft whose step is not verified yet."""
+
+    tree: DraftTree
+    drafters: DraftTree
+    """The inner drafter's own tree."""
+    noise: Callable[[dict[int, float], int], dict[int, float]] | None = None
+    """Turns probabilities at a depth into those given the position's noise. None: nothing is drawn."""
+    opinions: dict[int, dict[int, Opinion]] = field(default_factory=dict)
+    """For each node that was expanded, what was said of its possible children, by token."""
+    numbers: Iterator[int] = field(default_factory=count)  # break ties
+
+
+class Learning(LevelwiseDrafter, ReadingDrafter):
+    """Joins the drafts of `inner` with n-grams of the target's answers.
+
+    Both give probabilities of the tokens after a node. A table, learned from verified tokens, says how often
+    tokens with such a pair of probabilities are right. The tree has the likeliest paths by these rates. It is
+    never larger than the inner drafter's largest tree: who chose a small one finds rows dear.
+
+    Learning takes some 10 microseconds a token. It is done between steps and in idle time, within a share of
+    one core. Each tenant's answers teach its own drafts only.
+
+    Args:
+        target: the model to draft for. `EngineConfig.learn` is the share of time.
+        inner: the drafter to improve.
+        clock: returns seconds since an arbitrary moment.
+
+    Attributes:
+        experiences: what each tenant's answers have taught.
+    """
+
+    trained = True
+
+    def __init__(self, target: Target, inner: Drafter, clock: Callable[[], float] = time.perf_counter):
+        self.target, self.inner, self.taps = target, inner, inner.taps
+        self.likely_gain = inner.likely_gain
+        self.max_nodes = inner.max_nodes if inner.max_nodes > 1 else target.config.max_tree
+        self.allowance = Allowance(target.config.learn, clock)
+        self._drafts: dict[Request, JoinedDraft] = {}
+        self._waiting: deque[tuple[Tenant, list[int], list[int]]] = deque(maxlen=WAITING)
+        self.experiences = PerTenant(lambda: Experience(CONTEXTS))
+
+    def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
+        """The likeliest paths of both sources for each request."""
+        if isinstance(self.inner, LevelwiseDrafter):
+            self.inner.min_level_gain = self.min_level_gain
+        trees = self.inner.propose(requests)
+        return [self._join(request, tree) for request, tree in zip(requests, trees, strict=True)]
+
+    def unread(self, request: Request) -> int:
+        """See `ReadingDrafter`."""
+        return self.inner.unread(request) if isinstance(self.inner, ReadingDrafter) else 0
+
+    def catch_up(self, requests: Sequence[Request]) -> None:
+        """See `ReadingDrafter`."""
+        if isinstance(self.inner, ReadingDrafter):
+            self.inner.catch_up(requests)
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Let the inner drafter learn, and count who was right."""
+        self.inner.observe(observations)
+        for seen in observations:
+            draft = self._drafts.pop(seen.request, None)
+            if draft is not None and seen.verdict is not None:
+                self._judge(seen.request, draft, seen.verdict.tokens)
+        self.study()
+
+    def authors(self, request: Request, tree: DraftTree, nodes: Sequence[int]) -> list[str]:
+        """The inner drafter's authors for the nodes that it proposed too, else "learned"."""
+        draft = self._drafts.get(request)
+        if draft is None:
+            return self.inner.authors(request, tree, nodes)
+        own: dict[int, int] = {}
+        for node in nodes:
+            spelled = [tree.tokens[one] for one in tree.path(node)[1:]]
+            walked = draft.drafters.walk(spelled)
+            if len(walked) == len(spelled) + 1:
+                own[node] = walked[-1]
+        names = dict(zip(own, self.inner.authors(request, draft.drafters, [*own.values()]), strict=True))
+        return [names.get(node, "learned") for node in nodes]
+
+    def release(self, request: Request) -> None:
+        """Forget a request. The answer of one that has ended waits to be read."""
+        self.inner.release(request)
+        self._drafts.pop(request, None)
+        if request.finish_reason is not None and self._learns(request.tenant) and request.num_output:
+            first = max(request.num_prompt - ORDER + 1, 0)
+            text = request.tokens[first:].tolist()
+            begin = request.num_prompt - first
+            self._waiting.append((request.tenant, text[:begin], text[begin:]))
+
+    def reset(self) -> None:
+        """Forget what answers have taught."""
+        self.inner.reset()
+        self._drafts.clear()
+        self._waiting.clear()
+        self.experiences = PerTenant(lambda: Experience(CONTEXTS))
+
+    def study(self) -> bool:
+        """Read answers that wait, within the share of time. Returns whether more wait."""
+        return bool(self._waiting) and self.allowance.spend(self._read_piece)
+
+    def learned(self) -> Sequence[Learned]:
+        """What the inner drafter has learned, and what answers have taught."""
+        return [*self.inner.learned(), self]
+
+    @property
+    def kind(self) -> str:
+        """See `Learned`."""
+        return f"learning-{self.inner.name}"
+
+    @cached_property
+    def identity(self) -> str:
+        """The vocabulary; see `Learned`."""
+        return f"{self.target.vocabulary} {ORDER}"
+
+    def tenants(self) -> Iterable[Tenant]:
+        """See `Learned`."""
+        return self.experiences
+
+    def state(self, tenant: Tenant) -> State:
+        """See `Experience.state`."""
+        return self.experiences[tenant].state()
+
+    def restore(self, tenant: Tenant, state: State) -> None:
+        """See `Learned`."""
+        size = self.target.model.config.vocab_size
+        restored = Experience.restored(CONTEXTS, state, size)
+        self.experiences[tenant].merge(restored)
+
+    def _learns(self, tenant: Tenant) -> bool:
+        return tenant == EVERYBODY or self.target.config.learn_for_tenants
+
+    def _read_piece(self) -> bool:
+        """Read a piece of the oldest answer that waits. Returns whether more wait."""
+        tenant, before, tokens = self._waiting.popleft()
+        piece, rest = tokens[:PIECE], tokens[PIECE:]
+        self.experiences[tenant].counts.read(before, piece)
+        if rest:
+            self._waiting.appendleft((tenant, [*before, *piece][-(ORDER - 1) :], rest))
+        return bool(self._waiting)
+
+    def _join(self, request: Request, own: DraftTree) -> DraftTree:
+        """The tree of the likeliest paths. A draft with drawn tokens stays as it is."""
+        size = min(request.max_nodes, self.max_nodes)
+        guessing = request.params.rule.guessing
+        if size <= 1 or not self._learns(request.tenant) or own.draws or guessing.draws:
+            return own
+        experience = self.experiences[request.tenant]
+        trust = experience.trust[request.params.temperature > 0]
+        noise = self._noise(request) if request.params.temperature > 0 else None
+        draft = JoinedDraft(DraftTree(own.tokens[0]), own, noise)
+        tree, context = draft.tree, tuple(request.tokens[1 - ORDER :].tolist())
+        heap: list[tuple[float, int, int, int, int, Tokens]] = []  # see `_expand`
+        self._expand(draft, experience, trust.rate, heap, (-1.0, 0, 0, context))
+        while heap and len(tree) < size:
+            minus, _, parent, token, own_node, above = heappop(heap)
+            node = tree.add(parent, token, math.log(-minus) - tree.scores[parent])
+            if tree.depths[node] < request.max_depth and token not in request.end_tokens:
+                below = (*above, token)[-(ORDER - 1) :]
+                self._expand(draft, experience, trust.rate, heap, (minus, node, own_node, below))
+        self._drafts[request] = draft
+        return tree
+
+    def _expand(
+        self,
+        draft: JoinedDraft,
+        experience: Experience,
+        rate: Callable[[Opinion], float],
+        heap: list[tuple[float, int, int, int, int, Tokens]],
+        at: tuple[float, int, int, Tokens],
+    ) -> None:
+        """Put the possible children of a node into the heap.
+
+        Args:
+            draft: gets the opinions of them.
+            experience: of the tenant.
+            rate: maps an opinion to a probability.
+            heap: minus the path's probability, a number that breaks ties, the parent, the token, its node in
+                the inner drafter's tree or -1, and the context of the parent.
+            at: minus the node's probability, the node, its node in the inner drafter's tree or -1, and its
+                context.
+        """
+        minus, node, own_node, context = at
+        own = draft.drafters
+        children = own.children[own_node] if own_node >= 0 else {}
+        known = experience.continuations(context)
+        if known and draft.noise is not None:
+            known = draft.noise(known, draft.tree.depths[node])
+        silent_drafter = SILENT_ON_IT if children else SILENT
+        silent_ngrams = SILENT_ON_IT if known else SILENT
+        opinions: dict[int, Opinion] = {}
+        for token in {**children, **known}:
+            child = children.get(token, -1)
+            by_drafter = silent_drafter
+            if child >= 0:
+                by_drafter = bin_of(math.exp(own.scores[child] - own.scores[own_node]))
+            by_ngrams = bin_of(known[token]) if token in known else silent_ngrams
+            opinion = opinions[token] = Opinion(by_drafter, by_ngrams)
+            path = minus * rate(opinion)
+            if path < -LEAST_PATH:
+                heappush(heap, (path, next(draft.numbers), node, token, child, context))
+        draft.opinions[node] = opinions
+
+    def _noise(self, request: Request) -> Callable[[dict[int, float], int], dict[int, float]]:
+        """A function that turns probabilities of tokens, at a depth, into those given the position's noise.
+
+        The target will draw with the same noise. The tokens that are not known are taken as one.
+        """
+
+        def given_noise(known: dict[int, float], depth: int) -> dict[int, float]:
+            key = torch.tensor([noise_key(request.seed, len(request.tokens) + depth)])
+            drawn = self.target.model.kernels.sampling.gumbel(key, torch.tensor([[*known]]))[0].tolist()
+            weights = {token: p * math.exp(g) for (token, p), g in zip(known.items(), drawn, strict=True)}
+            total = sum(weights.values()) + max(1.0 - sum(known.values()), 0.0)
+            return {token: weight / total for token, weight in weights.items()}
+
+        return given_noise
+
+    def _judge(self, request: Request, draft: JoinedDraft, tokens: Sequence[int]) -> None:
+        """Count whose tokens were right along the path that the target went."""
+        trust = self.experiences[request.tenant].trust[request.params.temperature > 0]
+        node: int | None = 0
+        for token in tokens:
+            if node is None or node not in draft.opinions:
+                return
+            for other, opinion in draft.opinions[node].items():
+                trust.record(opinion, other == token)
+            node = draft.tree.children[node].get(token)
+
+
+def can_learn(drafter: Drafter) -> bool:
+    """Whether a drafter, or a part of it, is a `Learning`."""
+    return any(isinstance(learned, Learning) for learned in drafter.learned())

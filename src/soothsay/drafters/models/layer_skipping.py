@@ -1,0 +1,120 @@
+"""The target drafts for itself with some of its layers left out. There is no second model and no second KV.
+
+Draft & Verify (Zhang et al. 2023, arXiv 2309.08168) leaves out a set of layers that was searched for; any
+model can do this. LayerSkip (Elhoushi et al. 2024, arXiv 2404.16710) leaves out the last layers; a model must
+be trained for this. `soothsay train layer-skip` finds the set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from soothsay.core.batch import Rows
+from soothsay.core.request import Request
+from soothsay.drafters.base import Target, check_at_least_one
+from soothsay.drafters.models.skip_set import METHOD, SkipSet, parse_layers
+from soothsay.drafters.trees.growth import GrowingTree, GrownDrafter
+from soothsay.drafters.trees.own_kv import pack
+from soothsay.drafters.trees.tree_shapes import ConfidentShape
+from soothsay.errors import DrafterError
+from soothsay.files import user_path
+
+
+class LayerSkip(GrownDrafter[None]):
+    """Drafts with some of the target's layers, its last norm and its output head.
+
+    It reads and writes the target's own KV, and keeps nothing of a request. All committed tokens but the last
+    have the target's KV, so only the root and the nodes are computed. Where more tokens wait for their KV (a
+    prompt, or after a preemption), it proposes nothing.
+
+    Why writing is safe: the root and the nodes write to the slots of the last token and after. The target's
+    next pass writes these slots again, layer by layer, before it reads them. Nodes that are not verified
+    leave values after the end of the context, which nobody reads. Shared blocks are never written to: only
+    blocks are shared that are full of tokens with KV, and the last token has none.
+
+    Args:
+        target: the model to draft for.
+        model: a directory with a layer set that was searched for; empty: `drafters/layer-skip` beside the
+            target's weights, and if there is none, every other layer of the middle half is left out.
+        skip: the layers to leave out, as `4`, `(4, 5)` or `"4,5"`, in place of the searched ones.
+        exit: the number of layers to run, the first ones, in place of leaving out others.
+        depth: number of tokens that are drafted in a row; 0: the number that the search found best, or 3.
+        width: nodes of each level that are expanded; 1 gives a chain.
+        branch: likeliest tokens that are added below each of them.
+
+    Raises:
+        DrafterError: the target does not have a layer, the layer set is another model's, a number is out of
+            range, or more than one option names layers.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        model: str | Path = "",
+        skip: str | int | Sequence[int] = "",
+        exit: int = 0,
+        depth: int = 0,
+        width: int = 1,
+        branch: int = 1,
+    ):
+        check_at_least_one(METHOD, width=width, branch=branch)
+        num_layers = target.model.config.num_layers
+        if depth < 0 or not 0 <= exit <= num_layers:
+            raise DrafterError(
+                f"{METHOD}(exit={exit}, depth={depth}): neither can be below 0, nor exit above the target's "
+                f"{num_layers} layers"
+            )
+        if (skip != "") + (exit > 0) + (str(model) != "") > 1:
+            raise DrafterError(f"{METHOD}(model={model}, skip={skip}, exit={exit}): give only one of them")
+        found = _searched(model, target) if skip == "" and not exit else None
+        if found is not None:
+            skipped, depth = found.skip, depth or found.depth
+        elif exit:
+            skipped = tuple(range(exit, num_layers))
+        elif skip != "":
+            skipped = parse_layers(skip, num_layers)
+        else:
+            skipped = tuple(range(num_layers // 4 + 1, num_layers - num_layers // 4, 2))
+        super().__init__(target, ConfidentShape(depth or 3, width, branch))
+        self.layers = tuple(i for i in range(num_layers) if i not in skipped)
+        self.pool = target.pool
+
+    def ready(self, request: Request) -> bool:
+        """Return whether all committed tokens but the last have the target's KV, see `Expander`."""
+        return request.num_pending == 1
+
+    def expand_roots(self, growing: Sequence[GrowingTree]) -> tuple[Tensor, None]:
+        """Compute the roots, see `Expander`. Nodes have no state but their KV."""
+        rows = []
+        for g in growing:
+            tokens = g.request.tokens
+            start, state = len(tokens) - 1, g.request.state
+            rows.append(Rows(tokens[-1:], start, g.request.table, g.expanded, state=state))
+        return self._logits(rows), None
+
+    def expand_nodes(self, growing: Sequence[GrowingTree], states: None) -> tuple[Tensor, None]:
+        """Compute the frontiers, see `Expander`."""
+        return self._logits([g.frontier_rows() for g in growing]), None
+
+    def _logits(self, rows: Sequence[Rows]) -> Tensor:
+        """Compute a pass through the layers that are left; `[M, V]` logits of its logit rows."""
+        packed = pack(rows, self.target, self.target.model.config)
+        hidden: Tensor = self.target.model(packed, self.pool, layers=self.layers)[0]
+        return self.target.model.logits(packed.select_logit_rows(hidden))
+
+
+def skip_directory(model: Path) -> Path:
+    """Return where the layer set of the model at `model` is kept."""
+    return model / "drafters" / METHOD
+
+
+def _searched(model: str | Path, target: Target) -> SkipSet | None:
+    """Return the layer set at `model`, or beside the target; None if none is named and none is there."""
+    named = str(model) != ""
+    directory = user_path(model) if named else target.path and skip_directory(target.path)
+    if directory is None or not (named or directory.is_dir()):
+        return None
+    return SkipSet.load(directory, target.model.config.num_layers)
