@@ -14,6 +14,7 @@ from tiny import mixtures
 from torch import Tensor
 
 from soothsay.core.batch import Batch, Rows
+from soothsay.core.states import LayerStates
 from soothsay.core.tree import DraftTree
 from soothsay.model.attention_layer import Sinks
 from soothsay.model.blocks import Block, record, unrecord
@@ -305,6 +306,24 @@ def test_a_model_that_nobody_holds_is_gone_at_once(
         assert gone() is None
     finally:
         gc.enable()
+
+
+def test_states_are_written_to_their_own_pool(
+    tiny: Callable[..., Transformer], kernels: NativeKernels
+) -> None:
+    """A part of a pool may be where one of a pool that is gone was."""
+    model = Transformer(tiny(1, **COMMON | FAMILIES["qwen3_5"]).config, kernels)
+    pack(model, kernels, MODES["int8"])
+    record(model)
+    pool = model.new_cache(20, 8, requests=2, nodes=4)
+    model(batch(model, pooled=True), pool)
+    first, *others = pool.layers
+    assert isinstance(first, LayerStates)
+    before, moved = first.matrices.clone(), first._replace(matrices=torch.zeros_like(first.matrices))
+    pool.layers = moved, *others
+    model(batch(model, pooled=True), pool)
+    assert torch.equal(first.matrices, before)
+    assert moved.matrices.any()
 
 
 @pytest.mark.parametrize("taps", [(), (0,), (1,), (2,), (0, 3), (0, 1, 2, 3)])

@@ -19,7 +19,7 @@ from soothsay.model.native.layout import strand_plan
 from soothsay.model.native.linear import address
 from soothsay.model.native.program import EMBEDDING, INPUTS, SCRATCH, STREAM, LayerRun, Op, Pass
 from soothsay.model.native.recorder import Program, Recorded, Value, record
-from soothsay.model.native.states import States
+from soothsay.model.native.states import States, places_of
 
 WITH_STATES = ("delta", "state_space", "convolve")
 """Operations that read the plan of the strands."""
@@ -60,6 +60,14 @@ class _Call(NamedTuple):
     layer: int
 
 
+class _Place(NamedTuple):
+    """Where a layer's memory is."""
+
+    kv: int | None
+    dtype: torch.dtype | None  # of keys and values
+    states: tuple[int, ...] = ()  # the fields of `States`
+
+
 class _Plan:
     """The programs of some layers, one after the other."""
 
@@ -80,20 +88,19 @@ class _Plan:
         self.scratch = max(program.scratch for program in self.programs.values())
         self.within = max(program.kv_size for program in self.programs.values())
         self.has_states = any(native.has_states for native in programs)
-        self._places: list[tuple[int | None, int | None]] | None = None
+        self._places: list[_Place] | None = None
         self._held: list[States] = []
 
-    def bind(self, places: list[tuple[int | None, int | None]], kv: Sequence[LayerMemory]) -> None:
-        """Let the layers read and write `kv`, at these `places`."""
-        if places == self._places:
+    def bind(self, kv: Sequence[LayerMemory]) -> None:
+        """Let the layers read and write `kv`. Another pool may begin where one that is gone began."""
+        if (places := [_place(memory) for memory in kv]) == self._places:
             return
-        parts = [parts_of(memory) for memory in kv]
-        states = [None if own is None else States.of(own) for _, own in parts]
+        held = [States(*place.states) for place in places]
         for run, layer in zip(self.runs, self.layers, strict=True):
-            pool, kept = parts[layer][0], states[layer]
-            run.kv, run.states = places[layer][0], None if kept is None else addressof(kept)
-            run.format = 0 if pool is None else KV_FORMATS[pool.dtype]
-        self._places, self._held = places, [one for one in states if one is not None]
+            place = places[layer]
+            run.kv, run.format = place.kv, 0 if place.dtype is None else KV_FORMATS[place.dtype]
+            run.states = addressof(held[layer]) if place.states else None
+        self._places, self._held = places, held
 
     def bind_within(self, runs: Iterable[LayerRun], place: int) -> None:
         """Let `runs` of the layers read and write memory within the pass, one after the other, at `place`."""
@@ -152,7 +159,7 @@ class NativeBlocks:
         pool = None if kv is None else next((own for own, _ in map(parts_of, kv) if own is not None), None)
         made.pool_slots = rows if kv is None else 0 if pool is None else pool.shape[1]
         if kv is not None:
-            plan.bind([_places(memory) for memory in kv], kv)
+            plan.bind(kv)
         runs = type(plan.runs).from_buffer_copy(plan.runs)
         if kv is None:
             plan.bind_within(runs, scratch.data_ptr() + rows * plan.scratch)
@@ -171,12 +178,11 @@ class NativeBlocks:
         return {**streams, self.count: stream}
 
 
-def _places(memory: LayerMemory) -> tuple[int | None, int | None]:
-    """Where a layer's memory is."""
+def _place(memory: LayerMemory) -> _Place:
     if isinstance(memory, Tensor):
-        return memory.data_ptr(), None
+        return _Place(memory.data_ptr(), memory.dtype)
     kv, states = parts_of(memory)
-    return address(kv), None if states is None else states.journal.data_ptr()
+    return _Place(address(kv), None if kv is None else kv.dtype, () if states is None else places_of(states))
 
 
 def _program(block: DecoderBlock, inputs: torch.dtype | None) -> NativeProgram:

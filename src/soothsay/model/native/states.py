@@ -31,4 +31,9 @@ class States(Structure):
     @classmethod
     def of(cls, states: LayerStates) -> States:
         """The states of a layer, which have to outlive it."""
-        return cls(*(part.data_ptr() for part in states), states.journal.shape[1])
+        return cls(*places_of(states))
+
+
+def places_of(states: LayerStates) -> tuple[int, ...]:
+    """The fields of `States`: the addresses of its parts, and the nodes that the journal has room for."""
+    return *(part.data_ptr() for part in states), states.journal.shape[1]
