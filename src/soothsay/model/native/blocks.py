@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from ctypes import addressof, byref, sizeof
+from collections.abc import Callable, Collection, Mapping, Sequence
+from ctypes import Array, addressof, byref, sizeof
 from typing import NamedTuple
 
 import torch
@@ -86,27 +86,32 @@ class _Plan:
         self.runs = (LayerRun * len(runs))(*runs)
         self.programs = dict(zip(layers, (native.program for native in programs), strict=True))
         self.scratch = max(program.scratch for program in self.programs.values())
-        self.within = max(program.kv_size for program in self.programs.values())
+        self.kv_size = max(program.kv_size for program in self.programs.values())
         self.has_states = any(native.has_states for native in programs)
-        self._places: list[_Place] | None = None
-        self._held: list[States] = []
+        self._bound: tuple[list[_Place], Array[LayerRun], list[States]] = [], self.runs, []
 
-    def bind(self, kv: Sequence[LayerMemory]) -> None:
-        """Let the layers read and write `kv`. Another pool may begin where one that is gone began."""
-        if (places := [_place(memory) for memory in kv]) == self._places:
-            return
-        held = [States(*place.states) for place in places]
-        for run, layer in zip(self.runs, self.layers, strict=True):
-            place = places[layer]
-            run.kv, run.format = place.kv, 0 if place.dtype is None else KV_FORMATS[place.dtype]
-            run.states = addressof(held[layer]) if place.states else None
-        self._places, self._held = places, held
+    def bound(self, kv: Sequence[LayerMemory]) -> tuple[Array[LayerRun], list[States]]:
+        """`runs` of layers that read and write `kv`, and what has to outlive them.
 
-    def bind_within(self, runs: Iterable[LayerRun], place: int) -> None:
-        """Let `runs` of the layers read and write memory within the pass, one after the other, at `place`."""
+        Another pool may begin where one that is gone began.
+        """
+        places, (known, runs, held) = [_place(memory) for memory in kv], self._bound
+        if places != known:
+            runs, held = _copied(self.runs), [States(*place.states) for place in places]
+            for run, layer in zip(runs, self.layers, strict=True):
+                place = places[layer]
+                run.kv, run.format = place.kv, 0 if place.dtype is None else KV_FORMATS[place.dtype]
+                run.states = addressof(held[layer]) if place.states else None
+            self._bound = places, runs, held  # at once, since another thread may run these layers too
+        return _copied(runs), held
+
+    def within(self, place: int) -> tuple[Array[LayerRun], list[States]]:
+        """`runs` of layers that read and write memory within the pass, one after the other, at `place`."""
+        runs = _copied(self.runs)
         for run, layer in zip(runs, self.layers, strict=True):
             dtype = self.programs[layer].kv_dtype
-            run.kv, run.states, run.format = place, None, 0 if dtype is None else KV_FORMATS[dtype]
+            run.kv, run.format = place, 0 if dtype is None else KV_FORMATS[dtype]
+        return runs, []
 
 
 class NativeBlocks:
@@ -148,7 +153,7 @@ class NativeBlocks:
         """See `RecordedBlocks`."""
         plan = self._plan(None if inputs is None else inputs.dtype, tuple(layers))
         rows, stream = len(x), x.clone()
-        scratch = torch.empty(rows * (plan.scratch + plan.within), dtype=torch.uint8)
+        scratch = torch.empty(rows * (plan.scratch + plan.kv_size), dtype=torch.uint8)
         made = Pass(rows, batch.positions.data_ptr(), batch.slots.data_ptr())
         made.read_paths(batch)
         made.read_ropes(ropes)
@@ -158,11 +163,7 @@ class NativeBlocks:
             made.plan = strand_plan(batch.strands)
         pool = None if kv is None else next((own for own, _ in map(parts_of, kv) if own is not None), None)
         made.pool_slots = rows if kv is None else 0 if pool is None else pool.shape[1]
-        if kv is not None:
-            plan.bind(kv)
-        runs = type(plan.runs).from_buffer_copy(plan.runs)
-        if kv is None:
-            plan.bind_within(runs, scratch.data_ptr() + rows * plan.scratch)
+        runs, _held = plan.within(scratch.data_ptr() + rows * plan.scratch) if kv is None else plan.bound(kv)
         if embeddings is not None:
             for run, layer in zip(runs, plan.layers, strict=True):
                 run.embedding = embeddings[layer].data_ptr()
@@ -176,6 +177,10 @@ class NativeBlocks:
                 own = None if embeddings is None else embeddings[layer]
                 _compute(cut, rows, {SCRATCH: scratch, STREAM: stream, INPUTS: inputs, EMBEDDING: own})
         return {**streams, self.count: stream}
+
+
+def _copied(runs: Array[LayerRun]) -> Array[LayerRun]:
+    return type(runs).from_buffer_copy(runs)
 
 
 def _place(memory: LayerMemory) -> _Place:
