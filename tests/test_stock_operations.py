@@ -27,7 +27,7 @@ PASSES = [
     ),
     *(SOURCE / file for file in ("core/verify.py", "engine/verification.py")),
 ]
-OURS = {"add", "norm", "__init__", "is_sparse"}
+OURS = {"add", "norm", "select", "__init__"}
 """Methods of kernels, modules and configurations that have the name of a tensor's."""
 
 

@@ -15,6 +15,7 @@ from soothsay.drafters.heads.checkpoints.head_directory import write_head
 from soothsay.drafters.lookup.text_store import write_datastore
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.load import load_model
+from soothsay.model.specs.attention_spec import LatentSpec
 from soothsay.train.sequences import TrainingKernels
 
 POSITIONS = 256
@@ -68,7 +69,7 @@ def make_kind(kind: str, directory: Path) -> dict[str, str]:
     twin = load_model(open_checkpoint(plain), "float32", kernels=TrainingKernels())
     for name, make_head in makers(range(0, VOCAB, 3)).items():
         write_head(make_head(twin), own / name, str(directory))
-    if config.latent is None:  # whose keys and values an assistant cannot read
+    if not config.parts(LatentSpec):  # whose keys and values an assistant cannot read
         write_assistant(config, own / "assistant")
     texts = [np.array([*range(first, first + 20)] * 2) for first in (0, 20, 40)]
     tokenizer = open_checkpoint("sibyl").tokenizer()

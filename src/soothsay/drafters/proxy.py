@@ -31,6 +31,7 @@ class DrafterProxy(Drafter):
     max_nodes: Any = _Forwarded()
     trained: Any = _Forwarded()
     likely_gain: Any = _Forwarded()
+    decisions: Any = _Forwarded()
     name: Any = _Forwarded()
     propose: Any = _Forwarded()
     observe: Any = _Forwarded()
