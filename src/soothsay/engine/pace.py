@@ -15,7 +15,7 @@ MAX_DEBT = 1.0
 STEP_SHARE = 0.05
 """Seconds that masks of slow requests may take in a step, as far as the last masks tell."""
 
-MIN_PREFILL_ROWS = 16
+MIN_PREFILL_ROWS = 32
 """Rows of prefill that every step may have. With fewer, reading the weights would not be worth it."""
 
 SMOOTHING = 0.3
