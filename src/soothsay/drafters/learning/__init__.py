@@ -1,1 +1,1 @@
-"""What drafters learn while they serve: how answers continue, and whom to believe."""
+"""What drafters learn while they serve: how answers continue, and how often each drafter is right."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from ctypes import addressof, c_void_p
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from soothsay.model.kernels import StockKernels
 from soothsay.model.native.experts import Mixture
 from soothsay.model.native.linear import NativeLinear
 from soothsay.model.native.operations import NOTHING, Held, NativeOperations, address_of
@@ -199,7 +201,7 @@ class Recorder(NativeOperations):
         if len(each) == len(layers):
             self._emit("linear_heads", (self._whole(x), out), (_Addresses(each),))
         else:
-            self.ops.append(Recorded("", (x, out), function=lambda rows: _apply_heads(layers, rows)))
+            self.ops.append(Recorded("", (x, out), function=partial(StockKernels().apply_heads, layers)))
         return out
 
     def mix(self, experts: Any, x: Any, scores: Any) -> Any:
@@ -356,8 +358,3 @@ class _Addresses:
         self._layers = layers
         self._addresses = (c_void_p * len(layers))(*(layer.address for layer in layers))
         self.address = addressof(self._addresses)
-
-
-def _apply_heads(layers: nn.ModuleList, x: Tensor) -> Tensor:
-    heads = x.transpose(0, 1).contiguous()
-    return torch.stack([layer(head) for layer, head in zip(layers, heads, strict=True)], dim=1)
