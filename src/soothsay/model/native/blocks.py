@@ -60,12 +60,8 @@ class _Call(NamedTuple):
     layer: int
 
 
-class _Place(NamedTuple):
-    """Where a layer's memory is."""
-
-    kv: int | None
-    dtype: torch.dtype | None  # of keys and values
-    states: tuple[int, ...] = ()  # the fields of `States`
+_Place = tuple[int | None, torch.dtype | None, tuple[int, ...]]
+"""Where a layer's memory is: the address of keys and values, their element type, the fields of `States`."""
 
 
 class _Plan:
@@ -97,11 +93,11 @@ class _Plan:
         """
         places, (known, runs, held) = [_place(memory) for memory in kv], self._bound
         if places != known:
-            runs, held = _copied(self.runs), [States(*place.states) for place in places]
+            runs, held = _copied(self.runs), [States(*fields) for _, _, fields in places]
             for run, layer in zip(runs, self.layers, strict=True):
-                place = places[layer]
-                run.kv, run.format = place.kv, 0 if place.dtype is None else KV_FORMATS[place.dtype]
-                run.states = addressof(held[layer]) if place.states else None
+                run.kv, dtype, fields = places[layer]
+                run.format = 0 if dtype is None else KV_FORMATS[dtype]
+                run.states = addressof(held[layer]) if fields else None
             self._bound = places, runs, held  # at once, since another thread may run these layers too
         return _copied(runs), held
 
@@ -185,9 +181,10 @@ def _copied(runs: Array[LayerRun]) -> Array[LayerRun]:
 
 def _place(memory: LayerMemory) -> _Place:
     if isinstance(memory, Tensor):
-        return _Place(memory.data_ptr(), memory.dtype)
+        return memory.data_ptr(), memory.dtype, ()
     kv, states = parts_of(memory)
-    return _Place(address(kv), None if kv is None else kv.dtype, () if states is None else places_of(states))
+    fields = () if states is None else places_of(states)
+    return (None, None, fields) if kv is None else (kv.data_ptr(), kv.dtype, fields)
 
 
 def _program(block: DecoderBlock, inputs: torch.dtype | None) -> NativeProgram:

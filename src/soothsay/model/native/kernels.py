@@ -64,13 +64,13 @@ class NativeKernels(NativeOperations, Library, Kernels):
         factors: Sequence[float] = (),
         reads: Reads = NOTHING,
     ) -> None:
-        places = [address_of(part) for part in held]
+        first, places = operands[0], [address_of(part) for part in held]
+        assert first is not None
         op = Op.of(kind, [Operand.of(x) for x in operands], places, numbers, factors)
         states = None if reads.states is None else States.of(reads.states)
         run = LayerRun(ops=addressof(op), states=address_of(states), count=1)
         if reads.kv is not None:
             run.kv, run.format = reads.kv.data_ptr(), KV_FORMATS[reads.kv.dtype]
-        first = next(x for x in operands if x is not None)
         self._run(byref(run), 1, byref(reads.as_pass(len(first))))
 
     def route(

@@ -32,6 +32,7 @@ KINDS = (
     "store",
 )
 """The operations, as `soothsay_kind` of csrc/kernels.h counts them."""
+_NUMBER_OF = {kind: number for number, kind in enumerate(KINDS)}
 
 NOWHERE, ADDRESS, SCRATCH, STREAM, INPUTS, EMBEDDING = range(6)
 """The base of an operand; see `soothsay_where` of csrc/kernels.h."""
@@ -50,9 +51,9 @@ class Operand(Structure):
         """A tensor `[N, size]` or `[N, heads, size]`, which has to outlive it."""
         if x is None:
             return cls()
-        (row, *more), (_, *sizes) = x.stride(), x.shape
-        head, heads = (more[0], sizes[0]) if len(sizes) == 2 else (0, 1)
-        return cls(x.data_ptr(), 0, row, head, ADDRESS, x.dtype == torch.bfloat16, heads, sizes[-1])
+        strides, shape, is_bf16 = x.stride(), x.shape, x.dtype is torch.bfloat16
+        head, heads = (strides[1], shape[1]) if len(shape) == 3 else (0, 1)
+        return cls(x.data_ptr(), 0, strides[0], head, ADDRESS, is_bf16, heads, shape[-1])
 
 
 class Op(Structure):
@@ -76,7 +77,7 @@ class Op(Structure):
         factors: Sequence[float],
     ) -> Op:
         """An operation of these operands. `held` are the addresses of what it holds."""
-        return cls(KINDS.index(kind), (*numbers,), (*factors,), (*held,), (*operands,))
+        return cls(_NUMBER_OF[kind], (*numbers,), (*factors,), (*held,), (*operands,))
 
 
 class Pass(Structure):
