@@ -628,7 +628,7 @@ def without_scales_of_corrections(model: Transformer) -> None:
 
 
 def without_residual_multiplier(model: Transformer) -> None:
-    model.config = replace(model.config, residual_multiplier=1.0)
+    model.stream.multiplier = 1.0
 
 
 def without_temperature(model: Transformer) -> None:

@@ -23,10 +23,11 @@ from soothsay.model.linear import Dense
 from soothsay.model.norm import RMSNorm, Vector
 from soothsay.model.parts import build_mixer, build_mlp
 from soothsay.model.specs.model_spec import AlternatingSpec, LayerSpec, NormSpec
+from soothsay.model.stream import Stream
 
 
-class Alternation(nn.Module):
-    """The ends of the stream of all parts. Parts have the size that the first one has."""
+class Alternation(Stream):
+    """A stream of several parts. The embedding is the first one, which gives its size to the others."""
 
     def __init__(self, parts: int, hidden: int):
         super().__init__()
@@ -34,14 +35,18 @@ class Alternation(nn.Module):
         self.spreading = nn.ModuleList(Dense.random(hidden, hidden) for _ in rest)
         self.merging = nn.ModuleList(Dense.random(hidden, hidden) for _ in rest)
 
-    def spread(self, x: Tensor) -> Tensor:
-        """Embeddings to streams: `[N, hidden] -> [N, parts * hidden]` float32."""
+    def enter(self, x: Tensor) -> Tensor:
+        """See `Stream`."""
         size = _magnitude(x)
         return torch.cat([x, *(_sized(cast(Tensor, layer(x)), size) for layer in self.spreading)], 1)
 
-    def merge(self, stream: Tensor) -> Tensor:
-        """Streams to final states: `[N, parts * hidden] -> [N, hidden]` float32."""
-        first, *rest = torch.split(stream, self.hidden, dim=1)
+    def tap(self, x: Tensor) -> Tensor:
+        """The first part."""
+        return x[:, : self.hidden].contiguous()
+
+    def leave(self, x: Tensor) -> Tensor:
+        """All parts merged."""
+        first, *rest = torch.split(x, self.hidden, dim=1)
         total, size = first, _magnitude(first)
         for layer, part in zip(self.merging, rest, strict=True):
             total = total + _sized(layer(part), size)

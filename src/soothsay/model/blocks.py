@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from soothsay.core.batch import Batch
 from soothsay.core.cache import LayerMemory
-from soothsay.model.alternating import AlternatingBlock
+from soothsay.model.alternating import AlternatingBlock, Alternation
 from soothsay.model.decoder_block import DecoderBlock, dtype_of
 from soothsay.model.feed_forward import DenseAndExperts
 from soothsay.model.kernels import Kernels, RecordedBlocks, Ropes
@@ -19,7 +19,8 @@ from soothsay.model.layer_pass import LayerPass
 from soothsay.model.norm import RMSNorm, Vector
 from soothsay.model.parts import build_mixer, build_mlp
 from soothsay.model.single_part import SinglePart
-from soothsay.model.specs.model_spec import LayerSpec
+from soothsay.model.specs.model_spec import LayerSpec, ModelSpec
+from soothsay.model.stream import Stream
 
 
 class Block(DecoderBlock):
@@ -80,6 +81,14 @@ class Block(DecoderBlock):
         if self.layer_input is not None:
             x = self.layer_input(ops, x, at.embedding)
         return x if self.scalar is None else ops.scale(x, self.scalar.value)
+
+
+def build_stream(spec: ModelSpec) -> Stream:
+    """The residual stream of a decoder."""
+    alternating = spec.layers[0].alternating
+    if alternating is not None:
+        return Alternation(alternating.parts, spec.hidden_size)
+    return Stream(spec.residual_multiplier)
 
 
 def build_layer(spec: LayerSpec, hidden: int, kernels: Kernels, rope_number: int) -> DecoderBlock:

@@ -35,7 +35,7 @@ class TensorNames:
             module = "embedding"
         if module in OUTER_NAMES:
             return [f"{self.prefix}{name}" for name in self._names[module]]
-        if module.startswith("alternation."):
+        if module.startswith("stream."):
             _, end, place = module.split(".")
             kind = "altup_projections" if end == "spreading" else "altup_unembed_projections"
             return [f"{self.prefix}{kind}.{place}"]

@@ -16,9 +16,8 @@ from soothsay.core.accepted import Accepted
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.cache import KVPool, LayerMemory, Move
 from soothsay.core.states import StatePool
-from soothsay.model.alternating import Alternation
 from soothsay.model.attention_layer import RecurrentLayer
-from soothsay.model.blocks import Block, Blocks, build_layer
+from soothsay.model.blocks import Block, Blocks, build_layer, build_stream
 from soothsay.model.embedding import Embedding
 from soothsay.model.feed_forward import Experts
 from soothsay.model.kernels import Kernels, StockKernels
@@ -181,7 +180,7 @@ class Transformer(nn.Module):
         if spec.head.tied:
             self.head.weight = self.embedding.weight
         self.ropes = nn.ModuleList(Rope(rotation) for rotation in spec.rotations)
-        self.alternation = None if spec.streams == 1 else Alternation(spec.streams, hidden)
+        self.stream = build_stream(spec)
         self.layer_embeddings = None if own is None else LayerEmbeddings(own, spec, kernels)
         self._mixtures = tuple(part for part in self.blocks.modules() if isinstance(part, Experts))
         ropes = [rope for rope in self.ropes if isinstance(rope, Rope)]
@@ -257,44 +256,21 @@ class Transformer(nn.Module):
                 request has no slot for its state, or a larger tree than the slot has room for.
             StageError: a process that runs some of the layers has ended.
         """
-        x, last = self.enter(batch.tokens), self.config.num_layers
-        own = self._embeddings(batch.tokens, x[:, : self.config.hidden_size].contiguous())
+        x, last = self.embedding(batch.tokens), self.config.num_layers
+        own = None if self.layer_embeddings is None else self.layer_embeddings(batch.tokens, x)
         layers, streams = range(last) if layers is None else layers, dict[int, Tensor]()
+        x = self.stream.enter(x)
         for stage in self.stages:
             if part := [layer for layer in layers if layer in stage.layers]:
                 embeddings = None if own is None else own[stage.layers.start : stage.layers.stop]
                 streams |= stage.run(x, batch, cache, part, taps, embeddings)
                 x = streams.pop(stage.layers.stop)
-        streams[last] = x
-        return self.leave(x), tuple(self._tapped(tap, streams[tap]) for tap in taps)
+        tapped = (self.stream.tap(streams[tap]) if tap != last else self.stream.leave(x) for tap in taps)
+        return self.final(x), tuple(tapped)
 
-    def enter(self, tokens: Tensor) -> Tensor:
-        """The first block's input: `[N] -> [N, stream_size]` float32.
-
-        Between blocks, the residual stream is divided by `residual_multiplier`. So blocks add to it without
-        multiplying, and compute the same, since each begins with a norm. With `alternating`, it has several
-        parts, and the embedding is the first one.
-        """
-        x, multiplier = cast(Tensor, self.embedding(tokens)), self.config.residual_multiplier
-        if self.alternation is not None:
-            return self.alternation.spread(x)
-        return x if multiplier == 1.0 else x / multiplier
-
-    def leave(self, x: Tensor) -> Tensor:
-        """The normed final states of the last block's output: `[N, stream_size] -> [N, hidden]` float32."""
-        return self.kernels.norm(self._tapped(self.config.num_layers, x), self.norm, x.dtype)
-
-    def _embeddings(self, tokens: Tensor, x: Tensor) -> Tensor | None:
-        """The layers' own embeddings, if they have some, of tokens whose usual embeddings are `x`."""
-        return None if self.layer_embeddings is None else self.layer_embeddings(tokens, x)
-
-    def _tapped(self, tap: int, x: Tensor) -> Tensor:
-        """What a tap returns of the stream: `[N, hidden]`. Of several parts, the first, or in the end all."""
-        if self.alternation is not None:
-            last = tap == self.config.num_layers
-            return self.alternation.merge(x) if last else x[:, : self.config.hidden_size].contiguous()
-        multiplier = self.config.residual_multiplier
-        return x if multiplier == 1.0 else x * multiplier
+    def final(self, x: Tensor) -> Tensor:
+        """The normed final states of the last block's output: `[N, width] -> [N, hidden]` float32."""
+        return self.kernels.norm(self.stream.leave(x), self.norm, x.dtype)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The logits of final states: `[M, hidden]` -> `[M, V]` float32."""

@@ -87,7 +87,8 @@ class _SampleStates:
         step = max(1, ROWS // samples.shape[1])
         requests = [Rows(ids, 0) for ids in samples.numpy()]
         self.batches = [model.pack(requests[i : i + step]) for i in range(0, len(requests), step)]
-        self.states = [model.enter(batch.tokens) for batch in self.batches]  # [rows, H] of each batch
+        # the layer's input for each batch, [rows, H]
+        self.states = [model.stream.enter(model.embedding(batch.tokens)) for batch in self.batches]
 
     def through(self, block: Block) -> Iterator[Tensor]:
         """The outputs of `block`, batch by batch."""
@@ -105,6 +106,6 @@ class _SampleStates:
         model, loss = self.model, 0.0
         states = torch.cat(self.states).view(*self.samples.shape, -1)
         for ids, state in zip(self.samples, states, strict=True):
-            logits = model.logits(model.leave(state[:-1].contiguous()))
+            logits = model.logits(model.final(state[:-1].contiguous()))
             loss += float(F.cross_entropy(logits, ids[1:], reduction="sum"))
         return exp(loss / self.samples[:, 1:].numel())
