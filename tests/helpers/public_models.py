@@ -72,8 +72,8 @@ def described(c: ModelSpec) -> str:
         beside = isinstance(c.layers[0].mixer, BesideStatesSpec)
         place = "beside it" if beside else f"in {len(attention)}"
         parts = [f"Mamba-2 in {spaces} of {c.num_layers} layers, attention {place}"]
-    if c.streams > 1:
-        parts.append(f"{c.streams} streams")
+    if (streams := c.stream_size // c.hidden_size) > 1:
+        parts.append(f"{streams} streams")
     if c.parts(ConvolutionSpec):
         parts = [f"convolutions in {len(c.states)} of {c.num_layers} layers, attention in the others"]
     for window in sorted({window for window in c.windows if window is not None}):

@@ -26,8 +26,8 @@ def architecture(c: ModelSpec) -> Rows:
         chosen = f"{e.routing.chosen} for each token{beside}, in {len(mixtures)} layers"
         yield "experts", f"{e.routing.count} of {e.expert.size:,}, {chosen}"
     yield from _mixers(c)
-    if c.streams > 1:
-        yield "streams", f"{c.streams} of {c.hidden_size:,}, predicted and corrected in each layer"
+    if (parts := c.stream_size // c.hidden_size) > 1:
+        yield "streams", f"{parts} of {c.hidden_size:,}, predicted and corrected in each layer"
     if c.num_sharing_layers:
         yield "shared KV", f"the last {c.num_sharing_layers} layers read that of layers before them"
     tied = "the head shares the embedding" if c.head.tied else "with a head of its own"

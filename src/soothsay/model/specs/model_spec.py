@@ -107,6 +107,10 @@ class LayerSpec:
         """Its heads in the KV pool, keys' and values', and their size. Without keys there are none."""
         return (0, 0) if self.attention is None else self.attention.kv_shape
 
+    def width(self, hidden: int) -> int:
+        """Size of a row of the residual stream."""
+        return hidden * (1 if self.alternating is None else self.alternating.parts)
+
     def num_parameters(self, hidden: int) -> int:
         """Weights in matrices. Biases and norms are left out."""
         total = sum(part.num_parameters(hidden) for part in self.parts)
@@ -205,15 +209,9 @@ class ModelSpec:
         return math.gcd(*(part.group for part in self.attentions)) or 1
 
     @property
-    def streams(self) -> int:
-        """Parts of the residual stream, each of the hidden size."""
-        alternating = self.layers[0].alternating
-        return 1 if alternating is None else alternating.parts
-
-    @property
     def stream_size(self) -> int:
         """Size of a row between two layers."""
-        return self.hidden_size * self.streams
+        return self.layers[0].width(self.hidden_size)
 
     @cached_property
     def kv_layers(self) -> tuple[int, ...]:
@@ -260,7 +258,7 @@ class ModelSpec:
         total += sum(layer.num_parameters(hidden) for layer in self.layers)
         if own is not None:  # a table, and its projection
             total += (own.rows + hidden) * own.size * self.num_layers
-        return total + 2 * (self.streams - 1) * hidden**2
+        return total + 2 * hidden * (self.stream_size - hidden)  # a stream of parts is spread and merged
 
     def with_layers(self, change: Callable[[LayerSpec], LayerSpec]) -> ModelSpec:
         """The model with each layer changed."""
