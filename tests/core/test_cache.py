@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from soothsay.core.cache import BlockAllocator, KVPool, Move
-from soothsay.core.digest import block_digest
+from soothsay.core.tenant import block_digest
 
 
 def filled(allocator: BlockAllocator, names: str) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from soothsay.core.batch import Batch, Rows
-from soothsay.core.strand import marked
+from soothsay.core.strands import marked
 
 
 def test_marks_after_some_tokens_are_those_that_they_reach() -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from soothsay.core.strand import WITHIN, Strand
-from soothsay.core.strands import Strands
-from soothsay.core.windows import Windows
+from soothsay.core.strands import WITHIN, Strand, Strands, Windows
 
 Line = list[object]
 TAPS = 3

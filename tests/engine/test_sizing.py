@@ -12,8 +12,7 @@ import torch
 
 from soothsay.config import EngineConfig
 from soothsay.core.integer_keys import kv_bytes
-from soothsay.core.state_shape import StateShape
-from soothsay.core.states import StatePool
+from soothsay.core.states import StatePool, StateShape
 from soothsay.engine import sizing
 from soothsay.engine.sizing import MEMORY_SHARE, STATE_SHARE, WORKING_MEMORY, complete_config
 from soothsay.model.transformer import Transformer

@@ -19,8 +19,7 @@ from soothsay.core.batch import Batch, Rows
 from soothsay.core.integer_keys import row_size
 from soothsay.core.params import SamplingParams
 from soothsay.core.sampling_ops import SampledRows
-from soothsay.core.strand import WITHIN, Strand
-from soothsay.core.strands import Strands
+from soothsay.core.strands import WITHIN, Strand, Strands
 from soothsay.core.tree import DraftTree
 from soothsay.engine.verification import best_logprobs
 from soothsay.model.delta_rule import Recurrence

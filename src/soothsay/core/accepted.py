@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from soothsay.core.cache import Move
-from soothsay.core.strand import Strand, marked
-from soothsay.core.strands import Strands
+from soothsay.core.strands import Strand, Strands, marked
 
 
 @dataclass(frozen=True)

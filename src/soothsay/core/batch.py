@@ -31,8 +31,7 @@ from torch import Tensor
 from soothsay.core.arrays import IntArray
 from soothsay.core.forms import HasForms
 from soothsay.core.paths import Lanes, Path, stack_paths
-from soothsay.core.strand import WITHIN, Marks, Strand, marked
-from soothsay.core.strands import Strands
+from soothsay.core.strands import WITHIN, Marks, Strand, Strands, marked
 from soothsay.core.transfer import upload
 from soothsay.core.tree import DraftTree
 

@@ -19,7 +19,7 @@ import torch
 from soothsay.core.arrays import IntArray
 from soothsay.core.integer_keys import SCALE, row_size, written
 from soothsay.core.states import LayerStates, StatePool
-from soothsay.core.strand import Marks
+from soothsay.core.strands import Marks
 from soothsay.machine import mapped_zeros
 
 

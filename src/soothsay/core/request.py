@@ -14,11 +14,10 @@ from soothsay.core.answer import AnswerText, FinishReason, Piece, SpeculationSta
 from soothsay.core.arrays import IntArray
 from soothsay.core.bad_sequences import BadSequences
 from soothsay.core.constraint import Constraint
-from soothsay.core.digest import block_digest
 from soothsay.core.learned import Learned
 from soothsay.core.params import SamplingParams
 from soothsay.core.scores import PromptScores
-from soothsay.core.tenant import EVERYBODY, Tenant
+from soothsay.core.tenant import EVERYBODY, Tenant, block_digest
 from soothsay.core.tree import DraftTree
 from soothsay.core.verify import Verdict
 from soothsay.tokenizer import Tokenizer

@@ -1,4 +1,7 @@
-"""Tenants: whose request it is. What the engine learns from a tenant's requests serves that tenant alone."""
+"""Tenants: whose request it is. What the engine learns from a tenant's requests serves that tenant alone.
+
+Without torch, so that a server's process can route requests by the digests of their texts.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ import json
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Generic, NamedTuple, TypeVar
+
+from soothsay.core.arrays import IntArray
 
 T = TypeVar("T")
 
@@ -69,3 +74,16 @@ class PerTenant(Generic[T]):
         counts = Counter(tenant.name for tenant in self._values)
         most = max(counts.values())
         del self._values[next(tenant for tenant in self._values if counts[tenant.name] == most)]
+
+
+def block_digest(parent: bytes, tokens: IntArray) -> bytes:
+    """Digest of a full block: of its tokens and, through the parent's digest, of all tokens before it."""
+    return hashlib.blake2b(parent + tokens.tobytes(), digest_size=16).digest()
+
+
+def prefix_digests(tenant: Tenant, tokens: IntArray, block_size: int) -> Iterator[bytes]:
+    """The digests of all full blocks of a tenant's text, the first block's first."""
+    parent = tenant.digest
+    for end in range(block_size, len(tokens) + 1, block_size):
+        parent = block_digest(parent, tokens[end - block_size : end])
+        yield parent

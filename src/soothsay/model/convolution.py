@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from soothsay.core.states import LayerStates
-from soothsay.core.strand import WITHIN
-from soothsay.core.strands import Strands
+from soothsay.core.strands import WITHIN, Strands
 
 
 def convolve(x: Tensor, taps: Tensor, states: LayerStates | None, strands: Strands) -> Tensor:

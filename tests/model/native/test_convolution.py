@@ -8,10 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from soothsay.core.state_shape import StateShape
-from soothsay.core.states import LayerStates, StatePool
-from soothsay.core.strand import Strand
-from soothsay.core.strands import Strands
+from soothsay.core.states import LayerStates, StatePool, StateShape
+from soothsay.core.strands import Strand, Strands
 from soothsay.model.kernels import Kernels, StockKernels
 from soothsay.model.native.kernels import NativeKernels
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from soothsay.core.states import LayerStates, StatePool
-from soothsay.core.strand import Strand
-from soothsay.core.strands import Strands
+from soothsay.core.strands import Strand, Strands
 from soothsay.model.delta_rule import Recurrence
 from soothsay.model.kernels import Kernels, StockKernels
 from soothsay.model.native.kernels import NativeKernels

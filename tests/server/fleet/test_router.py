@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from soothsay.core.digest import prefix_digests
 from soothsay.core.params import SamplingParams
 from soothsay.core.request import Request
-from soothsay.core.tenant import EVERYBODY, Tenant
+from soothsay.core.tenant import EVERYBODY, Tenant, prefix_digests
 from soothsay.drafters.base import NoDrafter
 from soothsay.server.fleet.router import ANSWER, MAX_SESSIONS, Router
 

@@ -17,9 +17,8 @@ from soothsay.drafters.ops.recurrent_drafts import DraftBatch, DraftInput, Draft
 from soothsay.model.blocks import Block
 from soothsay.model.embedding import Embedding, IntegerEmbedding
 from soothsay.model.native.blocks import NativeBlocks
-from soothsay.model.native.kv_format import KV_FORMATS
 from soothsay.model.native.linear import NativeLinear, PackedTable, address
-from soothsay.model.native.program import LayerRun
+from soothsay.model.native.program import KV_FORMATS, LayerRun
 
 POSITIONS = 1024
 """Positions whose cosines and sines are computed at first."""

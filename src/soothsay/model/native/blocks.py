@@ -14,10 +14,9 @@ from soothsay.core.cache import LayerMemory
 from soothsay.model.decoder_block import DecoderBlock
 from soothsay.model.kernels import Ropes
 from soothsay.model.layer_pass import parts_of
-from soothsay.model.native.kv_format import KV_FORMATS
 from soothsay.model.native.layout import strand_plan
 from soothsay.model.native.linear import address
-from soothsay.model.native.program import EMBEDDING, INPUTS, SCRATCH, STREAM, LayerRun, Op, Pass
+from soothsay.model.native.program import EMBEDDING, INPUTS, KV_FORMATS, SCRATCH, STREAM, LayerRun, Op, Pass
 from soothsay.model.native.recorder import Program, Recorded, Value, record
 from soothsay.model.native.states import States, places_of
 

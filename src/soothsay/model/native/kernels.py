@@ -16,12 +16,11 @@ from soothsay.model.linear import Parts
 from soothsay.model.native.blocks import NativeBlocks
 from soothsay.model.native.experts import Routing
 from soothsay.model.native.fitting import fits
-from soothsay.model.native.kv_format import KV_FORMATS
 from soothsay.model.native.layout import native_layout
 from soothsay.model.native.library import VARIANTS, Library
 from soothsay.model.native.linear import NativeLinear
 from soothsay.model.native.operations import NOTHING, Held, NativeOperations, address_of
-from soothsay.model.native.program import LayerRun, Op, Operand, Reads
+from soothsay.model.native.program import KV_FORMATS, LayerRun, Op, Operand, Reads
 from soothsay.model.native.sampling import NativeSampling
 from soothsay.model.native.states import States
 from soothsay.model.quantized import Integers, Mixed

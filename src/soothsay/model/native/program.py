@@ -17,6 +17,10 @@ from soothsay.model.layer_pass import Rotation
 from soothsay.model.native.layout import path_pointers, strand_plan
 from soothsay.model.native.linear import address
 
+KV_FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.int16: 2}
+"""Element type of a KV pool -> `soothsay_format` of csrc/kernels.h."""
+
+
 KINDS = (
     *(
         "linear",

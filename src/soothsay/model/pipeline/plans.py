@@ -11,7 +11,7 @@ from torch import Tensor
 
 from soothsay.core.batch import Rows
 from soothsay.core.cache import Move
-from soothsay.core.strand import Marks
+from soothsay.core.strands import Marks
 from soothsay.core.tree import DraftTree
 from soothsay.model.pipeline.frames import FrameError
 

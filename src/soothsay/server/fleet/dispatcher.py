@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from soothsay.core.digest import prefix_digests
 from soothsay.core.load import EngineLoad
+from soothsay.core.tenant import prefix_digests
 from soothsay.server.engines.engine_messages import (
     Admitted,
     AnswerUpdate,
