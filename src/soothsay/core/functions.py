@@ -9,6 +9,7 @@ form, which docs/guarantee.md lists.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +37,16 @@ def gelu(x: Tensor) -> Tensor:
 def gelu_tanh(x: Tensor) -> Tensor:
     """`gelu`, approximated by a hyperbolic tangent."""
     return x * 0.5 * (torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x))) + 1)
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh}
+"""Those of gated feed-forward layers."""
+
+
+def clipped_swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """The gated activation of gpt-oss: both parts are bounded, and up is one more."""
+    gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+    return gate * sigmoid(1.702 * gate) * (up + 1)
 
 
 def softplus(x: Tensor) -> Tensor:

@@ -9,11 +9,11 @@ from soothsay.core.accepted import Accepted
 from soothsay.core.states import LayerStates
 from soothsay.model.convolution_layer import ConvolutionLayer
 from soothsay.model.delta_layer import DeltaLayer
-from soothsay.model.kernels import Kernels, Norm
+from soothsay.model.kernels import Kernels
 from soothsay.model.layer_pass import LayerPass
 from soothsay.model.linear import Dense
 from soothsay.model.loaded_part import FloatPart
-from soothsay.model.norm import RMSNorm, UnitNorm
+from soothsay.model.norm import Norm, RMSNorm, UnitNorm
 from soothsay.model.rope import QueryGrowth
 from soothsay.model.specs.attention_spec import AttentionSpec
 from soothsay.model.specs.state_specs import BesideStatesSpec

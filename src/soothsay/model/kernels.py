@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from soothsay.core.batch import Batch, LayoutOps
 from soothsay.core.cache import LayerMemory
-from soothsay.core.functions import gelu, gelu_tanh, rms_norm, sigmoid, silu
+from soothsay.core.functions import ACTIVATIONS, clipped_swiglu, rms_norm, sigmoid
 from soothsay.core.integer_keys import written
 from soothsay.core.sampling_ops import SamplingOps
 from soothsay.core.states import LayerStates
@@ -25,38 +25,13 @@ from soothsay.model.convolution import convolve
 from soothsay.model.delta_rule import Recurrence, delta_rule
 from soothsay.model.layer_pass import Rotation
 from soothsay.model.linear import stock_linear
+from soothsay.model.norm import Norm
 from soothsay.model.quantized import Integers
 from soothsay.model.rope import rotate
 from soothsay.model.routing import route
 from soothsay.model.specs.feed_forward_spec import CLIPPED, SQUARED_RELU, RoutingSpec
 from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.state_space import StateSpace, state_space
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh}
-"""Those of gated feed-forward layers, of float32."""
-
-
-def clipped_swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """The gated activation of gpt-oss: both parts are bounded, and up is one more."""
-    gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
-    return gate * sigmoid(1.702 * gate) * (up + 1)
-
-
-class Norm(Protocol):
-    """A root mean square norm: `x / rms(x) * weight` in float32. Centred, it norms `x - mean(x)`."""
-
-    @property
-    def weight(self) -> Tensor:
-        """`[size]` float32."""
-
-    @property
-    def eps(self) -> float:
-        """The number that is added to the mean square."""
-
-    @property
-    def centred(self) -> bool:
-        """Whether the mean is subtracted first. Only `Kernels.norm` takes such a norm."""
-
 
 Ropes = Sequence[Rotation]
 """Cosines and sines of the ways in which heads rotate, as `Rope` returns them."""

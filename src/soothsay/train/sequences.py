@@ -15,8 +15,9 @@ from soothsay.core.batch import Batch
 from soothsay.core.strands import Strands
 from soothsay.errors import TrainingError
 from soothsay.model.blocks import Block
-from soothsay.model.kernels import Norm, StockKernels
+from soothsay.model.kernels import StockKernels
 from soothsay.model.linear import Dense
+from soothsay.model.norm import Norm
 from soothsay.model.quantized import Integers, dequantized
 from soothsay.model.rope import rotate
 from soothsay.train.examples import Example

@@ -14,7 +14,7 @@ from soothsay.drafters.ops.automaton import Automaton
 from soothsay.drafters.ops.recurrent_drafts import DraftOutput, RecurrentDrafts, RecurrentLayers
 from soothsay.drafters.ops.refinement import Candidates, RedrafterCall, Refinement, grow_refined_tree
 from soothsay.drafters.ops.stock_automaton import StockAutomaton
-from soothsay.model.kernels import Norm
+from soothsay.model.norm import Norm
 
 
 class DraftOps:

@@ -12,9 +12,10 @@ from soothsay.drafters.ops.native_recurrent import NativeRecurrentDrafts
 from soothsay.drafters.ops.native_redrafter import NativeRedrafter, grow_paths
 from soothsay.drafters.ops.recurrent_drafts import DraftOutput, RecurrentLayers
 from soothsay.drafters.ops.refinement import Candidates, RedrafterCall, Refinement
-from soothsay.model.kernels import Kernels, Norm
+from soothsay.model.kernels import Kernels
 from soothsay.model.native.library import Library
 from soothsay.model.native.linear import NativeLinear
+from soothsay.model.norm import Norm
 
 
 class NativeDraftOps(Library, DraftOps):

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from soothsay.drafters.ops.recurrent_drafts import DraftOutput
 from soothsay.drafters.ops.refinement import LEAST, Candidates, HeadOutputs, Refinement
-from soothsay.model.kernels import Norm
 from soothsay.model.native.linear import NativeLinear
+from soothsay.model.norm import Norm
 
 
 class _Looking(Structure):

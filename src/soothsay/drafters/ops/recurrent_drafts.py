@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from soothsay.core.batch import Rows
 from soothsay.core.request import Request
-from soothsay.model.kernels import Norm
+from soothsay.model.norm import Norm
 from soothsay.model.rope import Rope
 
 

@@ -17,7 +17,8 @@ from soothsay.model.layer_pass import parts_of
 from soothsay.model.native.layout import strand_plan
 from soothsay.model.native.linear import address
 from soothsay.model.native.program import EMBEDDING, INPUTS, KV_FORMATS, SCRATCH, STREAM, LayerRun, Op, Pass
-from soothsay.model.native.recorder import Program, Recorded, Value, record
+from soothsay.model.native.recorded import Program, Recorded, Value
+from soothsay.model.native.recorder import record
 from soothsay.model.native.states import States, places_of
 
 WITH_STATES = ("delta", "state_space", "convolve")
