@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from soothsay.core.answer import TokenLogprobs
+from soothsay.core.answer import StepTrace, TokenLogprobs
 from soothsay.core.cache import Move
 from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
 from soothsay.core.verify import Verdict
+from soothsay.errors import RequestError
 
 
 @dataclass(slots=True)
@@ -80,3 +81,33 @@ class Turn:
         root = self.request.cached + self.num_tokens - 1
         request, nodes = self.request, [root + node for node in self.accepted]
         return Move(request.table, nodes, root + 1, request.state, tuple(request.marks))
+
+    def take_in(self) -> None:
+        """Add to the request what the turn brought: tokens, KV, statistics and a trace.
+
+        Raises `RequestError` if the answer ends at a limit of its grammar.
+        """
+        request, tree, verdict = self.request, self.tree, self.verdict
+        request.cached += self.num_tokens
+        if tree is not None and verdict is not None:
+            drafted_by = [self.authors[node] for node in verdict.path]
+            limit = None if request.constraint is None else request.constraint.limit(verdict.tokens)
+            tokens = verdict.tokens if limit is None else verdict.tokens[: limit[0]]
+            emitted = request.emit(tokens, drafted_by, self.logprobs)
+            request.cached += len(verdict.path)
+            if emitted:
+                request.stats.record(len(tree) - 1, max(tree.depths), drafted_by[:emitted], emitted)
+            if request.traces is not None:
+                trace = StepTrace(
+                    tokens=[*tree.tokens],
+                    parents=[*tree.parents],
+                    scores=[*tree.scores],
+                    authors=[self.authors.get(node) for node in range(len(tree))],
+                    path=[*verdict.path],
+                    bonus=verdict.tokens[-1],
+                )
+                request.traces.append(trace)
+            if limit is not None and request.finish_reason is None:
+                raise RequestError(limit[1])
+        if request.finish_reason is not None:  # the answer may end before the last accepted token
+            request.cached = min(request.cached, len(request.tokens))

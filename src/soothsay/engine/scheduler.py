@@ -14,13 +14,12 @@ from itertools import count
 from math import inf
 
 from soothsay.config import EngineConfig
-from soothsay.core.answer import FinishReason, StepTrace
+from soothsay.core.answer import FinishReason
 from soothsay.core.cache import BlockAllocator
 from soothsay.core.request import Request
 from soothsay.core.turn import Turn
 from soothsay.engine.pace import MaskPace, Pace, mask_seconds
 from soothsay.engine.snapshots import Snapshots
-from soothsay.errors import RequestError
 
 log = logging.getLogger("soothsay.engine")
 
@@ -315,7 +314,7 @@ class Scheduler:
     def _take_in(self, turn: Turn) -> None:
         request, size = turn.request, self.allocator.block_size
         first_new = request.cached // size
-        _receive(turn)
+        turn.take_in()
         for block in range(first_new, request.cached // size):
             self.allocator.register(request.blocks[block], request.digest(block))
         self.snapshots.take_in(request)
@@ -336,34 +335,6 @@ class Scheduler:
             request.drafter.release(request)
         except Exception:
             log.error("release failed", exc_info=True, extra={"drafter": request.drafter.name})
-
-
-def _receive(turn: Turn) -> None:
-    """Add to a request what its turn brought: tokens, KV, statistics and a trace."""
-    request, tree, verdict = turn.request, turn.tree, turn.verdict
-    request.cached += turn.num_tokens
-    if tree is not None and verdict is not None:
-        drafted_by = [turn.authors[node] for node in verdict.path]
-        limit = None if request.constraint is None else request.constraint.limit(verdict.tokens)
-        tokens = verdict.tokens if limit is None else verdict.tokens[: limit[0]]
-        emitted = request.emit(tokens, drafted_by, turn.logprobs)
-        request.cached += len(verdict.path)
-        if emitted:
-            request.stats.record(len(tree) - 1, max(tree.depths), drafted_by[:emitted], emitted)
-        if request.traces is not None:
-            trace = StepTrace(
-                tokens=[*tree.tokens],
-                parents=[*tree.parents],
-                scores=[*tree.scores],
-                authors=[turn.authors.get(node) for node in range(len(tree))],
-                path=[*verdict.path],
-                bonus=verdict.tokens[-1],
-            )
-            request.traces.append(trace)
-        if limit is not None and request.finish_reason is None:
-            raise RequestError(limit[1])
-    if request.finish_reason is not None:  # the answer may end before the last accepted token
-        request.cached = min(request.cached, len(request.tokens))
 
 
 def _is_coming(awaited: tuple[Request, int] | None) -> bool:
