@@ -14,7 +14,7 @@ from soothsay import FinishReason, SpeculationStats, TokenLogprobs
 from soothsay.server.apis.openai.openai_replies import ChatFormat
 from soothsay.server.engines.engine_messages import AnswerUpdate
 from soothsay.server.generation.reply_format import TokenTexts
-from soothsay.server.http.body_types import Json
+from soothsay.server.http.bodies import Json
 from soothsay.server.tools.tool_calls import PlainParser, ToolCallParser
 from soothsay.server.tools.tool_readers import HermesParser, Llama3Parser, MistralParser
 

@@ -27,7 +27,6 @@ from soothsay.core.tenant import Tenant
 from soothsay.errors import SoothsayError
 from soothsay.server.engines import engine_process as process
 from soothsay.server.engines import worker
-from soothsay.server.engines.answer_updates import answer_update, has_news
 from soothsay.server.engines.engine_messages import (
     Admitted,
     Cancel,
@@ -36,6 +35,8 @@ from soothsay.server.engines.engine_messages import (
     EngineUpdate,
     RequestOptions,
     Submit,
+    answer_update,
+    has_news,
 )
 from soothsay.server.engines.engine_process import EngineProcess
 from soothsay.server.engines.worker import Prepared, Worker

@@ -8,7 +8,7 @@ from typing import Any
 from soothsay.core.answer import FinishReason, SpeculationStats, TokenLogprobs
 from soothsay.core.params import SamplingParams
 from soothsay.server.engines.engine_messages import AnswerUpdate, RequestOptions, Submit
-from soothsay.server.fleet.flight import Flight
+from soothsay.server.fleet.jobs import Flight
 
 
 def flight(n: int = 1, **params: Any) -> Flight[str]:

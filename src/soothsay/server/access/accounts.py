@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from soothsay.server.http.api_errors import ApiError, try_later
-from soothsay.server.http.client_addresses import network
+from soothsay.server.server_config import network
 
 PRIORITIES = -(2**31), 2**31 - 1
 """The range of priorities."""

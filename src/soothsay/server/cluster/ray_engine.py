@@ -1,18 +1,19 @@
-"""Engines as Ray actors. Ray finds a machine for each and starts it; messages go through a connection.
+"""Engines and stages of a model as Ray actors. Ray finds a machine for each and starts it.
 
-Needs the extra `soothsay[ray]`.
+Messages go through a connection. Needs the extra `soothsay[ray]`.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import platform
 import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from types import MappingProxyType
@@ -21,16 +22,56 @@ from typing import TYPE_CHECKING, Any, Self
 import ray
 from ray.exceptions import RayError
 
-from soothsay.errors import SoothsayError
+from soothsay.errors import ModelError, SoothsayError
+from soothsay.handshake import Number, Switchboard, call
+from soothsay.model.pipeline.remote_stage import RemoteStage
 from soothsay.processors import granted_processors
-from soothsay.server.cluster.actors import end_of, first_call
-from soothsay.server.cluster.switchboard import Number, Switchboard, call
 from soothsay.server.engines.engine_messages import EngineUpdate, Incoming, Loaded, Received
 from soothsay.server.engines.engine_process import read_messages, write_messages
 from soothsay.server.http.json_log import log
 
 if TYPE_CHECKING:
     from soothsay.llm import LLM
+
+PATIENCE = 10.0
+"""Seconds after which the log says that an actor still waits for a machine."""
+
+
+def first_call(
+    switchboard: Switchboard,
+    number: Number,
+    run: ray.ObjectRef,
+    cores: int,
+    wanted: Callable[[], bool] = lambda: True,
+) -> Connection | None:
+    """The connection of an actor that calls a number; None if it ends before.
+
+    Args:
+        switchboard: expects the number.
+        number: which the actor has got.
+        run: the actor's task, which ends with it.
+        cores: that the actor needs.
+        wanted: whether to wait any longer.
+    """
+    begin, told = time.monotonic(), False
+    while wanted():
+        if (pipe := switchboard.answer(number, 0.1)) is not None:
+            return pipe
+        if ray.wait([run], timeout=0)[0]:
+            return None
+        if not told and time.monotonic() - begin > PATIENCE:
+            told = True
+            log.warning("waiting for a machine of the cluster with free cores: %d", cores)
+    return None
+
+
+def end_of(run: ray.ObjectRef) -> str:
+    """Why an actor has ended."""
+    try:
+        ray.get(run, timeout=1.0)
+    except RayError as error:
+        return str(error)
+    return "it has returned"
 
 
 LOCAL = "local"
@@ -198,6 +239,44 @@ class EngineActor:
         """Call the server, load the model, and step its engine until the server hangs up."""
         from soothsay.server.engines.worker import run_worker
 
-        pipe = call(number)
+        pipe = call(*number)
         pipe.send((os.getpid(), socket.gethostname()))
         run_worker(factory, pipe)
+
+
+@dataclass(frozen=True, slots=True)
+class RayStage:
+    """An actor that gets layers, for `LLM(model, stages=[RayStage(), ...])`. It is a `StagePlace`.
+
+    The process of the `LLM` must have joined a cluster. Engines on Ray have joined one.
+    """
+
+    cores: int = 1  # physical ones, its own
+
+    def open(self) -> RemoteStage:
+        """Start an actor and wait until it has called. It ends when the stage is closed.
+
+        Raises `ModelError` if the actor ends before.
+        """
+        with Switchboard(ray.util.get_node_ip_address()) as switchboard:
+            number = switchboard.expect()
+            actor = ray.remote(StageActor).options(num_cpus=self.cores, max_restarts=0).remote()
+            run = actor.run.remote(number, self.cores)
+            pipe = first_call(switchboard, number, run, self.cores)
+            if pipe is None:
+                raise ModelError(f"the actor of a stage ended before it had layers: {end_of(run)}")
+        return RemoteStage(pipe, f"Ray actor, {pipe.recv()}")
+
+
+class StageActor:
+    """The process of a stage, as Ray starts it. Ray ends it when `run` has returned: nobody refers to it."""
+
+    def run(self, number: Number, cores: int) -> None:
+        """Call the engine, and run layers for it until it hangs up."""
+        from soothsay.model.pipeline.stage_process import serve_engine
+        from soothsay.server.engines.engine_process import pin
+
+        pipe = call(*number)
+        pin(cores)
+        pipe.send(f"process {os.getpid()} on {platform.node()}")
+        serve_engine(pipe)

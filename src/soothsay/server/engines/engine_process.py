@@ -15,8 +15,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from soothsay.errors import SoothsayError
+from soothsay.own_process import SAFE_PATH
 from soothsay.processors import claim_cores
-from soothsay.safe_path import SAFE_PATH
 from soothsay.server.engines.engine_messages import Incoming, Loaded, Received
 from soothsay.server.http.json_log import log
 

@@ -14,7 +14,7 @@ from hashlib import blake2b
 
 from soothsay.core.grammar import Grammar
 from soothsay.core.tenant import Tenant
-from soothsay.safe_path import module_environment
+from soothsay.own_process import module_environment
 from soothsay.server.engines.grammar_process import LENGTH
 from soothsay.server.http.api_errors import MAX_SHOWN, ApiError, invalid, try_later
 from soothsay.server.http.json_log import log

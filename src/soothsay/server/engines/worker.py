@@ -20,9 +20,8 @@ from soothsay.core.request import Request
 from soothsay.drafters.base import Drafter
 from soothsay.drafters.registry import REGISTRY, build_drafter
 from soothsay.errors import DrafterError, RequestError, SoothsayError
-from soothsay.heap import TIDY_INTERVAL, return_freed_memory
 from soothsay.llm import LLM
-from soothsay.server.engines.answer_updates import answer_update, has_news, is_beginning
+from soothsay.own_process import TIDY_INTERVAL, return_freed_memory
 from soothsay.server.engines.engine_messages import (
     Admitted,
     AnswerUpdate,
@@ -36,9 +35,11 @@ from soothsay.server.engines.engine_messages import (
     Ping,
     Pong,
     Submit,
+    answer_update,
+    has_news,
+    is_beginning,
 )
-from soothsay.server.engines.idle_work import IdleWork
-from soothsay.server.engines.numeric_probe import numerics
+from soothsay.server.engines.idle_work import IdleWork, numerics
 from soothsay.server.http.api_errors import ApiError, internal_error, invalid
 from soothsay.server.http.json_log import log, log_to_stderr
 

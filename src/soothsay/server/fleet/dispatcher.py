@@ -20,7 +20,7 @@ from soothsay.server.engines.engine_messages import (
     LoadedModel,
     Submit,
 )
-from soothsay.server.fleet.flight import Flight
+from soothsay.server.fleet.jobs import Flight
 from soothsay.server.fleet.replica import EngineState, Replica
 from soothsay.server.fleet.router import Router
 from soothsay.server.http.api_errors import ApiError, try_later

@@ -15,8 +15,7 @@ from soothsay.server.fleet.engine_fleet import Fleet
 from soothsay.server.fleet.replica import EngineState, Replica
 from soothsay.server.http.api_errors import ApiError, invalid
 from soothsay.server.http.api_route import ApiRoute
-from soothsay.server.http.body_reader import BodyReader
-from soothsay.server.http.body_types import Whole
+from soothsay.server.http.bodies import BodyReader, Whole
 
 
 class ReplicasRequest(BaseModel):

@@ -1,17 +1,19 @@
-"""A job: the answers that one HTTP request asks for, and how far each of them is."""
+"""A job: the answers that one HTTP request asks for, how far each is, and the engines that work on it."""
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
 
 from soothsay.core.answer import SpeculationStats
+from soothsay.core.numerics import Numerics
 from soothsay.core.params import SamplingParams
 from soothsay.server.access.accounts import Charge
-from soothsay.server.engines.engine_messages import AnswerUpdate, RequestOptions
+from soothsay.server.engines.engine_messages import AnswerUpdate, EmittedTokens, RequestOptions, Submit
 from soothsay.server.http.api_errors import ApiError
 
 T = TypeVar("T")
@@ -128,3 +130,176 @@ class Job:
             else:
                 self.admitted.set_exception(failure)
         self._updates.put_nowait(None)
+
+
+E = TypeVar("E", bound=Hashable)
+
+
+@dataclass(slots=True)
+class _Totals:
+    """What was counted of an answer, over all engines or at one of them."""
+
+    num_preemptions: int = 0
+    stats: SpeculationStats = field(default_factory=SpeculationStats)
+
+
+@dataclass(slots=True)
+class _Answer(_Totals):
+    """An answer as it was told to the client."""
+
+    tokens: list[int] = field(default_factory=list)
+    text_length: int = 0
+    num_cached: int = 0
+    ended: bool = False
+
+    def take(self, update: AnswerUpdate) -> None:
+        if not self.tokens:
+            self.num_cached = update.num_cached
+        self.tokens += update.token_ids
+        self.stats = update.stats
+        self.text_length = update.text_length
+        self.num_preemptions = update.num_preemptions
+        self.ended = update.finish_reason is not None
+
+
+class Flight(Generic[E]):
+    """A job, its answers so far, and the engines that work on it.
+
+    The `runner` is the engine whose tokens the client gets. A `successor` has got the job too, with the
+    tokens so far. It reads them, then those that the runner has added meanwhile, and takes over. An answer is
+    a function of the job, so its tokens, text and log-probabilities go on exactly where the runner was.
+
+    Args:
+        submit: the job. If it has no seed, it gets one here, since the next engine needs the same.
+        pinned: whether it belongs to its first engine and ends with it.
+    """
+
+    def __init__(self, submit: Submit, *, pinned: bool = False):
+        params = submit.params
+        if params.seed is None:
+            params = replace(params, seed=secrets.randbits(48))
+        self.submit = replace(submit, params=params)
+        self.pinned = pinned
+        self.numerics: Numerics | None = None  # of the engine that said the first token
+        self.runner: E | None = None
+        self.successor: E | None = None
+        self.losses = 0  # engines that died under it
+        self.idle_losses = 0  # the same, since its last new token
+        self.num_calls = 0  # how often an engine got it
+        self.calls: dict[E, int] = {}  # the job's number at each engine that has it
+        self._answers = [_Answer() for _ in submit.prompts for _ in range(params.n)]
+        self._goals: list[int] | None = None  # tokens of each answer when the successor first said one
+        self._heard: dict[E, list[_Totals]] = {}  # of engines whose totals are not those of the answers
+
+    @property
+    def number(self) -> int:
+        """The id of the job."""
+        return self.submit.job
+
+    @property
+    def size(self) -> int:
+        """Number of answers."""
+        return len(self._answers)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the client has heard of any answer."""
+        return any(answer.tokens or answer.ended for answer in self._answers)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the client has got the end of every answer."""
+        return all(answer.ended for answer in self._answers)
+
+    @property
+    def texts(self) -> list[list[int]]:
+        """The token ids of each prompt with its answer so far."""
+        prompts, n = self.submit.prompts, self.submit.params.n
+        return [prompts[i // n] + answer.tokens for i, answer in enumerate(self._answers)]
+
+    @property
+    def emitted(self) -> list[EmittedTokens]:
+        """What the client has got of each answer."""
+        return [EmittedTokens([*answer.tokens], answer.ended) for answer in self._answers]
+
+    def board(self, engine: E, call: int) -> Submit:
+        """Give the job to an engine, the successor if there is a runner. Returns what to send.
+
+        Args:
+            engine: does not have the job.
+            call: the job's number there. Late news of an earlier call must not count, so it is a new one.
+        """
+        self.calls[engine] = call
+        self.num_calls += 1
+        if self.runner is None:
+            self.runner = engine
+        else:
+            self.successor = engine
+            self._heard.setdefault(
+                self.runner, [_Totals(answer.num_preemptions, answer.stats) for answer in self._answers]
+            )
+        if self.successor is not None or self.has_begun:
+            self._heard[engine] = [_Totals() for _ in self._answers]
+        emitted = self.emitted if self.has_begun else ()
+        return replace(self.submit, job=call, emitted=emitted)
+
+    def leave(self, engine: E) -> None:
+        """Note that an engine does not work on the job any more. A successor becomes the runner."""
+        self._heard.pop(engine, None)
+        self.calls.pop(engine, None)
+        self._goals = None
+        if engine == self.successor:
+            self.successor = None
+        elif engine == self.runner:
+            self.runner, self.successor = self.successor, None
+
+    def may_take_over(self, update: AnswerUpdate) -> bool:
+        """Whether the successor should take over with this update.
+
+        With its first token it has read what it was sent, but the runner may be far ahead by then. So the
+        successor first reads what the client had at this time. Meanwhile the runner continues.
+        """
+        if self._goals is None:
+            self._goals = [len(answer.tokens) for answer in self._answers]
+        return update.num_output > self._goals[update.index]
+
+    def lose(self, engine: E) -> None:
+        """Note that an engine has died."""
+        self.leave(engine)
+        self.losses += 1
+        self.idle_losses += 1
+
+    def take(self, engine: E, update: AnswerUpdate) -> AnswerUpdate | None:
+        """Take an update of the runner. Returns what of it is new to the client; None: nothing."""
+        answer = self._answers[update.index]
+        if engine in self._heard:
+            new = self._new(answer, self._heard[engine][update.index], update)
+        else:
+            new = update  # the engine has said all that the client has heard
+        if new is not None:
+            new = new if new.job == self.number else replace(new, job=self.number)
+            answer.take(new)
+            self.idle_losses = 0
+        return new
+
+    def _new(self, answer: _Answer, heard: _Totals, update: AnswerUpdate) -> AnswerUpdate | None:
+        """What of an update the client has not heard, with the totals of all engines together."""
+        skipped = len(answer.tokens) - (update.num_output - len(update.token_ids))
+        skipped_text = answer.text_length - (update.text_length - len(update.text))
+        gained = update.stats.minus(heard.stats)
+        preemptions = update.num_preemptions - heard.num_preemptions
+        heard.stats, heard.num_preemptions = update.stats, update.num_preemptions
+        ends = update.finish_reason is not None and not answer.ended
+        if update.num_output <= len(answer.tokens) and not ends:
+            return None
+        has_tokens = bool(answer.tokens)
+        return replace(
+            update,
+            text=update.text[skipped_text:],
+            token_ids=update.token_ids[skipped:],
+            logprobs=None if update.logprobs is None else update.logprobs[skipped:],
+            prompt_logprobs=None if has_tokens else update.prompt_logprobs,
+            num_cached=answer.num_cached if has_tokens else update.num_cached,
+            num_preemptions=answer.num_preemptions + preemptions,
+            stats=answer.stats.plus(gained),
+        )

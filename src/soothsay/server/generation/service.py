@@ -17,15 +17,20 @@ from soothsay.server.engines.engine_messages import LoadedModel, RequestOptions
 from soothsay.server.engines.grammar_checker import GrammarChecker
 from soothsay.server.fleet.engine_loop import EngineLoop
 from soothsay.server.fleet.jobs import Job
-from soothsay.server.generation.reply_format import MakeParser, ReplyFormat, ReplyOptions, TokenTexts
-from soothsay.server.generation.reply_reports import usage
+from soothsay.server.generation.reply_format import MakeParser, ReplyFormat, ReplyOptions, TokenTexts, usage
 from soothsay.server.generation.request_bodies import (
     ChatRequest,
     CompletionRequest,
     GenerationRequest,
     Speculation,
 )
-from soothsay.server.generation.request_parameters import chosen_tools, request_options, sampling_params
+from soothsay.server.generation.request_parameters import (
+    HEADER,
+    chosen_tools,
+    ignored_fields,
+    request_options,
+    sampling_params,
+)
 from soothsay.server.generation.request_prompts import (
     Echo,
     PromptReader,
@@ -34,16 +39,14 @@ from soothsay.server.generation.request_prompts import (
     completion_ids,
     continued_text,
 )
-from soothsay.server.generation.unknown_fields import HEADER, ignored_fields
 from soothsay.server.http.api_errors import ApiError, invalid, renamed, unsupported
 from soothsay.server.http.api_route import ApiRoute
-from soothsay.server.http.body_reader import BodyReader
+from soothsay.server.http.bodies import BodyReader
 from soothsay.server.http.json_streams import EventStream, JsonReply, while_connected
 from soothsay.server.server_config import ServerConfig
-from soothsay.server.tools.chat_grammar import ChatGrammars
 from soothsay.server.tools.reasoning import ReasoningFormat
 from soothsay.server.tools.tool_calls import OneCall, PlainParser, ToolCallParser
-from soothsay.server.tools.tool_format import ToolFormat
+from soothsay.server.tools.tool_format import ChatGrammars, ToolFormat
 
 Body = TypeVar("Body", bound=BaseModel)
 

@@ -21,9 +21,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from soothsay.server.http.api_errors import try_later
-from soothsay.server.http.client_addresses import network
 from soothsay.server.http.json_log import log
-from soothsay.server.server_config import ServerConfig
+from soothsay.server.server_config import ServerConfig, network
 
 ACCEPTED = 8
 """Limit of connections that are accepted in one turn of the event loop. A turn takes about 0.1 ms."""

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from soothsay.core.grammar import spelled
-from soothsay.server.tools.answer_rules import SPACE, rules_up_to
-from soothsay.server.tools.harmony import CHANNEL, HarmonyFormat
+from soothsay.server.tools.harmony import CHANNEL, SPACE, HarmonyFormat, rules_up_to
 from soothsay.server.tools.tool_calls import ParsedPart, ToolCallParser, overlap
 from soothsay.tokenizer import Tokenizer
 

@@ -5,20 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from soothsay.server.tools.framed_parser import (
+from soothsay.server.tools.tool_calls import (
     CLOSE,
     MAX_NAME,
     ON_LINES,
     OPEN,
     FramedParser,
+    ParsedPart,
+    ToolCall,
+    ToolCallParser,
+    Tools,
     as_call,
     as_calls,
+    first_json,
     is_name,
+    parsed_json,
     short_id,
     to_json,
 )
-from soothsay.server.tools.tool_arguments import first_json, parsed_json
-from soothsay.server.tools.tool_calls import ParsedPart, ToolCall, ToolCallParser, Tools
 
 FENCE = "```json"
 """A line of Markdown before JSON. Three backquotes end it."""

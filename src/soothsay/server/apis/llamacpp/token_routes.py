@@ -14,7 +14,7 @@ from soothsay.server.generation.request_bodies import ChatRequest
 from soothsay.server.generation.service import Service
 from soothsay.server.http.api_errors import invalid
 from soothsay.server.http.api_route import ApiRoute
-from soothsay.server.http.body_types import Body, Items, TokenIds
+from soothsay.server.http.bodies import Body, Items, TokenIds
 
 
 class TokenizeRequest(Body):

@@ -11,7 +11,7 @@ from soothsay.server.generation.request_bodies import UNLIMITED, ChatRequest, Co
 from soothsay.server.generation.request_parameters import nearest
 from soothsay.server.generation.service import make_body
 from soothsay.server.http.api_errors import unsupported
-from soothsay.server.http.body_types import Body, Items, Json, Whole
+from soothsay.server.http.bodies import Body, Items, Json, Whole
 from soothsay.server.http.json_streams import to_line
 from soothsay.server.server_config import ServerConfig
 
