@@ -54,8 +54,6 @@ def text(tokens: list[int]) -> str:
 class FakeEngine:
     """Has the members of an `Engine`. `fail_starts` is how often it cannot start."""
 
-    host = ""
-
     def __init__(self) -> None:
         self.pid, self.exit_code = 1, -9
         self.sent: list[Any] = []

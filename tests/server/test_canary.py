@@ -129,10 +129,10 @@ def canary(engine: Engine, **options: Any) -> Canary:
 
 
 async def watch(one: Canary, seconds: float) -> None:
-    task = asyncio.create_task(one.run())
-    await asyncio.sleep(seconds)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    for _ in range(20):
+        one.look()
+        await asyncio.sleep(seconds / 20)
+    one.stop()
 
 
 def test_readiness_and_status_by_state() -> None:

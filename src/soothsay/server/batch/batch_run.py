@@ -91,9 +91,6 @@ NO_ENGINE = 503
 LINES_PER_ANSWER = 2
 """Lines that are read for each answer that the engine can run at once. Half of them wait, as token ids."""
 
-PROBE = 32, 8
-"""Tokens of the prompt and of the answer that show which numbers the model computes."""
-
 Progress = Callable[[int, int, int], None]
 """Is told the lines done, all lines, and the tokens of this run's answers."""
 
@@ -215,7 +212,7 @@ class BatchRun:
         Raises `RequestError`.
         """
         async with self._server.lifespan(), self._client:
-            self._answers.begin({**state, **await self._numbers()})
+            self._answers.begin({**state, **self._numbers()})
             self._progress(self._done, self._total, self.tokens)
             try:
                 async with asyncio.TaskGroup() as group:
@@ -248,44 +245,26 @@ class BatchRun:
         body = line.body
         if isinstance(body, dict) and body.get("seed") in (None, -1):
             body = {**body, "seed": _seed(self._seed, line.custom_id or "")}
-        status, reply = await self._post(line.url, body)
-        return status, settle(reply, f"{line.key:016x}") if status == OK else reply
-
-    async def _post(self, url: str, body: Any) -> tuple[int, Any]:
-        """Ask the server."""
         while self._server.fleet.state is not EngineState.OK:
             await asyncio.sleep(0.1)
         headers = {"Content-Type": "application/json"}
-        response = await self._client.post(url, content=to_line(body), headers=headers)
-        return response.status_code, response.json()
+        response = await self._client.post(line.url, content=to_line(body), headers=headers)
+        status, reply = response.status_code, response.json()
+        return status, settle(reply, f"{line.key:016x}") if status == OK else reply
 
-    async def _numbers(self) -> dict[str, str | int]:
+    def _numbers(self) -> dict[str, str | int]:
         """What answers depend on, as far as only the loaded model shows it.
 
         The log-probabilities of a probe have other bits with other weights, another dtype, or on a processor
         for which other kernels are chosen.
         """
-        model = self._server.model
-        room = min(model.max_context, model.block_size * model.num_blocks)
-        num_prompt = min(PROBE[0], room // 2)
-        body = {
-            "model": self._server.config.name,
-            "prompt": [index * 37 % model.vocab_size for index in range(num_prompt)],
-            "max_tokens": min(PROBE[1], room - num_prompt),
-            "temperature": 0,
-            "seed": 0,
-            "ignore_eos": True,
-            "logprobs": 1,
-            "prompt_logprobs": 0,
-        }
-        status, reply = await self._post("/v1/completions", body)
-        if status != OK:
-            raise SoothsayError(f"the model cannot answer a first request: {reply['error']['message']}")
-        digest = hashlib.sha256(to_line(reply["choices"]).encode()).hexdigest()
+        numerics = self._server.fleet.replicas[0].numerics
+        if not numerics.probe:
+            raise SoothsayError("the model cannot answer a first request; see what its engine printed")
         return {
-            "sampling defaults (generation-config)": to_line(dict(model.sampling_defaults)),
-            "room for a request, in tokens (kv-tokens)": room,
-            "numeric mode (weights, dtype or processor)": digest,
+            "sampling defaults (generation-config)": to_line(dict(self._server.model.sampling_defaults)),
+            "room for a request, in tokens (kv-tokens)": numerics.room,
+            "numeric mode (weights, dtype or processor)": numerics.probe,
         }
 
 

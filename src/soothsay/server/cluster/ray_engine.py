@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 import platform
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -151,12 +150,11 @@ class RayEngine:
     def __init__(self, cluster: Cluster):
         self._cluster = cluster
         self.pid: int | None = None
-        self.host = ""
 
     def start(self) -> None:
         """Ask the cluster for an actor, which begins to load the model and then calls."""
         cluster = self._cluster
-        self.pid, self.host = None, ""
+        self.pid = None
         self._ended = threading.Event()
         self._outbox: SimpleQueue[Incoming | None] = SimpleQueue()
         self._pipe: Connection | None = None
@@ -224,7 +222,7 @@ class RayEngine:
             )
             if pipe is not None:
                 with suppress(EOFError, OSError):
-                    self.pid, self.host = pipe.recv()
+                    self.pid = pipe.recv()
                     self._pipe = pipe
                     threading.Thread(target=write_messages, args=(pipe, self._outbox), daemon=True).start()
             if self._pipe is None and not self._ended.is_set():
@@ -240,7 +238,7 @@ class EngineActor:
         from soothsay.server.engines.worker import run_worker
 
         pipe = call(*number)
-        pipe.send((os.getpid(), socket.gethostname()))
+        pipe.send(os.getpid())
         run_worker(factory, pipe)
 
 

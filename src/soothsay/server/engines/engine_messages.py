@@ -182,10 +182,6 @@ class Engine(Protocol):
     def exit_code(self) -> int | None:
         """Exit code of the process; None while it runs, or if it is not known."""
 
-    @property
-    def host(self) -> str:
-        """The machine's name; empty: this machine."""
-
     def start(self) -> None:
         """Begin to load the model. Raises `OSError` if that cannot be tried now."""
 

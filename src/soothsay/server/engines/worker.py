@@ -22,23 +22,7 @@ from soothsay.drafters.registry import REGISTRY, build_drafter
 from soothsay.errors import DrafterError, RequestError, SoothsayError
 from soothsay.llm import LLM
 from soothsay.own_process import TIDY_INTERVAL, return_freed_memory
-from soothsay.server.engines.engine_messages import (
-    Admitted,
-    AnswerUpdate,
-    Cancel,
-    CatchUp,
-    EngineUpdate,
-    Incoming,
-    Loaded,
-    LoadedModel,
-    Outgoing,
-    Ping,
-    Pong,
-    Submit,
-    answer_update,
-    has_news,
-    is_beginning,
-)
+from soothsay.server.engines import engine_messages as messages
 from soothsay.server.engines.idle_work import IdleWork, numerics
 from soothsay.server.http.api_errors import ApiError, internal_error, invalid
 from soothsay.server.http.json_log import log, log_to_stderr
@@ -48,12 +32,12 @@ from soothsay.server.http.json_log import log, log_to_stderr
 class Prepared:
     """Says that the grammar and the drafter of a job are ready, or why they cannot be had."""
 
-    submit: Submit
+    submit: messages.Submit
     error: ApiError | None
     constraint: Constraint | None  # keeps the compiled grammar until the job is admitted
 
 
-Inbox = SimpleQueue[Incoming | Prepared | None]
+Inbox = SimpleQueue[messages.Incoming | Prepared | None]
 """Messages to a worker. None: the server needs it no more."""
 
 REPORT_INTERVAL = 0.01
@@ -79,7 +63,7 @@ def run_worker(factory: Callable[[], LLM], pipe: Connection) -> None:
         pipe.send(error)
         return
     try:
-        pipe.send(Loaded.of(_model(llm), numerics(llm)))
+        pipe.send(messages.Loaded.of(_model(llm), numerics(llm)))
         if llm.engine.kept is not None:
             saves.set()
         Worker(llm, pipe.send, inbox).run()
@@ -108,8 +92,8 @@ def _listen(pipe: Connection, inbox: Inbox, saves: threading.Event) -> None:
         os._exit(0)  # even in the middle of a step: without a server, nobody needs its result
 
 
-def _model(llm: LLM) -> LoadedModel:
-    return LoadedModel(
+def _model(llm: LLM) -> messages.LoadedModel:
+    return messages.LoadedModel(
         tokenizer=llm.tokenizer,
         vocab_size=llm.model.config.vocab_size,
         max_context=llm.config.max_context or 0,
@@ -133,13 +117,15 @@ class Worker:
         inbox: messages of the server. The worker reads them between steps.
     """
 
-    def __init__(self, llm: LLM, send: Callable[[Outgoing], None], inbox: Inbox):
+    def __init__(self, llm: LLM, send: Callable[[messages.Outgoing], None], inbox: Inbox):
         self._llm, self._engine = llm, llm.engine
         self._send, self._inbox = send, inbox
         self._jobs: dict[int, list[Request]] = {}
         self._preparing: set[int] = set()
         self._preparer = ThreadPoolExecutor(1, "prepare")
-        self._unprepared: dict[str, deque[Submit]] = {}  # by the name of the tenant; the next one's is first
+        self._unprepared: dict[
+            str, deque[messages.Submit]
+        ] = {}  # by the name of the tenant; the next one's is first
         self._unprepared_lock = threading.Lock()
         self._drafters: dict[str, Drafter] = {}  # by the name that requests give
         self._load = EngineLoad(0, 0, 0.0)  # as last reported
@@ -172,7 +158,7 @@ class Worker:
             self._idle_work.after_step()
             self._tidy()
 
-    def _next_message(self) -> Incoming | Prepared | None:
+    def _next_message(self) -> messages.Incoming | Prepared | None:
         """Wait for a message. The time is used for what is due."""
         while True:
             try:
@@ -180,14 +166,14 @@ class Worker:
             except Empty:
                 self._idle_work.run()
 
-    def _act(self, message: Incoming | Prepared) -> None:
+    def _act(self, message: messages.Incoming | Prepared) -> None:
         match message:
-            case Submit() if self._needs_preparation(message):
+            case messages.Submit() if self._needs_preparation(message):
                 self._preparing.add(message.job)
                 with self._unprepared_lock:
                     self._unprepared.setdefault(message.options.tenant.name, deque()).append(message)
                 self._preparer.submit(self._prepare_next)
-            case Submit():
+            case messages.Submit():
                 self._admit(message)
             case Prepared(submit, error, _) if submit.job in self._preparing:
                 self._preparing.discard(submit.job)
@@ -195,16 +181,16 @@ class Worker:
                     self._admit(submit)
                 else:
                     self._report(refused={submit.job: error})
-            case Ping():
-                self._send(Pong())
-            case CatchUp(job, emitted):
+            case messages.Ping():
+                self._send(messages.Pong())
+            case messages.CatchUp(job, emitted):
                 for request, one in zip(self._jobs.get(job, ()), emitted, strict=False):
                     self._engine.catch_up(request, one.tokens, ended=one.ended)
-            case Cancel(job):
+            case messages.Cancel(job):
                 self._preparing.discard(job)
                 self._drop(job, FinishReason.CANCELLED)
 
-    def _needs_preparation(self, submit: Submit) -> bool:
+    def _needs_preparation(self, submit: messages.Submit) -> bool:
         """Whether a grammar must be compiled or a drafter built. Both take long, so steps go on meanwhile."""
         name = submit.options.drafter
         return submit.params.grammar is not None or (name is not None and name not in self._drafters)
@@ -220,7 +206,7 @@ class Worker:
         if submit.job in self._preparing:  # it was not cancelled while it waited
             self._prepare(submit)
 
-    def _prepare(self, submit: Submit) -> None:
+    def _prepare(self, submit: messages.Submit) -> None:
         """Compile the grammar and build the drafter."""
         name, error, constraint = submit.options.drafter, None, None
         try:
@@ -231,7 +217,7 @@ class Worker:
             error = _refusal(problem, name)
         self._inbox.put(Prepared(submit, error, constraint))
 
-    def _admit(self, submit: Submit) -> None:
+    def _admit(self, submit: messages.Submit) -> None:
         """Put all requests of a job into the engine's waiting line, or refuse them all."""
         options = submit.options
         drafter = None if options.drafter is None else self._drafters[options.drafter]
@@ -257,7 +243,7 @@ class Worker:
             if request.finish_reason is None:
                 self._engine.add(request)
         self._jobs[submit.job] = requests
-        self._send(Admitted(submit.job, [request.seed for request in requests]))
+        self._send(messages.Admitted(submit.job, [request.seed for request in requests]))
 
     def _tidy(self) -> None:
         """Return freed memory to the system, now and then."""
@@ -274,15 +260,17 @@ class Worker:
         if time.monotonic() - self._reported >= REPORT_INTERVAL:
             return True
         running = [request for own in self._jobs.values() for request in own]
-        return any(one.finish_reason is not None or is_beginning(one) for one in running)
+        return any(one.finish_reason is not None or messages.is_beginning(one) for one in running)
 
     def _report(self, *, failed: bool = False, refused: dict[int, ApiError] | None = None) -> None:
         """Send what has changed since the last report, if anything has."""
-        updates: list[AnswerUpdate] = []
+        updates: list[messages.AnswerUpdate] = []
         ended: dict[int, ApiError | None] = dict(refused or {})
         for job, requests in list(self._jobs.items()):
             updates += [
-                answer_update(job, i, request) for i, request in enumerate(requests) if has_news(request)
+                messages.answer_update(job, i, request)
+                for i, request in enumerate(requests)
+                if messages.has_news(request)
             ]
             failures = [request.failure for request in requests if request.failure is not None]
             if failures:
@@ -299,7 +287,7 @@ class Worker:
         self._load, self._decisions = load, decisions
         if updates:
             self._reported = now
-        self._send(EngineUpdate(now, updates, ended, load, new_decisions, failed))
+        self._send(messages.EngineUpdate(now, updates, ended, load, new_decisions, failed))
 
 
 def _failure(error: Exception) -> ApiError:

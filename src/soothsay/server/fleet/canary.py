@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from contextlib import suppress
 from secrets import token_hex
 
 from soothsay.core.params import SamplingParams
@@ -28,7 +27,7 @@ PROMPT = [0]
 FIRST = -(2**62)
 """Priority of the canary: users' requests in the waiting line must not make it late."""
 
-TICK = 1.0
+TICK = 0.25
 """Longest time between two looks at the engine, in seconds."""
 
 RETRY = 2.0
@@ -54,6 +53,7 @@ class Canary:
         self._loop, self._engine, self._drafter, self._config = loop, engine, drafter, config
         self._options = RequestOptions(priority=FIRST, tenant=Tenant("canary", token_hex(16)))
         self._failure: tuple[float, ApiError] | None = None  # of the last canary, and when it failed
+        self._asking: asyncio.Task[None] | None = None
         self._asked_at = -math.inf  # when the last canary ended, from `time.monotonic`
 
     @property
@@ -79,28 +79,24 @@ class Canary:
     def status(self) -> str:
         """The engine's state in a word or two; "ok" if it does what it should.
 
-        An engine that is late with an answer may be busy, so that is no failure. `run` sees whether it hangs.
+        An engine that is late with an answer may be busy: that is no failure. `look` sees whether it hangs.
         """
         failed = self.failure is not None and self.failure.code != "timeout"
         return "engine failing" if failed and self._engine.state is EngineState.OK else self._engine.state
 
-    async def run(self) -> None:
-        """Watch, until cancelled."""
-        asking: asyncio.Task[None] | None = None
+    def look(self) -> None:
+        """Kill the engine if it hangs, and send it a canary if it is time."""
         try:
-            while True:
-                try:
-                    self._check_pulse()
-                except Exception:  # the watch must go on
-                    log.error("watch failed", exc_info=True)
-                if self._is_due() and (asking is None or asking.done()):
-                    asking = asyncio.create_task(self._ask())
-                await asyncio.sleep(min(TICK, self._config.canary_interval / 4))
-        finally:
-            if asking is not None:
-                asking.cancel()
-                with suppress(asyncio.CancelledError):
-                    await asking
+            self._check_pulse()
+        except Exception:  # the watch must go on
+            log.error("watch failed", exc_info=True)
+        if self._is_due() and (self._asking is None or self._asking.done()):
+            self._asking = asyncio.create_task(self._ask())
+
+    def stop(self) -> None:
+        """Give up the canary under way."""
+        if self._asking is not None:
+            self._asking.cancel()
 
     def _is_due(self) -> bool:
         """Whether it is time for a canary."""
@@ -160,7 +156,7 @@ class Watch:
     @property
     def problem(self) -> str | None:
         """Why the server should get no requests now; None if it should."""
-        problems = [canary.problem for canary in [*self._canaries.values()]]
+        problems = [canary.problem for canary in self._canaries.values()]
         if None not in problems:
             return problems[0] if problems else self._fleet.state
         if self._loop.in_flight >= self._loop.max_in_flight:
@@ -170,7 +166,7 @@ class Watch:
     @property
     def status(self) -> str:
         """The state of the engines in a word or two; "ok" if one does what it should."""
-        states = [canary.status for canary in [*self._canaries.values()]]
+        states = [canary.status for canary in self._canaries.values()]
         return EngineState.OK if EngineState.OK in states else next(iter(states), self._fleet.state)
 
     @property
@@ -182,18 +178,16 @@ class Watch:
 
     async def run(self) -> None:
         """Watch, until cancelled."""
-        tasks: dict[Replica, asyncio.Task[None]] = {}
+        model, canaries = self._fleet.model, self._canaries
         try:
             while True:
-                for replica in set(self._fleet.replicas) - set(tasks):
-                    canary = Canary(self._loop, replica, self._fleet.model.drafter, self._config)
-                    self._canaries[replica] = canary
-                    tasks[replica] = asyncio.create_task(canary.run())
-                for replica in set(tasks) - set(self._fleet.replicas):
-                    tasks.pop(replica).cancel()
-                    del self._canaries[replica]
-                await asyncio.sleep(TICK / 4)
+                for replica in set(canaries) - set(self._fleet.replicas):
+                    canaries.pop(replica).stop()
+                for replica in self._fleet.replicas:
+                    if replica not in canaries:
+                        canaries[replica] = Canary(self._loop, replica, model.drafter, self._config)
+                    canaries[replica].look()
+                await asyncio.sleep(min(TICK, self._config.canary_interval / 4))
         finally:
-            for task in tasks.values():
-                task.cancel()
-            await asyncio.gather(*tasks.values(), return_exceptions=True)
+            for canary in canaries.values():
+                canary.stop()

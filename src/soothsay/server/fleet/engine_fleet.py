@@ -10,14 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from soothsay.errors import SoothsayError
-from soothsay.server.engines.engine_messages import (
-    Admitted,
-    Engine,
-    EngineUpdate,
-    Loaded,
-    LoadedModel,
-    Received,
-)
+from soothsay.server.engines import engine_messages as messages
 from soothsay.server.fleet.dispatcher import Dispatcher, JobNews
 from soothsay.server.fleet.replica import EngineState, Replica
 from soothsay.server.http.json_log import log
@@ -142,22 +135,22 @@ class Fleet:
         ...     make_runner(Server(fleet, ServerConfig(name="sibyl")), "127.0.0.1", 8000).run()
     """
 
-    model: LoadedModel
+    model: messages.LoadedModel
     """The model that the first engine has loaded."""
 
     jobs: Dispatcher
     """The jobs, from `start` on."""
 
-    def __init__(self, make: Callable[[], Engine], size: int | Bounds = 1):
+    def __init__(self, make: Callable[[], messages.Engine], size: int | Bounds = 1):
         self._make = make
         self.scaler = Scaler(size if isinstance(size, Bounds) else Bounds(size, size))
         self.replicas: list[Replica] = []
         self.restarts = 0  # how often an engine was started again
         self._started = False
-        self._engines: list[Engine] = []
+        self._engines: list[messages.Engine] = []
         self._numbers = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._first: Loaded
+        self._first: messages.Loaded
         self._config: ServerConfig
         self._restarted: Callable[[], None]
 
@@ -271,13 +264,13 @@ class Fleet:
         for replica in sorted(lasting, key=lambda one: one in ready, reverse=True)[size:]:
             self.drain(replica)
 
-    def _start_engine(self) -> Engine:
+    def _start_engine(self) -> messages.Engine:
         engine = self._make()
         engine.start()
         self._engines.append(engine)
         return engine
 
-    def _join(self, engine: Engine, loaded: Loaded | None) -> None:
+    def _join(self, engine: messages.Engine, loaded: messages.Loaded | None) -> None:
         replica = Replica(next(self._numbers), engine, self._config, self._hear, self._count_restart)
         self.replicas.append(replica)
         replica.listen(loaded)
@@ -286,13 +279,13 @@ class Fleet:
         self.restarts += 1
         self._restarted()
 
-    def _hear(self, replica: Replica, received: Received) -> None:
+    def _hear(self, replica: Replica, received: messages.Received) -> None:
         match received:
-            case EngineUpdate():
+            case messages.EngineUpdate():
                 self.jobs.deliver(replica, received)
-            case Admitted():
+            case messages.Admitted():
                 self.jobs.admitted(replica, received)
-            case Loaded():
+            case messages.Loaded():
                 log.info("engine started", extra={"replica": replica.number, "engine_pid": replica.pid})
                 self.jobs.welcome(replica)
             case SoothsayError():

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Hashable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from soothsay.core.answer import SpeculationStats
 from soothsay.core.numerics import Numerics
 from soothsay.core.params import SamplingParams
 from soothsay.server.access.accounts import Charge
 from soothsay.server.engines.engine_messages import AnswerUpdate, EmittedTokens, RequestOptions, Submit
+from soothsay.server.fleet.replica import Replica
 from soothsay.server.http.api_errors import ApiError
 
 T = TypeVar("T")
@@ -132,9 +133,6 @@ class Job:
         self._updates.put_nowait(None)
 
 
-E = TypeVar("E", bound=Hashable)
-
-
 @dataclass(slots=True)
 class _Totals:
     """What was counted of an answer, over all engines or at one of them."""
@@ -162,7 +160,7 @@ class _Answer(_Totals):
         self.ended = update.finish_reason is not None
 
 
-class Flight(Generic[E]):
+class Flight:
     """A job, its answers so far, and the engines that work on it.
 
     The `runner` is the engine whose tokens the client gets. A `successor` has got the job too, with the
@@ -179,22 +177,17 @@ class Flight(Generic[E]):
         if params.seed is None:
             params = replace(params, seed=secrets.randbits(48))
         self.submit = replace(submit, params=params)
-        self.pinned = pinned
+        self.number, self.pinned = submit.job, pinned
         self.numerics: Numerics | None = None  # of the engine that said the first token
-        self.runner: E | None = None
-        self.successor: E | None = None
+        self.runner: Replica | None = None
+        self.successor: Replica | None = None
         self.losses = 0  # engines that died under it
         self.idle_losses = 0  # the same, since its last new token
         self.num_calls = 0  # how often an engine got it
-        self.calls: dict[E, int] = {}  # the job's number at each engine that has it
+        self.calls: dict[Replica, int] = {}  # the job's number at each engine that has it
         self._answers = [_Answer() for _ in submit.prompts for _ in range(params.n)]
         self._goals: list[int] | None = None  # tokens of each answer when the successor first said one
-        self._heard: dict[E, list[_Totals]] = {}  # of engines whose totals are not those of the answers
-
-    @property
-    def number(self) -> int:
-        """The id of the job."""
-        return self.submit.job
+        self._heard: dict[Replica, list[_Totals]] = {}  # of engines whose totals are not those of the answers
 
     @property
     def size(self) -> int:
@@ -222,7 +215,7 @@ class Flight(Generic[E]):
         """What the client has got of each answer."""
         return [EmittedTokens([*answer.tokens], answer.ended) for answer in self._answers]
 
-    def board(self, engine: E, call: int) -> Submit:
+    def board(self, engine: Replica, call: int) -> Submit:
         """Give the job to an engine, the successor if there is a runner. Returns what to send.
 
         Args:
@@ -243,7 +236,7 @@ class Flight(Generic[E]):
         emitted = self.emitted if self.has_begun else ()
         return replace(self.submit, job=call, emitted=emitted)
 
-    def leave(self, engine: E) -> None:
+    def leave(self, engine: Replica) -> None:
         """Note that an engine does not work on the job any more. A successor becomes the runner."""
         self._heard.pop(engine, None)
         self.calls.pop(engine, None)
@@ -263,13 +256,13 @@ class Flight(Generic[E]):
             self._goals = [len(answer.tokens) for answer in self._answers]
         return update.num_output > self._goals[update.index]
 
-    def lose(self, engine: E) -> None:
+    def lose(self, engine: Replica) -> None:
         """Note that an engine has died."""
         self.leave(engine)
         self.losses += 1
         self.idle_losses += 1
 
-    def take(self, engine: E, update: AnswerUpdate) -> AnswerUpdate | None:
+    def take(self, engine: Replica, update: AnswerUpdate) -> AnswerUpdate | None:
         """Take an update of the runner. Returns what of it is new to the client; None: nothing."""
         answer = self._answers[update.index]
         if engine in self._heard:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from itertools import zip_longest
 from typing import Any, Self, TypeVar
@@ -260,20 +260,23 @@ def list_logprobs(
         yield {**entry(one.token, one.logprob), "top_logprobs": [entry(*pair) for pair in one.top.items()]}
 
 
-async def gathered(job: Job) -> list[list[AnswerUpdate]]:
-    """All updates of each answer. Waits for the end of the job."""
+async def gathered(job: Job) -> list[AnswerUpdate]:
+    """Each answer as one update. Waits for the end of the job."""
     answers: list[list[AnswerUpdate]] = [[] for _ in job.answers]
     async for update in job:
         answers[update.index].append(update)
-    return answers
+    return [*map(as_one, answers)]
 
 
-def text_of(updates: Sequence[AnswerUpdate]) -> str:
-    """The text of all updates."""
-    return "".join(update.text for update in updates)
-
-
-def logprobs_of(updates: Sequence[AnswerUpdate]) -> list[TokenLogprobs] | None:
-    """The log-probabilities of all updates; None: not requested."""
-    parts = [update.logprobs for update in updates if update.logprobs is not None]
-    return [one for part in parts for one in part] if parts else None
+def as_one(updates: Sequence[AnswerUpdate]) -> AnswerUpdate:
+    """All updates of an answer as one."""
+    last = updates[-1]
+    return replace(
+        last,
+        text="".join(update.text for update in updates),
+        token_ids=[token for update in updates for token in update.token_ids],
+        logprobs=None
+        if last.logprobs is None
+        else [one for update in updates for one in update.logprobs or ()],
+        prompt_logprobs=updates[0].prompt_logprobs,
+    )

@@ -18,10 +18,10 @@ from soothsay.server.tools.tool_calls import (
     ParsedPart,
     ToolCall,
     ToolCallParser,
-    is_name,
+    as_calls,
+    named_call,
     overlap,
     parsed_json,
-    to_json,
 )
 
 CALL, MESSAGE, END = "<|channel|>commentary to=", "<|message|>", "<|call|>"
@@ -51,16 +51,13 @@ class HarmonyCalls(FramedParser):
     frames, openings = ((CALL, END),), (CALL, " to=functions.")
     signs, forced = ("<|channel|>commentary",), (f"{CALL}functions{MESSAGE}", END)
 
-    def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall]:
+    def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall] | None:
         """See `FramedParser`."""
         header, tag, body = inside.partition(MESSAGE)
         name = re.split(r"[\s<]", header.strip()[:MAX_HEADER], maxsplit=1)[0].removeprefix("functions.")
-        values = parsed_json(body.strip() or "{}")
         if name == "functions":  # forced by a grammar
-            return super().read(body, bare=bare, closed=closed)
-        if not tag or not is_name(name) or values is None:
-            return super().read(inside, bare=bare, closed=closed)
-        return [ToolCall(name, to_json(values))]
+            return as_calls(parsed_json(body.strip()))
+        return named_call(name, body.strip() or "{}") if tag else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ WORDS: Mapping[str, bool | None] = {"true": True, "false": False, "null": None, 
 """Values as models write them. Templates show them as JSON has them, or as Python has them."""
 
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
+    "string": str,
     "null": type(None),
     "boolean": bool,
     "integer": int,
@@ -74,10 +75,8 @@ def typed(text: str, name: str, schema: Mapping[str, Any]) -> Any:
         value = _literal(stripped)
     if isinstance(value, float) and value.is_integer() and types.isdisjoint({"number"}):
         value = int(value)
-    for kind in types - {"string"}:
-        if isinstance(value, _TYPES[kind]) and (kind == "boolean" or not isinstance(value, bool)):
-            return value if value is not None or stripped.lower() in WORDS else text
-    return text
+    fits = not types.isdisjoint(_kinds(value) - {"string"})
+    return value if fits and (value is not None or stripped.lower() in WORDS) else text
 
 
 def _literal(text: str) -> Any:
@@ -102,23 +101,20 @@ def _types(own: Any, schema: Mapping[str, Any]) -> frozenset[str]:
         if not isinstance(part, Mapping):
             continue
         kinds = part.get("type")
-        found.update(
-            kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if isinstance(kind, str)
-        )
+        found |= {kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if isinstance(kind, str)}
         for key in ("anyOf", "oneOf", "allOf"):
             left += part[key] if isinstance(part.get(key), list) else []
         if isinstance(part.get("enum"), list) and "type" not in part:
             found.update(kind for value in part["enum"] for kind in _kinds(value))
         if isinstance(part.get("$ref"), str):
             left.append(_at(schema, part["$ref"]))
-    return frozenset(found & {*_TYPES, "string"})
+    return frozenset(found & {*_TYPES})
 
 
-def _kinds(value: Any) -> list[str]:
-    if isinstance(value, str):
-        return ["string"]
-    fitting = [kind for kind, types in _TYPES.items() if isinstance(value, types)]
-    return ["boolean"] if isinstance(value, bool) else fitting
+def _kinds(value: Any) -> set[str]:
+    """The JSON types of a value. A whole number has two."""
+    fitting = {kind for kind, types in _TYPES.items() if isinstance(value, types)}
+    return {"boolean"} if isinstance(value, bool) else fitting
 
 
 def _at(schema: Mapping[str, Any], reference: str) -> Any:
@@ -142,12 +138,12 @@ class QwenCoderParser(FramedParser):
 
     _PARAMETER = re.compile(r"\s*<parameter=([^<>\n]*)>(.*?)</parameter>", re.DOTALL)
 
-    def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall]:
+    def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall] | None:
         """See `FramedParser`."""
         if not bare:
             inside = inside.strip()
             if not (inside.startswith("<function=") and inside.endswith("</function>")):
-                return super().read(inside, bare=bare, closed=closed)
+                return None
             inside = inside.removeprefix("<function=").removesuffix("</function>")
         elif not closed:
             return []
@@ -176,7 +172,7 @@ class GlmParser(FramedParser):
 
     _PAIR = re.compile(r"\s*<arg_key>([^<>]*)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
 
-    def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall]:
+    def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall] | None:
         """See `FramedParser`."""
         first = inside.find("<arg_key>")
         name, rest = (inside, "") if first < 0 else (inside[:first], inside[first:])
@@ -184,7 +180,7 @@ class GlmParser(FramedParser):
         found = _all_matches(self._PAIR, rest)
         known = found or any(tool["function"]["name"] == name for tool in self._tools)
         if found is None or not (closed and known and is_name(name)):
-            return super().read(inside, bare=bare, closed=closed)
+            return None
         return [_call(self._tools, name, {key.strip(): value for key, value in found})]
 
 
@@ -199,11 +195,11 @@ class MiniMaxParser(FramedParser):
     _CALL = re.compile(r"\s*<invoke name=\"?([\w.-]{1,256}+)\"?>(.*?)</invoke>", re.DOTALL)
     _PARAMETER = re.compile(r"\s*<parameter name=\"?([^<>\"\n]*)\"?>(.*?)</parameter>", re.DOTALL)
 
-    def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall]:
+    def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall] | None:
         """See `FramedParser`."""
         found = _all_matches(self._CALL, inside)
         if not found:
-            return super().read(inside, bare=bare, closed=closed)
+            return None
         calls = []
         for name, parameters in found:
             if (pairs := _all_matches(self._PARAMETER, parameters)) is None:
@@ -241,11 +237,11 @@ class Gemma4Parser(FramedParser):
 
     frames, signs = (("<|tool_call>", "<tool_call|>"),), ("<|tool_call>",)
 
-    def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall]:
+    def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall] | None:
         """See `FramedParser`."""
         name, brace, rest = inside.strip().removeprefix("call:").partition("{")
         if not inside.strip().startswith("call:") or not brace or not is_name(name.strip()):
-            return super().read(inside, bare=bare, closed=closed)
+            return None
         values = _gemma_value(brace + rest)
         return [] if values is None else [ToolCall(name.strip(), to_json(values))]
 
@@ -290,7 +286,7 @@ class Lfm2Parser(FramedParser):
     frames = (("<|tool_call_start|>", "<|tool_call_end|>"),)
     signs = ("<|tool_call_start|>", "<|tool_list_start|>")
 
-    def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall]:
+    def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall] | None:
         """See `FramedParser`."""
         text = inside.strip()
         if len(text) <= MAX_LITERAL:
@@ -300,7 +296,7 @@ class Lfm2Parser(FramedParser):
                     return _python_calls(spelled)
                 except (ValueError, TypeError, SyntaxError, MemoryError):
                     continue
-        return super().read(inside, bare=bare, closed=closed)
+        return None
 
 
 def _python_calls(text: str) -> list[ToolCall]:

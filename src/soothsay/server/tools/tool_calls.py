@@ -133,15 +133,15 @@ class FramedParser(ToolCallParser):
         self._held = ""
         self._after_call = self._trailer_may_come = False  # only white space has come since a call
 
-    def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall]:
-        """The calls between two tags; none if this is not exactly one call or more.
+    def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall] | None:
+        """The calls between two tags; none if this is not exactly one call or more. None: read it as JSON.
 
         Args:
             inside: the text between the tags.
             bare: whether the tag was not the first of `frames`.
             closed: whether the second tag has come.
         """
-        return as_calls(parsed_json(inside.strip()))
+        return None
 
     def parse(self, text: str, *, final: bool = False) -> ParsedPart:
         """Return the text up to the first character that may belong to a call, and the complete calls.
@@ -182,7 +182,8 @@ class FramedParser(ToolCallParser):
 
     def _calls(self, inside: str, frame: int, *, closed: bool) -> Sequence[ToolCall]:
         try:
-            return self.read(inside, bare=frame > 0, closed=closed)
+            found = self.read(inside, bare=frame > 0, closed=closed)
+            return as_calls(parsed_json(inside.strip())) if found is None else found
         except RecursionError:  # arguments that are nested too deep
             return []
 
@@ -214,6 +215,12 @@ class FramedParser(ToolCallParser):
         text = self._held
         cut = max(overlap(text, tag) for tag, _ in self.frames)
         return len(text[: len(text) - cut].rstrip())
+
+
+def named_call(name: str, arguments: str) -> list[ToolCall] | None:
+    """The call of a function with arguments in JSON; None if there is no name, or no JSON."""
+    values = parsed_json(arguments.strip())
+    return None if values is None or not is_name(name) else [ToolCall(name, to_json(values))]
 
 
 def as_calls(value: Any, **fields: Any) -> list[ToolCall]:

@@ -13,29 +13,11 @@ from typing import Any
 from soothsay.core.grammar import WHITESPACE, Grammar, bounded_json, quoted, spelled
 from soothsay.errors import RequestError
 from soothsay.server.http.api_errors import invalid, unsupported
+from soothsay.server.tools import notation_readers as notations
+from soothsay.server.tools import tool_readers as readers
 from soothsay.server.tools.harmony import HarmonyCalls
-from soothsay.server.tools.notation_readers import (
-    Gemma4Parser,
-    GlmParser,
-    Lfm2Parser,
-    MiniMaxParser,
-    QwenCoderParser,
-    SeedParser,
-)
 from soothsay.server.tools.reasoning import Thoughts
 from soothsay.server.tools.tool_calls import FramedParser, PlainParser, ToolCallParser, Tools
-from soothsay.server.tools.tool_readers import (
-    FENCE,
-    PYTHON_TAG,
-    AprielParser,
-    CommandParser,
-    DeepSeekParser,
-    GraniteParser,
-    HermesParser,
-    KimiParser,
-    Llama3Parser,
-    MistralParser,
-)
 from soothsay.tokenizer import Message, Tokenizer
 
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -60,13 +42,15 @@ CALLED: tuple[Message, ...] = (
 """A conversation with a call. Mistral's templates want an id of nine letters and digits."""
 
 PARSERS: Sequence[type[FramedParser]] = (
-    *(KimiParser, HarmonyCalls, Gemma4Parser, Lfm2Parser, CommandParser, MiniMaxParser, DeepSeekParser),
-    *(MistralParser, SeedParser, QwenCoderParser, GlmParser, AprielParser, GraniteParser, HermesParser),
+    *(readers.KimiParser, HarmonyCalls, notations.Gemma4Parser, notations.Lfm2Parser, readers.CommandParser),
+    *(notations.MiniMaxParser, readers.DeepSeekParser, readers.MistralParser, notations.SeedParser),
+    *(notations.QwenCoderParser, notations.GlmParser, readers.AprielParser, readers.GraniteParser),
+    readers.HermesParser,
 )
 """The parsers of calls. The first one with a sign in the prompts of a family is used."""
 
-HERMES_BARE = (("", ""), (f"{FENCE}\n", "\n```"))
-LLAMA3_BARE = (("", ""), (PYTHON_TAG, ""))
+HERMES_BARE = (("", ""), (f"{readers.FENCE}\n", "\n```"))
+LLAMA3_BARE = (("", ""), (readers.PYTHON_TAG, ""))
 """See `ToolFormat.bare`."""
 
 
@@ -170,12 +154,12 @@ class ToolFormat:
             parser=parser,
             frame=parser.forced or parser.frames[0],
             openings=tuple(parser.openings or (opening for opening, _ in parser.frames)),
-            bare=HERMES_BARE if parser is HermesParser else (),
+            bare=HERMES_BARE if parser is readers.HermesParser else (),
         )
 
 
 LLAMA3 = ToolFormat(
-    supported=True, parser=Llama3Parser, arguments="parameters", frame=("", ""), bare=LLAMA3_BARE
+    supported=True, parser=readers.Llama3Parser, arguments="parameters", frame=("", ""), bare=LLAMA3_BARE
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from soothsay.server.tools.tool_calls import (
     CLOSE,
@@ -18,7 +19,7 @@ from soothsay.server.tools.tool_calls import (
     as_call,
     as_calls,
     first_json,
-    is_name,
+    named_call,
     parsed_json,
     short_id,
     to_json,
@@ -93,10 +94,9 @@ class GraniteParser(FramedParser):
 
     frames, signs = (("<|tool_call|>", ""),), ("<|tool_call|>", "<|/tool|>")
 
-    def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall]:
+    def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall] | None:
         """See `FramedParser`."""
-        inside = inside.strip().removesuffix("<|/tool_call|>")
-        return super().read(inside, bare=bare, closed=closed)
+        return as_calls(parsed_json(inside.strip().removesuffix("<|/tool_call|>").strip()))
 
 
 class CommandParser(FramedParser):
@@ -108,10 +108,9 @@ class CommandParser(FramedParser):
 
     frames, signs = (("<|START_ACTION|>", "<|END_ACTION|>"),), ("<|START_ACTION|>",)
 
-    def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall]:
+    def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall] | None:
         """See `FramedParser`."""
-        calls = as_calls(parsed_json(inside.strip()), name="tool_name", arguments="parameters")
-        return calls or super().read(inside, bare=bare, closed=closed)
+        return as_calls(parsed_json(inside.strip()), name="tool_name", arguments="parameters") or None
 
 
 class MistralParser(FramedParser):
@@ -125,7 +124,7 @@ class MistralParser(FramedParser):
 
     _NAMED = re.compile(r"([\w.-]{1,256}+)\s*+(?:\[CALL_ID\]\s*+(\w{1,64}+)\s*+)?(?:\[ARGS\]\s*+)?(?=\{)")
 
-    def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall]:
+    def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall] | None:
         """See `FramedParser`."""
         inside = inside.strip()
         named = self._NAMED.match(inside)
@@ -147,13 +146,12 @@ class KimiParser(FramedParser):
 
     _ID = re.compile(r"(?:functions\.)?([\w.-]+?)(?::\d+)?")
 
-    def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall]:
+    def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall] | None:
         """See `FramedParser`."""
         called, tag, arguments = inside.partition("<|tool_call_argument_begin|>")
-        found, values = self._ID.fullmatch(called.strip()[:MAX_NAME]), parsed_json(arguments.strip())
-        if not tag or found is None or values is None:
-            return super().read(inside, bare=bare, closed=closed)
-        return [ToolCall(found[1], to_json(values), called.strip())]
+        found = self._ID.fullmatch(called.strip()[:MAX_NAME]) if tag else None
+        calls = None if found is None else named_call(found[1], arguments)
+        return None if calls is None else [replace(calls[0], id=called.strip())]
 
 
 def _wide(words: str) -> str:
@@ -175,16 +173,13 @@ class DeepSeekParser(FramedParser):
     separator = _wide("tool sep")
     signs = (separator,)
 
-    def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall]:
+    def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall] | None:
         """See `FramedParser`."""
         name, tag, arguments = inside.partition(self.separator)
         if not arguments.lstrip().startswith("{"):
             name, _, arguments = arguments.partition("\n")
             arguments = arguments.strip().removeprefix("```json").removesuffix("```")
-        values = parsed_json(arguments.strip())
-        if not tag or not is_name(name.strip()) or values is None:
-            return super().read(inside, bare=bare, closed=closed)
-        return [ToolCall(name.strip(), to_json(values))]
+        return named_call(name.strip(), arguments) if tag else None
 
 
 class Llama3Parser(ToolCallParser):

@@ -28,10 +28,9 @@ from soothsay.server.generation.reply_format import (
     ReplyFormat,
     ReplyOptions,
     TokenTexts,
+    as_one,
     gathered,
     list_logprobs,
-    logprobs_of,
-    text_of,
     timings,
     usage,
 )
@@ -77,12 +76,11 @@ class LlamaFormat(ReplyFormat):
             if update.text or update.logprobs:
                 yield self._chunk(job, update)
             if update.finish_reason is not None:
-                yield self._selected(self._whole(job, update.index, answers[update.index], last=True))
+                yield self._selected(self._whole(job, as_one(answers[update.index]), last=True))
 
     async def collect(self, job: Job, options: ReplyOptions) -> Json | list[Json]:
         """Wait for all answers, and return the reply; a list of them for more than one answer."""
-        answers = await gathered(job)
-        made = [self._selected(self._whole(job, index, updates)) for index, updates in enumerate(answers)]
+        made = [self._selected(self._whole(job, answer)) for answer in await gathered(job)]
         return made[0] if len(made) == 1 else made
 
     def _chunk(self, job: Job, update: AnswerUpdate) -> Json:
@@ -102,33 +100,32 @@ class LlamaFormat(ReplyFormat):
             chunk["completion_probabilities"] = self._probabilities(update.logprobs)
         return chunk
 
-    def _whole(self, job: Job, index: int, updates: list[AnswerUpdate], *, last: bool = False) -> Json:
+    def _whole(self, job: Job, answer: AnswerUpdate, *, last: bool = False) -> Json:
         """A whole reply. `last`: its text was sent before."""
-        progress, content, end = job.answers[index], text_of(updates), updates[-1]
-        kinds = {FinishReason.STOP: "word" if end.stop else "eos", FinishReason.LENGTH: "limit"}
-        limited = end.finish_reason is FinishReason.LENGTH
-        ids = [token for update in updates for token in update.token_ids]
+        progress, reason = job.answers[answer.index], answer.finish_reason
+        kinds = {FinishReason.STOP: "word" if answer.stop else "eos", FinishReason.LENGTH: "limit"}
+        full = progress.num_prompt + progress.num_output >= self._max_context
         made: Json = {
-            "index": index,
-            "content": "" if last else content,
-            "tokens": ids if self._with_ids and not last else [],
+            "index": answer.index,
+            "content": "" if last else answer.text,
+            "tokens": answer.token_ids if self._with_ids and not last else [],
             "id_slot": NO_SLOT,
             "stop": True,
             "model": self.model,
             "tokens_predicted": progress.num_output,
             "tokens_evaluated": progress.num_prompt,
             "generation_settings": self._settings(job, progress.seed),
-            "prompt": self._prompts[index // job.params.n],
-            "has_new_line": "\n" in content,
-            "truncated": limited and progress.num_prompt + progress.num_output >= self._max_context,
-            "stop_type": kinds.get(end.finish_reason, "none") if end.finish_reason else "none",
-            "stopping_word": end.stop,
+            "prompt": self._prompts[answer.index // job.params.n],
+            "has_new_line": "\n" in answer.text,
+            "truncated": reason is FinishReason.LENGTH and full,
+            "stop_type": kinds.get(reason, "none") if reason else "none",
+            "stopping_word": answer.stop,
             "tokens_cached": progress.num_cached,
             "timings": timings(job),
             "speculation": usage(job)["speculation"],
         }
-        if (logprobs := logprobs_of(updates)) and not last:
-            made["completion_probabilities"] = self._probabilities(logprobs)
+        if answer.logprobs and not last:
+            made["completion_probabilities"] = self._probabilities(answer.logprobs)
         return made
 
     def _settings(self, job: Job, seed: int) -> Json:

@@ -23,7 +23,13 @@ from soothsay.server.apis.ollama.ollama_bodies import (
     tagged,
 )
 from soothsay.server.fleet.jobs import Job
-from soothsay.server.generation.reply_format import OneAnswerFormat, ReplyOptions, list_logprobs, usage
+from soothsay.server.generation.reply_format import (
+    OneAnswerFormat,
+    ReplyOptions,
+    gathered,
+    list_logprobs,
+    usage,
+)
 from soothsay.server.generation.service import ReplyPlan, Service
 from soothsay.server.http.api_errors import ApiError
 from soothsay.server.http.api_route import ApiRoute
@@ -50,11 +56,10 @@ class OllamaFormat(OneAnswerFormat):
 
     async def collect(self, job: Job, options: ReplyOptions) -> Json:
         """Wait for the answer, and return the whole reply."""
-        whole, logprobs = ParsedPart(), list[TokenLogprobs]()
-        async for part, update in self.parts(job):
-            whole += part
-            logprobs += update.logprobs or []
-        return self._reply(whole, logprobs, self._ending(job))
+        (whole,) = await gathered(job)
+        self.reason = whole.finish_reason
+        part = self._parser.parse(whole.text, final=True)
+        return self._reply(part, whole.logprobs or [], self._ending(job))
 
     def failure(self, error: ApiError) -> Json:
         """The last line of a stream whose job fails."""

@@ -7,6 +7,7 @@ import time
 from abc import abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 
 from soothsay import __version__
@@ -22,9 +23,7 @@ from soothsay.server.generation.reply_format import (
     TokenTexts,
     gathered,
     list_logprobs,
-    logprobs_of,
     reports,
-    text_of,
     usage,
 )
 from soothsay.server.generation.request_prompts import Echo
@@ -32,63 +31,12 @@ from soothsay.server.http.bodies import Json
 from soothsay.server.tools.tool_calls import ToolCall, ToolCallParser
 
 
-class Details:
-    """Adds to replies what they have beyond OpenAI's: token ids, and log-probabilities of prompts.
-
-    The fields are vLLM's. A chat has one prompt, so its fields are at the root of the reply. Those of
-    completions are in each choice.
-
-    Args:
-        options: what the request wants.
-        prompts: token ids of the prompt of each answer.
-        texts: texts of tokens.
-        at_root: whether there is one prompt, so that its fields are at the root of the reply.
-    """
-
-    def __init__(
-        self, options: ReplyOptions, prompts: Sequence[list[int]], texts: TokenTexts, *, at_root: bool
-    ):
-        self._prompts, self._texts, self._at_root = prompts, texts, at_root
-        self._ids, self._logprobs = options.token_ids, options.prompt_logprobs
-        self._begun: set[int] = set()  # answers that have had a chunk
-        self._held: defaultdict[int, list[int]] = defaultdict(list)  # by answer: ids for its next chunk
-
-    def add(self, reply: Json, answers: Sequence[Sequence[AnswerUpdate]]) -> None:
-        """Add the fields to a whole reply with these answers."""
-        for choice, prompt, updates in zip(reply["choices"], self._prompts, answers, strict=True):
-            root = reply if self._at_root else choice
-            if self._ids:
-                root["prompt_token_ids"] = prompt
-                choice["token_ids"] = [token for update in updates for token in update.token_ids]
-            if self._logprobs:
-                scores = next((one.prompt_logprobs for one in updates if one.prompt_logprobs is not None), ())
-                root["prompt_logprobs"] = chain([None], map(self._entry, scores))
-
-    def hold(self, update: AnswerUpdate) -> None:
-        """Keep the ids of an update for the next chunk of its answer. Tokens without text make no chunk."""
-        if self._ids:
-            self._held[update.index] += update.token_ids
-
-    def add_to_chunk(self, chunk: Json) -> None:
-        """Add the fields to a chunk of a stream. The first chunk of an answer has its prompt."""
-        for choice in chunk["choices"] if self._ids else ():
-            index = choice["index"]
-            if index not in self._begun:
-                self._begun.add(index)
-                (chunk if self._at_root else choice)["prompt_token_ids"] = self._prompts[index]
-            choice["token_ids"] = self._held.pop(index, [])
-
-    def _entry(self, one: TokenLogprobs) -> Json:
-        """The log-probabilities of a token of a prompt and of the likeliest ones, by token id."""
-        ranks = {token: rank for rank, token in enumerate(one.top, start=1)}
-        return {
-            str(token): {"logprob": logprob, "rank": ranks.get(token), "decoded_token": self._texts(token)}
-            for token, logprob in {one.token: one.logprob, **one.top}.items()
-        }
-
-
 class ChoiceFormat(ReplyFormat):
-    """Formats replies that have one choice for each answer."""
+    """Formats replies that have one choice for each answer.
+
+    Replies may have what OpenAI's lack: token ids, and log-probabilities of prompts. The fields are vLLM's. A
+    chat has one prompt, so its fields are at the root of the reply. Those of completions are in each choice.
+    """
 
     kind: str  # the field `object` of a whole reply
     chunk_kind: str  # the field `object` of a chunk
@@ -99,47 +47,66 @@ class ChoiceFormat(ReplyFormat):
         super().__init__(model, texts)
         self.id = f"{self.prefix}-{secrets.token_hex(12)}"
         self.created = int(time.time())
+        self._begun: set[int] = set()  # answers that have had a chunk
+        self._held: defaultdict[int, list[int]] = defaultdict(list)  # by answer: ids for its next chunk
 
     async def stream(self, job: Job, options: ReplyOptions) -> AsyncIterator[Json]:
         """The chunks of a stream. The last one has the usage, if that is wanted, and the reports."""
-        details = self._details(job, options)
 
         def chunk(choice: Json) -> Json:
-            so_far = usage(job) if options.usage_always else None
-            made = self.chunk([choice], so_far, with_usage=options.usage)
-            details.add_to_chunk(made)
+            made = self._frame(self.chunk_kind, [choice])
+            if options.usage:
+                made["usage"] = usage(job) if options.usage_always else None
+            if options.token_ids:
+                self._add_ids(made, choice, job.prompts[choice["index"] // options.n])
             return made
 
         for choice in self.opening(job.size):
             yield chunk(choice)
         num_open = job.size
         async for update in job:
-            details.hold(update)
+            self._held[update.index] += update.token_ids if options.token_ids else ()
             num_open -= update.finish_reason is not None
             choices = self.update(update)
             for place, choice in enumerate(choices, start=1):
                 is_last = num_open == 0 and place == len(choices) and not options.usage
                 yield {**chunk(choice), **(reports(job) if is_last else {})}
         if options.usage:
-            yield {**self.chunk([], usage(job), with_usage=True), **reports(job)}
+            yield {**self._frame(self.chunk_kind, []), "usage": usage(job), **reports(job)}
 
     async def collect(self, job: Job, options: ReplyOptions) -> Json:
         """Wait for all answers, and return the reply with the `n` best to each prompt."""
-        updates = await gathered(job)
-        chosen = _best(updates, job.params.n, options.n)
-        choices = [
-            self.choice(index, job.answers[number].seed, updates[number])
-            for index, number in enumerate(chosen)
-        ]
-        if not options.logprobs:
-            choices = [{**choice, "logprobs": None} for choice in choices]  # they were for choosing the best
-        made = {**self._frame(self.kind, choices), "usage": usage(job), **reports(job)}
-        self._details(job, options).add(made, [updates[number] for number in chosen])
+        answers = await gathered(job)
+        made = {**self._frame(self.kind, []), "usage": usage(job), **reports(job)}
+        for index, number in enumerate(_best(answers, job.params.n, options.n)):
+            whole = replace(answers[number], index=index)
+            choice = {**self.choice(whole), "seed": job.answers[number].seed}
+            if not options.logprobs:
+                choice["logprobs"] = None  # they were for choosing the best
+            made["choices"].append(choice)
+            root = made if self.one_prompt else choice
+            if options.token_ids:
+                root["prompt_token_ids"] = job.prompts[index // options.n]
+                choice["token_ids"] = whole.token_ids
+            if options.prompt_logprobs:
+                root["prompt_logprobs"] = chain([None], map(self._ranked, whole.prompt_logprobs or ()))
         return made
 
-    def _details(self, job: Job, options: ReplyOptions) -> Details:
-        prompts = [prompt for prompt in job.prompts for _ in range(options.n)]
-        return Details(options, prompts, self.texts, at_root=self.one_prompt)
+    def _add_ids(self, chunk: Json, choice: Json, prompt: list[int]) -> None:
+        """Add token ids to a chunk. The first one of an answer has the ids of its prompt."""
+        index = choice["index"]
+        if index not in self._begun:
+            self._begun.add(index)
+            (chunk if self.one_prompt else choice)["prompt_token_ids"] = prompt
+        choice["token_ids"] = self._held.pop(index, [])
+
+    def _ranked(self, one: TokenLogprobs) -> Json:
+        """The log-probabilities of a token of a prompt and of the likeliest ones, by token id."""
+        ranks = {token: rank for rank, token in enumerate(one.top, start=1)}
+        return {
+            str(token): {"logprob": logprob, "rank": ranks.get(token), "decoded_token": self.texts(token)}
+            for token, logprob in {one.token: one.logprob, **one.top}.items()
+        }
 
     @abstractmethod
     def opening(self, count: int) -> list[Json]:
@@ -150,46 +117,41 @@ class ChoiceFormat(ReplyFormat):
         """Choices of the chunks for one update of an answer."""
 
     @abstractmethod
-    def choice(self, index: int, seed: int, updates: Sequence[AnswerUpdate]) -> Json:
-        """The choice for a whole answer, from all of its updates."""
-
-    def chunk(self, choices: Sequence[Json], usage: Json | None, *, with_usage: bool) -> Json:
-        """One chunk of a stream."""
-        chunk = self._frame(self.chunk_kind, choices)
-        return {**chunk, "usage": usage} if with_usage else chunk
+    def choice(self, whole: AnswerUpdate) -> Json:
+        """The choice for a whole answer."""
 
     def _traced(self, part: Json, traces: Sequence[StepTrace]) -> Json:
         """Add the traces of steps to a choice of a chunk, if there are any."""
         if not traces:
             return part
-        return {**part, "speculation": {"steps": [self._step(trace) for trace in traces]}}
+        steps = [
+            {
+                "tokens": [self.texts(token) for token in trace.tokens],
+                "parents": trace.parents,
+                "drafters": trace.authors,
+                "accepted": trace.path,
+                "bonus": self.texts(trace.bonus),
+            }
+            for trace in traces
+        ]
+        return {**part, "speculation": {"steps": steps}}
 
-    def _step(self, trace: StepTrace) -> Json:
-        return {
-            "tokens": [self.texts(token) for token in trace.tokens],
-            "parents": trace.parents,
-            "drafters": trace.authors,
-            "accepted": trace.path,
-            "bonus": self.texts(trace.bonus),
-        }
-
-    def _frame(self, kind: str, choices: Sequence[Json]) -> Json:
+    def _frame(self, kind: str, choices: list[Json]) -> Json:
         return {
             "id": self.id,
             "object": kind,
             "created": self.created,
             "model": self.model,
             "system_fingerprint": f"soothsay-{__version__}",
-            "choices": list(choices),
+            "choices": choices,
         }
 
 
-def _best(answers: Sequence[Sequence[AnswerUpdate]], num_answers: int, n: int) -> list[int]:
+def _best(answers: Sequence[AnswerUpdate], num_answers: int, n: int) -> list[int]:
     """The numbers of the `n` answers to each prompt with the largest mean log-probability, best first.
 
     Args:
-        answers: the updates of all answers, `num_answers` to each prompt. With log-probabilities, if `n` is
-            smaller.
+        answers: whole ones, `num_answers` to each prompt. With log-probabilities, if `n` is smaller.
         num_answers: at least `n`.
         n: how many to choose. If that is all of them, they keep their order.
     """
@@ -197,9 +159,8 @@ def _best(answers: Sequence[Sequence[AnswerUpdate]], num_answers: int, n: int) -
         return [*range(len(answers))]
 
     def score(number: int) -> float:
-        found = [one.logprob for one in logprobs_of(answers[number]) or ()]
-        found += [one.end_logprobs.logprob for one in answers[number] if one.end_logprobs is not None]
-        return sum(found) / len(found) if found else float("-inf")
+        found = [*(answers[number].logprobs or ()), *filter(None, [answers[number].end_logprobs])]
+        return sum(one.logprob for one in found) / len(found) if found else float("-inf")
 
     groups = (range(first, first + num_answers) for first in range(0, len(answers), num_answers))
     return [number for group in groups for number in sorted(group, key=score, reverse=True)[:n]]
@@ -225,10 +186,8 @@ class ChatFormat(ChoiceFormat):
 
     def opening(self, count: int) -> list[Json]:
         """The role of each answer's message, and the text that it begins with."""
-        return [
-            _choice(index, {"delta": {"role": "assistant", "content": self._echoed}}, None, None)
-            for index in range(count)
-        ]
+        delta = {"role": "assistant", "content": self._echoed}
+        return [_choice(index, {"delta": delta}) for index in range(count)]
 
     def update(self, update: AnswerUpdate) -> list[Json]:
         """The new text and calls; after the end also a choice with the reason."""
@@ -245,24 +204,23 @@ class ChatFormat(ChoiceFormat):
             delta["tool_calls"] = [{"index": n, **_call(call)} for n, call in enumerate(part.calls, first)]
         choices = []
         if delta or logprobs or update.traces:
-            choices.append(self._traced(_choice(index, {"delta": delta}, logprobs, None), update.traces))
+            choices.append(self._traced(_choice(index, {"delta": delta}, logprobs), update.traces))
         if update.finish_reason is not None:
             reason = _reason(update.finish_reason, called=bool(self._num_calls[index]))
             choices.append(_choice(index, {"delta": {}}, None, reason))
         return choices
 
-    def choice(self, index: int, seed: int, updates: Sequence[AnswerUpdate]) -> Json:
+    def choice(self, whole: AnswerUpdate) -> Json:
         """The message of a whole answer."""
-        part = self._make_parser().parse(text_of(updates), final=True)
+        part = self._make_parser().parse(whole.text, final=True)
         content = self._echoed + part.content
         message: Json = {"role": "assistant", "content": content, "refusal": None}
         if part.reasoning:
             message["reasoning_content"] = part.reasoning
         if part.calls:
             message |= {"content": content or None, "tool_calls": [_call(call) for call in part.calls]}
-        reason = _reason(updates[-1].finish_reason, called=bool(part.calls))
-        choice = _choice(index, {"message": message}, self._logprobs(logprobs_of(updates)), reason)
-        return {**choice, "seed": seed}
+        reason = _reason(whole.finish_reason, called=bool(part.calls))
+        return _choice(whole.index, {"message": message}, self._logprobs(whole.logprobs), reason)
 
     def _logprobs(self, logprobs: Sequence[TokenLogprobs] | None) -> Json | None:
         if logprobs is None:
@@ -291,12 +249,11 @@ class CompletionFormat(ChoiceFormat):
     def opening(self, count: int) -> list[Json]:
         """The prompts, if replies begin with them."""
         echoed = () if self._scored else self._echoed
-        return [_choice(index, {"text": echo.text}, None, None) for index, echo in enumerate(echoed)]
+        return [_choice(index, {"text": echo.text}) for index, echo in enumerate(echoed)]
 
     def update(self, update: AnswerUpdate) -> list[Json]:
         """The new text, and at the end the reason."""
-        logprobs = self._logprobs(update.index, [update])
-        text = update.text
+        logprobs, text = self._logprobs(update), update.text
         if update.prompt_logprobs is not None and self._scored:
             text = self._echoed[update.index].text + text
         if not text and update.finish_reason is None and logprobs is None and not update.traces:
@@ -304,30 +261,27 @@ class CompletionFormat(ChoiceFormat):
         choice = _choice(update.index, {"text": text}, logprobs, _reason(update.finish_reason))
         return [self._traced(choice, update.traces)]
 
-    def choice(self, index: int, seed: int, updates: Sequence[AnswerUpdate]) -> Json:
+    def choice(self, whole: AnswerUpdate) -> Json:
         """The text of a whole answer."""
-        text = (self._echoed[index].text if self._echoed else "") + text_of(updates)
-        logprobs = self._logprobs(index, updates)
-        choice = _choice(index, {"text": text}, logprobs, _reason(updates[-1].finish_reason))
-        return {**choice, "seed": seed}
+        text = (self._echoed[whole.index].text if self._echoed else "") + whole.text
+        return _choice(whole.index, {"text": text}, self._logprobs(whole), _reason(whole.finish_reason))
 
-    def _logprobs(self, index: int, updates: Sequence[AnswerUpdate]) -> Json | None:
-        """The log-probabilities of updates in order; None: not requested."""
-        found = logprobs_of(updates)
-        if found is None:
+    def _logprobs(self, update: AnswerUpdate) -> Json | None:
+        """The log-probabilities of an update; None: not requested."""
+        if update.logprobs is None:
             return None
-        prompt, unknown, scores = list[int](), list[None](), PromptScores()
+        found, prompt, unknown, scores = [*update.logprobs], list[int](), list[None](), PromptScores()
         if self._scored:
-            found += [update.end_logprobs for update in updates if update.end_logprobs is not None]
-            if updates[0].prompt_logprobs is not None:
-                prompt, scores = self._echoed[index].ids, updates[0].prompt_logprobs
+            found += [] if update.end_logprobs is None else [update.end_logprobs]
+            if update.prompt_logprobs is not None:
+                prompt, scores = self._echoed[update.index].ids, update.prompt_logprobs
                 unknown = [None]  # nothing says how likely the first one was
         tokens = [*prompt, *(one.token for one in found)]
         return {
             "tokens": map(self.texts, tokens),
             "token_logprobs": chain(unknown, (one.logprob for one in chain(scores, found))),
             "top_logprobs": chain(unknown, map(self._top, chain(scores, found))),
-            "text_offset": self._next_offsets(index, tokens),
+            "text_offset": self._next_offsets(update.index, tokens),
         }
 
     def _top(self, one: TokenLogprobs) -> Json:
@@ -340,7 +294,7 @@ class CompletionFormat(ChoiceFormat):
             self._offsets[index] += len(self.texts(token))
 
 
-def _choice(index: int, content: Json, logprobs: Json | None, reason: str | None) -> Json:
+def _choice(index: int, content: Json, logprobs: Json | None = None, reason: str | None = None) -> Json:
     return {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
 
 
