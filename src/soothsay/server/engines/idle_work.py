@@ -12,6 +12,7 @@ from soothsay.core.tenant import Tenant
 from soothsay.engine.engine import Engine
 from soothsay.errors import SoothsayError
 from soothsay.llm import LLM
+from soothsay.own_process import TIDY_INTERVAL, return_freed_memory
 from soothsay.server.http.json_log import log
 
 PROBE = 32
@@ -62,7 +63,7 @@ class IdleWork:
 
     def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic):
         self._engine, self._clock = engine, clock
-        self._saved = clock()
+        self._saved = self._tidied = clock()
         self._served = False  # since the last save
         self._studies = False  # whether drafters have more to learn
 
@@ -83,8 +84,11 @@ class IdleWork:
             self.save()
 
     def after_step(self) -> None:
-        """Note a step, and save if that was put off for too long."""
+        """Note a step. Return freed memory now and then, and save if that was put off for too long."""
         self._served = self._studies = True
+        if self._clock() - self._tidied >= TIDY_INTERVAL:
+            return_freed_memory()
+            self._tidied = self._clock()
         if self._engine.kept is not None and self._clock() - self._saved > BUSY_FACTOR * SAVE_INTERVAL:
             self.save()
 

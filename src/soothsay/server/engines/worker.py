@@ -21,7 +21,6 @@ from soothsay.drafters.base import Drafter
 from soothsay.drafters.registry import REGISTRY, build_drafter
 from soothsay.errors import DrafterError, RequestError, SoothsayError
 from soothsay.llm import LLM
-from soothsay.own_process import TIDY_INTERVAL, return_freed_memory
 from soothsay.server.engines import engine_messages as messages
 from soothsay.server.engines.idle_work import IdleWork, numerics
 from soothsay.server.http.api_errors import ApiError, internal_error, invalid
@@ -123,15 +122,12 @@ class Worker:
         self._jobs: dict[int, list[Request]] = {}
         self._preparing: set[int] = set()
         self._preparer = ThreadPoolExecutor(1, "prepare")
-        self._unprepared: dict[
-            str, deque[messages.Submit]
-        ] = {}  # by the name of the tenant; the next one's is first
+        self._unprepared: dict[str, deque[messages.Submit]] = {}  # by tenant; the next one's is first
         self._unprepared_lock = threading.Lock()
         self._drafters: dict[str, Drafter] = {}  # by the name that requests give
         self._load = EngineLoad(0, 0, 0.0)  # as last reported
         self._decisions: Counter[str] = Counter()  # as last reported
         self._reported = 0.0  # when text was last reported
-        self._tidied = time.monotonic()
         self._idle_work = IdleWork(llm.engine)
 
     def run(self) -> None:
@@ -156,7 +152,6 @@ class Worker:
             if not worked or self._is_due():
                 self._report(failed=not worked)
             self._idle_work.after_step()
-            self._tidy()
 
     def _next_message(self) -> messages.Incoming | Prepared | None:
         """Wait for a message. The time is used for what is due."""
@@ -221,18 +216,11 @@ class Worker:
         """Put all requests of a job into the engine's waiting line, or refuse them all."""
         options = submit.options
         drafter = None if options.drafter is None else self._drafters[options.drafter]
+        given = {name: getattr(options, name) for name in ("max_nodes", "priority", "traced", "tenant")}
         requests: list[Request] = []
         try:
             for prompt in submit.prompts:
-                requests += self._llm.requests(
-                    prompt,
-                    submit.params,
-                    drafter=drafter,
-                    max_nodes=options.max_nodes,
-                    priority=options.priority,
-                    traced=options.traced,
-                    tenant=options.tenant,
-                )
+                requests += self._llm.requests(prompt, submit.params, drafter=drafter, **given)
         except Exception as problem:
             self._report(refused={submit.job: _refusal(problem, options.drafter)})
             return
@@ -244,12 +232,6 @@ class Worker:
                 self._engine.add(request)
         self._jobs[submit.job] = requests
         self._send(messages.Admitted(submit.job, [request.seed for request in requests]))
-
-    def _tidy(self) -> None:
-        """Return freed memory to the system, now and then."""
-        if time.monotonic() - self._tidied >= TIDY_INTERVAL:
-            return_freed_memory()
-            self._tidied = time.monotonic()
 
     def _drop(self, job: int, reason: FinishReason) -> None:
         for request in self._jobs.pop(job, ()):
@@ -267,15 +249,14 @@ class Worker:
         updates: list[messages.AnswerUpdate] = []
         ended: dict[int, ApiError | None] = dict(refused or {})
         for job, requests in list(self._jobs.items()):
-            updates += [
-                messages.answer_update(job, i, request)
-                for i, request in enumerate(requests)
-                if messages.has_news(request)
-            ]
-            failures = [request.failure for request in requests if request.failure is not None]
-            if failures:
+            news = [(i, request) for i, request in enumerate(requests) if messages.has_news(request)]
+            updates += [messages.answer_update(job, i, request) for i, request in news]
+            failure = next((one.failure for one in requests if one.failure is not None), None)
+            if failure is not None:
                 self._drop(job, FinishReason.ERROR)
-                ended[job] = _failure(failures[0])
+                ended[job] = internal_error()  # the engine has logged it
+                if isinstance(failure, RequestError):
+                    ended[job] = ApiError.from_request(failure)
             elif all(request.finish_reason is not None for request in requests):
                 del self._jobs[job]
                 ended[job] = None
@@ -288,11 +269,6 @@ class Worker:
         if updates:
             self._reported = now
         self._send(messages.EngineUpdate(now, updates, ended, load, new_decisions, failed))
-
-
-def _failure(error: Exception) -> ApiError:
-    """The error that the client gets for a request that has failed in a step. The engine has logged it."""
-    return ApiError.from_request(error) if isinstance(error, RequestError) else internal_error()
 
 
 def _refusal(error: Exception, drafter: str | None) -> ApiError:
