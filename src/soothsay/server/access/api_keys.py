@@ -202,7 +202,7 @@ class KeyRing:
             return
         self._accounts = [known.get(key.sha256) or Account(key) for key in keys]
         for account, key in zip(self._accounts, keys, strict=True):
-            account.key = key
+            account.change(key)
         self._problem = None
         self._warn_of_access()
         log.info("API keys read", extra={"keys": len(keys)})

@@ -155,6 +155,16 @@ class GenerationRequest(Body):
         return as_ours(data) if isinstance(data, Mapping) and len(data) <= MAX_FIELDS else data
 
     @property
+    def echoed_logprobs(self) -> int | None:
+        """Log-probabilities for each token of the prompt that is echoed; None: there are none."""
+        return None
+
+    @property
+    def num_candidates(self) -> int:
+        """Answers to compute, of which the best `n` are told."""
+        return self.n or 1
+
+    @property
     def stops(self) -> list[str]:
         """The stop strings. Empty ones, which would end every answer, are left out, as llama.cpp does."""
         given = [self.stop] if isinstance(self.stop, str) else self.stop or []
@@ -205,16 +215,6 @@ class ChatRequest(GenerationRequest):
         """Log-probabilities that are listed beside each token's own; None: not even that."""
         return self.top_logprobs or 0 if self.logprobs else None
 
-    @property
-    def echoed_logprobs(self) -> int | None:
-        """The same for each token of the prompt, for `echo`. A chat has none."""
-        return None
-
-    @property
-    def num_candidates(self) -> int:
-        """Answers to compute, of which the best `n` are told."""
-        return self.n or 1
-
     def own_rules(self, _: int) -> Iterator[Rule]:
         """Rules of fields that completions lack."""
         yield "top_logprobs", self.top_logprobs and not self.logprobs, " needs logprobs=true"
@@ -250,7 +250,7 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def echoed_logprobs(self) -> int | None:
-        """The same for each token of the prompt, for `echo`."""
+        """Log-probabilities for each token of the prompt, for `echo`."""
         return self.logprobs if self.echo else None
 
     @property

@@ -278,10 +278,7 @@ def make_body(kind: type[Body], fields: Mapping[str, Any]) -> Body:
         raise ApiError.from_validation(error) from None
 
 
-def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
+def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[Any]:
     """The list of prompts. A single prompt becomes a list of one."""
-    if isinstance(prompt, str):
-        return [prompt]
-    if prompt and all(isinstance(part, int) for part in prompt):
-        return [[part for part in prompt if isinstance(part, int)]]
-    return [part for part in prompt if not isinstance(part, int)]
+    is_single = isinstance(prompt, str) or (bool(prompt) and isinstance(prompt[0], int))
+    return [prompt] if is_single else [*prompt]
