@@ -17,9 +17,9 @@ import pytest
 from fleets import until
 from serving import Running, serving
 
-from soothsay.server.fleet import canary as canary_module
-from soothsay.server.fleet.canary import RETRY, Canary, Watch
+from soothsay.server.fleet import watch as canary_module
 from soothsay.server.fleet.replica import EngineState
+from soothsay.server.fleet.watch import RETRY, Canary, Watch
 from soothsay.server.http.api_errors import ApiError, internal_error
 from soothsay.server.server_config import ServerConfig
 

@@ -21,11 +21,10 @@ from soothsay.server.apis.llamacpp.llama_routes import llama_routes
 from soothsay.server.apis.llamacpp.token_routes import token_routes
 from soothsay.server.apis.ollama.ollama_routes import ollama_routes
 from soothsay.server.apis.openai.openai_routes import openai_routes
-from soothsay.server.fleet.canary import Watch
 from soothsay.server.fleet.engine_fleet import Fleet
 from soothsay.server.fleet.engine_loop import EngineLoop
-from soothsay.server.fleet.fleet_routes import health_routes, replica_routes
 from soothsay.server.fleet.server_metrics import CONTENT_TYPE, Metrics
+from soothsay.server.fleet.watch import Watch, health_routes, replica_routes
 from soothsay.server.generation.service import Service
 from soothsay.server.http.api_route import ApiRoute, describe, missing_routes, no_such_path, page_routes
 from soothsay.server.server_config import ServerConfig

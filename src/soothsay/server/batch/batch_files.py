@@ -109,10 +109,8 @@ class BatchInput:
         """At which lines there is no answer yet. Raises `RequestError` if an answer is of no line."""
         found = np.isin(self.keys, answered)
         if np.count_nonzero(found) != len(answered):
-            raise RequestError(
-                f"the output has two answers to one line of {self.path}, or an answer to none; "
-                "write to another file"
-            )
+            problem = f"the output has two answers to one line of {self.path}, or an answer to none"
+            raise RequestError(f"{problem}; write to another file")
         return ~found
 
     def _lines(self, wanted: Sequence[bool] | npt.NDArray[np.bool_] | None = None) -> Iterator[BatchLine]:
@@ -134,10 +132,8 @@ class BatchInput:
         first, second = self._lines(wanted)
         shown = repr(first.custom_id if len(first.custom_id or "") <= 80 else f"{first.custom_id:.76} ...")
         more = f" (lines with a used id: {len(same)})" if len(same) > 1 else ""
-        raise RequestError(
-            f"{self.path} has the custom_id {shown} in line {first.number} and again in line "
-            f"{second.number}{more}; give each line an id of its own"
-        )
+        places = f"in line {first.number} and again in line {second.number}{more}"
+        raise RequestError(f"{self.path} has the custom_id {shown} {places}; give each line an id of its own")
 
 
 def read_line(number: int, raw: bytes | None) -> BatchLine:
@@ -238,10 +234,8 @@ class BatchOutput:
         for name, value in state.items():
             if self._state and self._state.get(name) != value:
                 first = self._state.get(name)
-                raise RequestError(
-                    f"{self.path} was begun with another {name}: {first}, and now it is {value}. "
-                    "Use the first one again, or write to another file"
-                )
+                problem = f"{self.path} was begun with another {name}: {first}, and now it is {value}"
+                raise RequestError(f"{problem}. Use the first one again, or write to another file")
 
     def begin(self, state: State) -> None:
         """Check a complete state, or write it if there is none. Call it before the first answer."""
@@ -284,10 +278,8 @@ class BatchOutput:
             with self.state_path.open("rb") as file:
                 state = read_json(file.read(MAX_STATE))
         except FileNotFoundError:
-            raise RequestError(
-                f"{self.path} exists, and there is no {self.state_path.name} that says how it was made; "
-                "write to another file, or remove it"
-            ) from None
+            problem = f"{self.path} exists, and there is no {self.state_path.name} that says how it was made"
+            raise RequestError(f"{problem}; write to another file, or remove it") from None
         except (OSError, JsonError) as error:
             raise RequestError(f"{self.state_path} cannot be read ({error})") from None
         if not isinstance(state, dict) or not state:
@@ -304,10 +296,8 @@ class BatchOutput:
                     break
                 found = ANSWER.fullmatch(line)
                 if found is None:
-                    raise RequestError(
-                        f"line {number} of {self.path} is not an answer of a batch; remove the line, "
-                        "or write to another file"
-                    )
+                    problem = f"line {number} of {self.path} is not an answer of a batch"
+                    raise RequestError(f"{problem}; remove the line, or write to another file")
                 keys.append(int(found[1], 16))
                 failed += int(found[2]) != OK
                 end += len(line)
@@ -318,7 +308,5 @@ class BatchOutput:
         try:
             yield
         except OSError as error:
-            raise RequestError(
-                f"{self.path} cannot be written ({error.strerror or error}). The answers in it are kept: "
-                "once it can be written, the same command goes on"
-            ) from None
+            problem = f"{self.path} cannot be written ({error.strerror or error}). The answers in it are kept"
+            raise RequestError(f"{problem}: once it can be written, the same command goes on") from None

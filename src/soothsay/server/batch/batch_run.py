@@ -162,10 +162,8 @@ def run_batch(
         answers.check(state)
         tokens = 0
         if requests.unanswered(answers.keys).any():
-            options["chat_template"] = chat_template
-            factory = partial(
-                load, model, dtype=dtype, max_context=max_context, max_requests=max_running, **options
-            )
+            options |= {"chat_template": chat_template, "max_requests": max_running}
+            factory = partial(load, model, dtype=dtype, max_context=max_context, **options)
             elsewhere = ray_address not in (None, "local")  # where nobody knows how many cores there are
             placement = Placement(replicas, 1 if elsewhere else None, ray_address)
             with engines(factory, placement) as make, Fleet(make, replicas) as fleet:

@@ -100,10 +100,9 @@ class Cluster:
         total: int = 1,
     ):
         if address.startswith("ray://"):
-            raise SoothsayError(
-                "a Ray client cannot serve, since engines call the server: run the command on a machine of "
-                "the cluster, with --ray-address auto"
-            )
+            problem = "a Ray client cannot serve, since engines call the server"
+            hint = "run the command on a machine of the cluster, with --ray-address auto"
+            raise SoothsayError(f"{problem}: {hint}")
         self.address, self.factory, self.cores, self.environment = address, factory, cores, environment
         self._total = total
 

@@ -149,18 +149,14 @@ class EngineProcess:
             received = self._pipe.recv()
         except (EOFError, OSError):
             self._process.join(GRACE)
-            advice = (
-                "memory may be too small: use a smaller model or dtype, or fewer --kv-tokens"
-                if self.exit_code == -signal.SIGKILL
-                else "see what it printed"
-            )
-            raise SoothsayError(
-                f"the engine's process ended while it was loading, with exit code {self.exit_code}; {advice}"
-            ) from None
-        if isinstance(received, SoothsayError):
+            advice = "see what it printed"
+            if self.exit_code == -signal.SIGKILL:
+                advice = "memory may be too small: use a smaller model or dtype, or fewer --kv-tokens"
+            problem = f"the engine's process ended while it was loading, with exit code {self.exit_code}"
+            raise SoothsayError(f"{problem}; {advice}") from None
+        if not isinstance(received, Loaded):
             raise received
-        loaded: Loaded = received
-        return loaded
+        return received
 
     def _start_thread(self, target: Callable[..., None], *args: object) -> None:
         thread = threading.Thread(target=target, args=args, name=target.__name__, daemon=True)

@@ -42,9 +42,8 @@ class Bounds:
 
     def __post_init__(self) -> None:
         if not 1 <= self.least <= self.most <= MAX_REPLICAS:
-            raise SoothsayError(
-                f"{self.least}:{self.most} is no range of engines: write MIN:MAX, from 1 to {MAX_REPLICAS}"
-            )
+            problem = f"{self.least}:{self.most} is no range of engines"
+            raise SoothsayError(f"{problem}: write MIN:MAX, from 1 to {MAX_REPLICAS}")
 
     @classmethod
     def parse(cls, text: str) -> Self:

@@ -76,9 +76,8 @@ class Job:
         loop = asyncio.get_running_loop()
         self.arrived_at = time.monotonic()
         self._deadline = loop.time() + timeout
-        self.answers = [
-            AnswerProgress(len(prompt), self.arrived_at) for prompt in prompts for _ in range(params.n)
-        ]
+        lengths = [len(prompt) for prompt in prompts for _ in range(params.n)]
+        self.answers = [AnswerProgress(length, self.arrived_at) for length in lengths]
         self.reports: dict[str, Any] = {}  # what was reported of its present state, by name
         self.admitted: asyncio.Future[None] = loop.create_future()
         self._updates: asyncio.Queue[AnswerUpdate | None] = asyncio.Queue()  # None: the job has ended
@@ -228,9 +227,8 @@ class Flight:
             self.runner = engine
         else:
             self.successor = engine
-            self._heard.setdefault(
-                self.runner, [_Totals(answer.num_preemptions, answer.stats) for answer in self._answers]
-            )
+            totals = [_Totals(answer.num_preemptions, answer.stats) for answer in self._answers]
+            self._heard.setdefault(self.runner, totals)
         if self.successor is not None or self.has_begun:
             self._heard[engine] = [_Totals() for _ in self._answers]
         emitted = self.emitted if self.has_begun else ()

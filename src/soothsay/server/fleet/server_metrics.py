@@ -75,9 +75,8 @@ class Metrics:
         self._generated = self._counters("generation_tokens", "Tokens of answers")()
         self._queries = self._counters("prefix_cache_queries", "Tokens looked up in the prefix cache")()
         self._hits = self._counters("prefix_cache_hits", "Tokens found in the prefix cache")()
-        self._preemptions = self._counters(
-            "num_preemptions", "Times that an answer lost KV blocks to others"
-        )()
+        text = "Times that an answer lost KV blocks to others"
+        self._preemptions = self._counters("num_preemptions", text)()
         self._success = self._counters("request_success", "Answers that ended well", "finished_reason")
         self._steps = self._counters("decode_steps", "Steps that emitted tokens", "drafter")
         self._drafts = self._counters("spec_decode_num_drafts", "Steps that verified draft tokens", "drafter")

@@ -61,9 +61,8 @@ def _inside(part: Mapping[str, Any]) -> str:
     content = place.get("data") if place.get("type") == "text" else place.get("content")
     if isinstance(content, str):
         return content
-    texts = (
-        [one.get("text") for one in content if isinstance(one, Mapping)] if isinstance(content, list) else []
-    )
+    parts = content if isinstance(content, list) else []
+    texts = [one.get("text") for one in parts if isinstance(one, Mapping)]
     return "\n".join(text for text in texts if isinstance(text, str))
 
 

@@ -13,8 +13,7 @@ from soothsay.core.answer import FinishReason, SpeculationStats, TokenLogprobs
 from soothsay.server.engines.engine_messages import AnswerUpdate
 from soothsay.server.fleet.jobs import AnswerProgress, Job
 from soothsay.server.generation.request_bodies import (
-    ChatRequest,
-    CompletionRequest,
+    AnyRequest,
     StreamOptions,
 )
 from soothsay.server.http.api_errors import ApiError
@@ -175,7 +174,7 @@ class ReplyOptions:
     token_ids: bool = False
 
     @classmethod
-    def of(cls, body: ChatRequest | CompletionRequest) -> Self:
+    def of(cls, body: AnyRequest) -> Self:
         """The options of a body."""
         stream = body.stream_options or StreamOptions()
         return cls(

@@ -266,3 +266,7 @@ class CompletionRequest(GenerationRequest):
             yield "best_of", not n <= best <= max_n, f"={best} is not possible: it must be {limits}"
             late = " needs stream=false: the best is known only when all answers have ended"
             yield "best_of", self.stream and best > n, late
+
+
+AnyRequest = ChatRequest | CompletionRequest
+"""What all APIs ask for."""

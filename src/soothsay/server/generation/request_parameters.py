@@ -21,8 +21,8 @@ from soothsay.server.engines.engine_messages import RequestOptions
 from soothsay.server.generation.message_bodies import AllowedTools, NamedTool
 from soothsay.server.generation.request_bodies import (
     UNLIMITED,
+    AnyRequest,
     ChatRequest,
-    CompletionRequest,
     GenerationRequest,
     Speculation,
     StructuredOutputs,
@@ -73,9 +73,7 @@ def request_options(body: GenerationRequest, owner: str = "") -> RequestOptions:
     )
 
 
-def sampling_params(
-    body: ChatRequest | CompletionRequest, config: ServerConfig, defaults: Mapping[str, float]
-) -> SamplingParams:
+def sampling_params(body: AnyRequest, config: ServerConfig, defaults: Mapping[str, float]) -> SamplingParams:
     """Read sampling parameters from a body.
 
     Args:
@@ -177,7 +175,7 @@ def nearest(fields: Mapping[str, Any], config: ServerConfig | None = None) -> Js
     return {**fields, **moved}
 
 
-def _check_limits(body: ChatRequest | CompletionRequest, config: ServerConfig) -> None:
+def _check_limits(body: AnyRequest, config: ServerConfig) -> None:
     """Raise `ApiError` for the first field that breaks a rule."""
     for name, count in ((body.logprobs_field, body.num_logprobs), ("prompt_logprobs", body.prompt_logprobs)):
         if count is not None and not 0 <= count <= config.max_logprobs:
@@ -207,7 +205,7 @@ def _check_limits(body: ChatRequest | CompletionRequest, config: ServerConfig) -
             raise invalid(name, f"{name}{problem}")
 
 
-def _grammar(body: ChatRequest | CompletionRequest) -> Grammar | None:
+def _grammar(body: AnyRequest) -> Grammar | None:
     """The grammar that the answer's text must follow, from whichever field has it. None: no grammar."""
     outputs, wanted = body.structured_outputs or StructuredOutputs(), body.response_format
     if wanted is not None and (wanted.type == "json_schema") != (wanted.json_schema is not None):
@@ -225,9 +223,7 @@ def _grammar(body: ChatRequest | CompletionRequest) -> Grammar | None:
         raise invalid("response_format", str(error)) from None
 
 
-def _forms(
-    body: ChatRequest | CompletionRequest, outputs: StructuredOutputs
-) -> Iterator[tuple[Callable[[Any], Grammar], Any]]:
+def _forms(body: AnyRequest, outputs: StructuredOutputs) -> Iterator[tuple[Callable[[Any], Grammar], Any]]:
     """What makes a grammar of each field that may have one, and what the field has."""
 
     def any_object(_: object) -> Grammar:

@@ -19,6 +19,7 @@ from soothsay.server.fleet.engine_loop import EngineLoop
 from soothsay.server.fleet.jobs import Job
 from soothsay.server.generation.reply_format import MakeParser, ReplyFormat, ReplyOptions, TokenTexts, usage
 from soothsay.server.generation.request_bodies import (
+    AnyRequest,
     ChatRequest,
     CompletionRequest,
     GenerationRequest,
@@ -34,9 +35,7 @@ from soothsay.server.generation.request_parameters import (
 from soothsay.server.generation.request_prompts import (
     Echo,
     PromptReader,
-    chat_ids,
     check_totals,
-    completion_ids,
     continued_text,
 )
 from soothsay.server.http.api_errors import ApiError, invalid, renamed, unsupported
@@ -55,9 +54,6 @@ ChatReply = Callable[[MakeParser], ReplyFormat]
 
 CompletionReply = Callable[[Sequence[Echo]], ReplyFormat]
 """Makes the format of the reply to a completion, from the prompts that the answers begin with (`echo`)."""
-
-RESERVED = ("messages", "self", "tools")
-"""Variables of chat templates that `chat_template_kwargs` must not set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,20 +165,14 @@ class Service:
 
         `tools`: those that the model may call; None: as the body says.
         """
-        tools = chosen_tools(body)[0] if tools is None else tools
-        variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
-        if taken := next((name for name in RESERVED if name in variables), None):
-            raise invalid("chat_template_kwargs", f"{taken} cannot be set here")
-        if tools:
-            variables["tools"] = list(tools)
-        return chat_ids(self.prompts, body, variables, self.model.max_context)
+        return self.prompts.read_chat(body, chosen_tools(body)[0] if tools is None else tools)
 
     def complete(self, http: Request, body: CompletionRequest, reply: CompletionReply) -> ReplyPlan:
         """What a body with prompts asks for. May take long."""
         self.check_model(body.model)
         params = sampling_params(body, self.config, self.model.sampling_defaults)
         prompts = self.checked(_prompts(body.prompt))
-        ids, echoed = completion_ids(self.prompts, body, prompts, self.model.max_context)
+        ids, echoed = self.prompts.read_completion(body, prompts)
         return self._plan(http, body, ids, params, reply(echoed))
 
     def checked(self, prompts: list[Any]) -> list[Any]:
@@ -194,7 +184,7 @@ class Service:
     def _plan(
         self,
         http: Request,
-        body: ChatRequest | CompletionRequest,
+        body: AnyRequest,
         prompts: Sequence[list[int]],
         params: SamplingParams,
         reply: ReplyFormat,

@@ -153,10 +153,8 @@ class BodyReader:
                     raise try_later("the server is reading too many large bodies; try again later")
             content = b"".join(parts)
             parts.clear()
-            thread = None if size <= SMALL else self._thread
-            return await asyncio.get_running_loop().run_in_executor(
-                thread, lambda: work(parse(content, kind))
-            )
+            loop, thread = asyncio.get_running_loop(), None if size <= SMALL else self._thread
+            return await loop.run_in_executor(thread, lambda: work(parse(content, kind)))
         except ClientDisconnect:
             raise DisconnectedError from None
         finally:

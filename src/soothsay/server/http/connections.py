@@ -223,9 +223,8 @@ class ClientConnection(H11Protocol):
         """Send an error and close the connection, without reading a request."""
         response = try_later(message).response("")
         headers = b"".join(b"%s: %s\r\n" % pair for pair in response.raw_headers)
-        self.transport.write(
-            b"HTTP/1.1 503 Service Unavailable\r\n%sconnection: close\r\n\r\n%s" % (headers, response.body)
-        )
+        start = b"HTTP/1.1 503 Service Unavailable\r\n"
+        self.transport.write(b"%s%sconnection: close\r\n\r\n%s" % (start, headers, response.body))
         self.abort()
 
     @property

@@ -62,9 +62,8 @@ class ReasoningFormat:
             prompt: the prompt, which some templates end with the opening tag.
             continued: the text of the model that the answer continues. It may end in the middle of thoughts.
         """
-        return prompt.rstrip().endswith(self.opening) or (
-            continued.rfind(self.opening) > continued.rfind(self.closing)
-        )
+        is_within = continued.rfind(self.opening) > continued.rfind(self.closing)
+        return is_within or prompt.rstrip().endswith(self.opening)
 
     def rules(self, special: Mapping[str, int], prompt: str, continued: str = "") -> str:
         """Rules in Lark of an answer: thoughts, and then a `body`, which others define.

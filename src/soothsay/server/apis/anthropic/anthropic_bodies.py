@@ -234,13 +234,11 @@ class PromptRequest(Body):
         messages = [*system, *(part for message in self.messages for part in message.chat())]
         last = f"messages.{len(self.messages) - 1}"
         if self.is_begun and "tool_calls" in messages[-1]:
-            raise invalid(
-                last, "the last message calls a tool; send the tool_result in a message of the user"
-            )
+            message = "the last message calls a tool; send the tool_result in a message of the user"
+            raise invalid(last, message)
         if self.is_begun and not messages[-1]["content"].strip():
-            raise invalid(
-                last, "the last message is the beginning of the answer, and it is empty; leave it out"
-            )
+            message = "the last message is the beginning of the answer, and it is empty; leave it out"
+            raise invalid(last, message)
         return messages
 
     def _thinking(self, extra: Json, *, able: bool) -> Json:

@@ -234,38 +234,33 @@ def _model_routes(service: Service) -> list[ApiRoute]:
 def _plan(service: Service, http: Request, body: LlamaRequest, prompts: list[Parts]) -> ReplyPlan:
     """What a body with these prompts asks for. Raises `ApiError`."""
     service.check_model(body.model)
-    room = service.model.max_context
-    reader = service.prompts
-    ids = read_prompts(reader, body, service.checked(prompts), room)
-    named = service.model.tokenizer is not None
+    reader, named = service.prompts, service.model.tokenizer is not None
+    ids = read_prompts(reader, body, service.checked(prompts))
     texts = [reader.decode(one, skip_special=False) if named else "" for one in ids]
-    reply = LlamaFormat(service.config.name, service.texts, body, texts, room)
+    reply = LlamaFormat(service.config.name, service.texts, body, texts, reader.room)
     return service.complete(http, body.completion(ids), lambda _: reply)
 
 
-def read_prompts(
-    reader: PromptReader, body: LlamaRequest, prompts: Sequence[Parts], room: int
-) -> list[list[int]]:
+def read_prompts(reader: PromptReader, body: LlamaRequest, prompts: Sequence[Parts]) -> list[list[int]]:
     """Token ids of prompts. The text at the start of a prompt gets the tokens that begin a text.
 
     Args:
         reader: of the model's prompts.
         body: how to cut prompts.
         prompts: in texts and token ids.
-        room: tokens of the context.
 
     Raises `ApiError` for unknown token ids, and for prompts that the context cannot hold.
     """
     begin, cut = body.add_special_tokens is not False, body.truncate_prompt_tokens is not None
     all_ids = list[list[int]]()
     for parts in prompts:
-        if len(parts) > 2 * room:  # each takes time, also if it is empty
+        if len(parts) > 2 * reader.room:  # each takes time, also if it is empty
             raise reader.over_long(f"{len(parts)} parts", "prompt")
         ids: list[int] = []
         for place, part in enumerate(parts):
             first = begin and place == 0
             ids += [part] if isinstance(part, int) else reader.encode(part, special=first, cut=cut)
-            if len(ids) > CUT * room:
+            if len(ids) > CUT * reader.room:
                 raise reader.over_long(f"at least {len(ids)} tokens", "prompt")
-        all_ids.append(reader.check_prompt(truncated(ids, body, room)))
+        all_ids.append(reader.check_prompt(truncated(ids, body, reader.room)))
     return all_ids

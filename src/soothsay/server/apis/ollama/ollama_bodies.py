@@ -120,11 +120,10 @@ class OllamaMessage(Body):
         others = {"content", "images", "tool_calls"}
         message = self.model_dump(by_alias=True, exclude_none=True, exclude=others)
         if self.tool_calls:
+            calls = [(f"call_{number}_{place}", call) for place, call in enumerate(self.tool_calls)]
             message["tool_calls"] = [
-                call_of(
-                    call.id or f"call_{number}_{place}", call.function.name, to_line(call.function.arguments)
-                )
-                for place, call in enumerate(self.tool_calls)
+                call_of(call.id or made, call.function.name, to_line(call.function.arguments))
+                for made, call in calls
             ]
         return {**message, "content": self.content or ""}
 

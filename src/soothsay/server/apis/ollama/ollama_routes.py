@@ -147,9 +147,8 @@ def ollama_routes(service: Service) -> list[ApiRoute]:
         if not body.prompt:
             return loaded(body, {"response": ""})
         if not body.raw and tokenizer is not None and tokenizer.has_chat_template:
-            return service.chat(
-                http, body.chat(config, able=able), partial(OllamaTextFormat, model, service.texts)
-            )
+            chat, form = body.chat(config, able=able), partial(OllamaTextFormat, model, service.texts)
+            return service.chat(http, chat, form)
         reply = OllamaTextFormat(model, service.texts, PlainParser)
         return service.complete(http, body.completion(config), lambda _: reply)
 
