@@ -132,31 +132,8 @@ class Job:
         self._updates.put_nowait(None)
 
 
-@dataclass(slots=True)
-class _Totals:
-    """What was counted of an answer, over all engines or at one of them."""
-
-    num_preemptions: int = 0
-    stats: SpeculationStats = field(default_factory=SpeculationStats)
-
-
-@dataclass(slots=True)
-class _Answer(_Totals):
-    """An answer as it was told to the client."""
-
-    tokens: list[int] = field(default_factory=list)
-    text_length: int = 0
-    num_cached: int = 0
-    ended: bool = False
-
-    def take(self, update: AnswerUpdate) -> None:
-        if not self.tokens:
-            self.num_cached = update.num_cached
-        self.tokens += update.token_ids
-        self.stats = update.stats
-        self.text_length = update.text_length
-        self.num_preemptions = update.num_preemptions
-        self.ended = update.finish_reason is not None
+NOTHING = AnswerUpdate(-1, 0, "", None, [], 0, 0, 0, 0, SpeculationStats(), None)
+"""What has been said of an answer before its first update."""
 
 
 class Flight:
@@ -184,35 +161,34 @@ class Flight:
         self.idle_losses = 0  # the same, since its last new token
         self.num_calls = 0  # how often an engine got it
         self.calls: dict[Replica, int] = {}  # the job's number at each engine that has it
-        self._answers = [_Answer() for _ in submit.prompts for _ in range(params.n)]
+        self.size = len(submit.prompts) * params.n  # number of answers
+        self._told = [NOTHING] * self.size  # of each answer: the last update that the client has got
+        self._tokens: list[list[int]] = [[] for _ in self._told]  # that the client has got
         self._goals: list[int] | None = None  # tokens of each answer when the successor first said one
-        self._heard: dict[Replica, list[_Totals]] = {}  # of engines whose totals are not those of the answers
-
-    @property
-    def size(self) -> int:
-        """Number of answers."""
-        return len(self._answers)
+        # the last updates of engines whose totals are not those of the answers
+        self._heard: dict[Replica, list[AnswerUpdate]] = {}
 
     @property
     def has_begun(self) -> bool:
         """Whether the client has heard of any answer."""
-        return any(answer.tokens or answer.ended for answer in self._answers)
+        return any(told is not NOTHING for told in self._told)
 
     @property
     def has_ended(self) -> bool:
         """Whether the client has got the end of every answer."""
-        return all(answer.ended for answer in self._answers)
+        return all(told.finish_reason is not None for told in self._told)
 
     @property
     def texts(self) -> list[list[int]]:
         """The token ids of each prompt with its answer so far."""
         prompts, n = self.submit.prompts, self.submit.params.n
-        return [prompts[i // n] + answer.tokens for i, answer in enumerate(self._answers)]
+        return [prompts[i // n] + tokens for i, tokens in enumerate(self._tokens)]
 
     @property
     def emitted(self) -> list[EmittedTokens]:
         """What the client has got of each answer."""
-        return [EmittedTokens([*answer.tokens], answer.ended) for answer in self._answers]
+        told = zip(self._tokens, self._told, strict=True)
+        return [EmittedTokens([*tokens], one.finish_reason is not None) for tokens, one in told]
 
     def board(self, engine: Replica, call: int) -> Submit:
         """Give the job to an engine, the successor if there is a runner. Returns what to send.
@@ -227,10 +203,9 @@ class Flight:
             self.runner = engine
         else:
             self.successor = engine
-            totals = [_Totals(answer.num_preemptions, answer.stats) for answer in self._answers]
-            self._heard.setdefault(self.runner, totals)
+            self._heard.setdefault(self.runner, [*self._told])
         if self.successor is not None or self.has_begun:
-            self._heard[engine] = [_Totals() for _ in self._answers]
+            self._heard[engine] = [NOTHING] * self.size
         emitted = self.emitted if self.has_begun else ()
         return replace(self.submit, job=call, emitted=emitted)
 
@@ -251,7 +226,7 @@ class Flight:
         successor first reads what the client had at this time. Meanwhile the runner continues.
         """
         if self._goals is None:
-            self._goals = [len(answer.tokens) for answer in self._answers]
+            self._goals = [*map(len, self._tokens)]
         return update.num_output > self._goals[update.index]
 
     def lose(self, engine: Replica) -> None:
@@ -262,35 +237,32 @@ class Flight:
 
     def take(self, engine: Replica, update: AnswerUpdate) -> AnswerUpdate | None:
         """Take an update of the runner. Returns what of it is new to the client; None: nothing."""
-        answer = self._answers[update.index]
-        if engine in self._heard:
-            new = self._new(answer, self._heard[engine][update.index], update)
-        else:
-            new = update  # the engine has said all that the client has heard
+        new: AnswerUpdate | None = update
+        if engine in self._heard:  # else it has said all that the client has heard
+            heard = self._heard[engine]
+            new, heard[update.index] = self._new(heard[update.index], update), update
         if new is not None:
             new = new if new.job == self.number else replace(new, job=self.number)
-            answer.take(new)
+            self._told[new.index] = new
+            self._tokens[new.index] += new.token_ids
             self.idle_losses = 0
         return new
 
-    def _new(self, answer: _Answer, heard: _Totals, update: AnswerUpdate) -> AnswerUpdate | None:
+    def _new(self, heard: AnswerUpdate, update: AnswerUpdate) -> AnswerUpdate | None:
         """What of an update the client has not heard, with the totals of all engines together."""
-        skipped = len(answer.tokens) - (update.num_output - len(update.token_ids))
-        skipped_text = answer.text_length - (update.text_length - len(update.text))
-        gained = update.stats.minus(heard.stats)
-        preemptions = update.num_preemptions - heard.num_preemptions
-        heard.stats, heard.num_preemptions = update.stats, update.num_preemptions
-        ends = update.finish_reason is not None and not answer.ended
-        if update.num_output <= len(answer.tokens) and not ends:
+        told, num_told = self._told[update.index], len(self._tokens[update.index])
+        ends = update.finish_reason is not None and told.finish_reason is None
+        if update.num_output <= num_told and not ends:
             return None
-        has_tokens = bool(answer.tokens)
+        skipped = num_told - (update.num_output - len(update.token_ids))
+        skipped_text = told.text_length - (update.text_length - len(update.text))
         return replace(
             update,
             text=update.text[skipped_text:],
             token_ids=update.token_ids[skipped:],
             logprobs=None if update.logprobs is None else update.logprobs[skipped:],
-            prompt_logprobs=None if has_tokens else update.prompt_logprobs,
-            num_cached=answer.num_cached if has_tokens else update.num_cached,
-            num_preemptions=answer.num_preemptions + preemptions,
-            stats=answer.stats.plus(gained),
+            prompt_logprobs=None if num_told else update.prompt_logprobs,
+            num_cached=told.num_cached if num_told else update.num_cached,
+            num_preemptions=told.num_preemptions + update.num_preemptions - heard.num_preemptions,
+            stats=told.stats.plus(update.stats.minus(heard.stats)),
         )
