@@ -52,7 +52,7 @@ def stages_on_ray(count: int, cores: int) -> Stages:
     if count == 1:
         return 1
     try:
-        from soothsay.server.cluster.ray_engine import RayStage
+        from soothsay.server.cluster.ray_stage import RayStage
     except ImportError:
         raise SoothsayError(NO_RAY) from None
     return [RayStage(cores)] * (count - 1)

@@ -36,7 +36,7 @@ def cluster() -> Iterator[None]:
 
 def test_stages_are_actors_with_the_same_bits(cluster: None) -> None:
     """Drafters change nothing, also those that read the inputs of the actor's layers; a loss is named."""
-    from soothsay.server.cluster.ray_engine import RayStage
+    from soothsay.server.cluster.ray_stage import RayStage
 
     llm = LLM("sibyl", dtype="float32", stages=[RayStage()], drafter="none", kv_tokens=8192)
     own, (rest,) = llm.model.own.layers, llm.model.rest
@@ -54,7 +54,7 @@ def test_stages_are_actors_with_the_same_bits(cluster: None) -> None:
 
 
 def test_an_actor_ends_with_its_engine(cluster: None) -> None:
-    from soothsay.server.cluster.ray_engine import RayStage
+    from soothsay.server.cluster.ray_stage import RayStage
 
     stage = RayStage().open()
     pid = process_of(stage)

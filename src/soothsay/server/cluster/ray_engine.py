@@ -1,18 +1,17 @@
-"""Engines and stages of a model as Ray actors. Ray finds a machine for each and starts it.
+"""Engines as Ray actors. Ray finds a machine for each and starts it; messages go through a connection.
 
-Messages go through a connection. Needs the extra `soothsay[ray]`.
+Needs the extra `soothsay[ray]`.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import platform
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from types import MappingProxyType
@@ -21,9 +20,8 @@ from typing import TYPE_CHECKING, Any, Self
 import ray
 from ray.exceptions import RayError
 
-from soothsay.errors import ModelError, SoothsayError
+from soothsay.errors import SoothsayError
 from soothsay.handshake import Number, Switchboard, call
-from soothsay.model.pipeline.remote_stage import RemoteStage
 from soothsay.processors import granted_processors
 from soothsay.server.engines.engine_messages import EngineUpdate, Incoming, Loaded, Received
 from soothsay.server.engines.engine_process import read_messages, write_messages
@@ -239,41 +237,3 @@ class EngineActor:
         pipe = call(*number)
         pipe.send(os.getpid())
         run_worker(factory, pipe)
-
-
-@dataclass(frozen=True, slots=True)
-class RayStage:
-    """An actor that gets layers, for `LLM(model, stages=[RayStage(), ...])`. It is a `StagePlace`.
-
-    The process of the `LLM` must have joined a cluster. Engines on Ray have joined one.
-    """
-
-    cores: int = 1  # physical ones, its own
-
-    def open(self) -> RemoteStage:
-        """Start an actor and wait until it has called. It ends when the stage is closed.
-
-        Raises `ModelError` if the actor ends before.
-        """
-        with Switchboard(ray.util.get_node_ip_address()) as switchboard:
-            number = switchboard.expect()
-            actor = ray.remote(StageActor).options(num_cpus=self.cores, max_restarts=0).remote()
-            run = actor.run.remote(number, self.cores)
-            pipe = first_call(switchboard, number, run, self.cores)
-            if pipe is None:
-                raise ModelError(f"the actor of a stage ended before it had layers: {end_of(run)}")
-        return RemoteStage(pipe, f"Ray actor, {pipe.recv()}")
-
-
-class StageActor:
-    """The process of a stage, as Ray starts it. Ray ends it when `run` has returned: nobody refers to it."""
-
-    def run(self, number: Number, cores: int) -> None:
-        """Call the engine, and run layers for it until it hangs up."""
-        from soothsay.model.pipeline.stage_process import serve_engine
-        from soothsay.server.engines.engine_process import pin
-
-        pipe = call(*number)
-        pin(cores)
-        pipe.send(f"process {os.getpid()} on {platform.node()}")
-        serve_engine(pipe)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from soothsay.server.tools.tool_calls import (
@@ -69,15 +69,7 @@ class HermesParser(FramedParser):
     def _bare_calls(self) -> Sequence[ToolCall]:
         """The calls that the whole answer consists of; none if there is anything else."""
         rest = self._bare.strip().removeprefix(FENCE).removesuffix("```").removesuffix(CLOSE).strip()
-        calls = []
-        while rest:
-            value, end = first_json(rest)
-            call = as_call(value)
-            if call is None or call.name not in self._names or "arguments" not in value:
-                return []
-            calls.append(call)
-            rest = rest[end:].lstrip()
-        return calls
+        return _only_calls(rest, self._names, "arguments", required=True)
 
 
 class AprielParser(FramedParser):
@@ -205,12 +197,29 @@ class Llama3Parser(ToolCallParser):
 
     def _whole(self, held: str) -> ParsedPart:
         """The calls if the answer consists of calls only. Otherwise the text."""
-        rest, calls = held.strip().removeprefix(PYTHON_TAG).strip(), []
-        while rest:
-            value, end = first_json(rest)
-            call = as_call(value, arguments="parameters")
-            if call is None or call.name not in self._names:
-                return ParsedPart(held)
-            calls.append(call)
-            rest = rest[end:].lstrip("; \n")
+        rest = held.strip().removeprefix(PYTHON_TAG).strip()
+        calls = _only_calls(rest, self._names, "parameters", between="; \n")
         return ParsedPart("", calls) if calls else ParsedPart(held)
+
+
+def _only_calls(
+    text: str, names: Collection[str], arguments: str, *, required: bool = False, between: str | None = None
+) -> list[ToolCall]:
+    """The calls that a text consists of; none if there is anything else.
+
+    Args:
+        text: begins with the first call.
+        names: of the tools that may be called.
+        arguments: the field that has the arguments.
+        required: whether a call must have this field.
+        between: characters that may stand between two calls; None: white space.
+    """
+    calls = []
+    while text:
+        value, end = first_json(text)
+        call = as_call(value, arguments=arguments)
+        if call is None or call.name not in names or (required and arguments not in value):
+            return []
+        calls.append(call)
+        text = text[end:].lstrip(between)
+    return calls

@@ -150,20 +150,18 @@ class LlamaFormat(ReplyFormat):
         """The fields of a reply that the request names; a slash leads into a field. If it names none: all."""
         if not self._selected_fields:
             return reply
-        found: Json = {}
-        for name, steps in self._selected_fields:
-            value: Any = reply
-            for step in steps:
-                if not isinstance(value, dict):
-                    value = None
-                    break
-                value = value.get(step)
-            if value is not None:
-                found[name] = value
-        return found
+        found = {name: _inside(reply, steps) for name, steps in self._selected_fields}
+        return {name: value for name, value in found.items() if value is not None}
 
     def _probabilities(self, logprobs: list[TokenLogprobs]) -> Iterator[Json]:
         return list_logprobs(self.texts, logprobs, no_bytes=[], with_ids=True)
+
+
+def _inside(value: Any, steps: Sequence[str]) -> Any:
+    """The value to which the names of fields lead; None if there is none."""
+    for step in steps:
+        value = value.get(step) if isinstance(value, dict) else None
+    return value
 
 
 def llama_routes(service: Service) -> list[ApiRoute]:
