@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -258,14 +258,6 @@ def without_traces(chat: ChatRequest) -> ChatRequest:
         message = "traces are part of streams of chats only; use /v1/chat/completions"
         raise unsupported("speculation.trace", message)
     return chat
-
-
-def make_body(kind: type[Body], fields: Mapping[str, Any]) -> Body:
-    """Make the body of a chat or a completion, checked as if a client had sent it. Raises `ApiError`."""
-    try:
-        return kind.model_validate(fields)
-    except ValidationError as error:
-        raise ApiError.from_validation(error) from None
 
 
 def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[Any]:

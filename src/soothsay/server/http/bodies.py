@@ -177,10 +177,17 @@ def _is_safe(headers: Mapping[str, str]) -> bool:
 def parse(content: bytes, kind: type[B]) -> B:
     """The object that a body describes. Raises `ApiError`, which names the first field that is wrong."""
     try:
-        return kind.model_validate(read_json(content))
+        value = read_json(content)
     except JsonError as error:
         code = "invalid_value" if error.valid else "invalid_json"
         message = f"{error.field}: {error}" if error.field else str(error)
         raise ApiError(400, message, code, param=error.field or None) from None
+    return make_body(kind, value)
+
+
+def make_body(kind: type[B], fields: Any) -> B:
+    """A body of some fields, checked as if a client had sent it. Raises `ApiError`."""
+    try:
+        return kind.model_validate(fields)
     except ValidationError as error:
         raise ApiError.from_validation(error) from None

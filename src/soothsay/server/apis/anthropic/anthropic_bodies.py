@@ -16,9 +16,8 @@ from soothsay.server.generation.message_bodies import (
 )
 from soothsay.server.generation.request_bodies import ChatRequest
 from soothsay.server.generation.request_parameters import further_fields
-from soothsay.server.generation.service import make_body
 from soothsay.server.http.api_errors import ApiError, invalid
-from soothsay.server.http.bodies import Body, Items, Json, TextOr, Whole, by_type
+from soothsay.server.http.bodies import Body, Items, Json, TextOr, Whole, by_type, make_body
 from soothsay.server.http.json_streams import to_line
 
 REFUSED = {

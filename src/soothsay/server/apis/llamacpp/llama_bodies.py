@@ -19,9 +19,8 @@ from soothsay.server.generation.request_bodies import (
     ResponseFormat,
 )
 from soothsay.server.generation.request_parameters import nearest
-from soothsay.server.generation.service import make_body
 from soothsay.server.http.api_errors import invalid, unsupported
-from soothsay.server.http.bodies import Body, Items, Whole
+from soothsay.server.http.bodies import Body, Items, Whole, make_body
 
 Parts = list[int | str]
 """A prompt as token ids and texts, in order."""

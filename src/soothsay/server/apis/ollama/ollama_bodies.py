@@ -9,9 +9,8 @@ from pydantic import BeforeValidator, Field
 from soothsay.server.generation.message_bodies import Function, call_of
 from soothsay.server.generation.request_bodies import UNLIMITED, ChatRequest, CompletionRequest
 from soothsay.server.generation.request_parameters import nearest
-from soothsay.server.generation.service import make_body
 from soothsay.server.http.api_errors import unsupported
-from soothsay.server.http.bodies import Body, Items, Json, Whole
+from soothsay.server.http.bodies import Body, Items, Json, Whole, make_body
 from soothsay.server.http.json_streams import to_line
 from soothsay.server.server_config import ServerConfig
 

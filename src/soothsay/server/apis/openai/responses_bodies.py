@@ -11,9 +11,8 @@ from pydantic_core import PydanticCustomError
 from soothsay.server.generation.message_bodies import OtherKind, TextPart, call_of, joined_text, tool_of
 from soothsay.server.generation.request_bodies import ChatRequest
 from soothsay.server.generation.request_parameters import further_fields
-from soothsay.server.generation.service import make_body
 from soothsay.server.http.api_errors import invalid
-from soothsay.server.http.bodies import Body, Items, Json, TextOr, Whole, by_type
+from soothsay.server.http.bodies import Body, Items, Json, TextOr, Whole, by_type, make_body
 from soothsay.server.http.json_streams import to_line
 
 STATELESS = "this server stores nothing; send the whole conversation as input"
