@@ -22,7 +22,7 @@ OUR_NAMES = {
     "json_schema": "guided_json",
     "regex": "guided_regex",
 }
-"""Names of fields, and our names of them. Ours win where a body has both."""
+"""Names of fields of llama.cpp's and SGLang's servers, and ours. Ours win where a body has both."""
 
 BANNED = -100.0
 """The bias of a token that llama.cpp's `false` bans."""
