@@ -161,15 +161,13 @@ class GapTokens:
     @classmethod
     def of(cls, vocabulary: Mapping[str, int]) -> GapTokens | None:
         """The tokens of a vocabulary; None: it has none."""
-        for names in FAMILIES:
-            if all(name in vocabulary for name in names):
-                prefix, suffix, middle = (vocabulary[name] for name in names)
-                repository, file = (
-                    next((vocabulary[name] for name in choices if name in vocabulary), None)
-                    for choices in (REPOSITORY, FILE_MARK)
-                )
-                return cls(prefix, suffix, middle, repository, file)
-        return None
+        marks = next((names for names in FAMILIES if all(name in vocabulary for name in names)), None)
+        if marks is None:
+            return None
+        known = [
+            [vocabulary[name] for name in names if name in vocabulary] for names in (REPOSITORY, FILE_MARK)
+        ]
+        return cls(*(vocabulary[name] for name in marks), *(next(iter(ids), None) for ids in known))
 
     @property
     def ends(self) -> list[int]:
