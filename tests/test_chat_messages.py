@@ -42,7 +42,7 @@ def test_a_developer_is_the_system(sibyl: LLM) -> None:
 
 
 def test_an_answer_may_have_calls_and_no_content() -> None:
-    from soothsay.chat_messages import conversation
+    from soothsay.chat_layout import conversation
 
     answers = [{"role": "assistant", "content": None, "tool_calls": []}, {"role": "assistant"}]
     assert conversation(answers) == answers

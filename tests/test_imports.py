@@ -18,10 +18,8 @@ LAYERS = (
         *(
             "errors",
             "handshake",
-            "heap",
             "openmp",
-            "safe_path",
-            "control_groups",
+            "own_process",
             "processors",
             "machine",
             "files",
@@ -29,7 +27,6 @@ LAYERS = (
         *("config", "corpus", "plotting"),
         *(
             "tokenizer",
-            "chat_messages",
             "chat_layout",
             "chat_template",
             "template_operations",
@@ -69,7 +66,6 @@ ROOMS = (
     ("fleet",),
     ("generation",),
     ("apis",),
-    ("route_table",),
     ("http_server",),
     ("runner", "placement", "cluster", "batch"),
 )

@@ -43,10 +43,8 @@ class ChatTemplate:
 
     def __init__(self, source: str):
         if len(source) > MAX_TEMPLATE:
-            raise ModelError(
-                f"the chat template has {len(source):,} characters, and {MAX_TEMPLATE:,} is the limit; "
-                "check the model's origin"
-            )
+            problem = f"the chat template has {len(source):,} characters, and {MAX_TEMPLATE:,} is the limit"
+            raise ModelError(f"{problem}; check the model's origin")
         try:
             self._template = _Environment().from_string(source)
         except jinja2.TemplateError as error:
@@ -65,10 +63,8 @@ class ChatTemplate:
             with metering():
                 return "".join(self._template.generate(**variables))
         except TemplateLimit as error:
-            raise RequestError(
-                f"the chat template exceeds its limits with these messages ({error}): send less, or check "
-                "the model's template"
-            ) from error
+            problem = f"the chat template exceeds its limits with these messages ({error})"
+            raise RequestError(f"{problem}: send less, or check the model's template") from error
         except RecursionError:
             raise RequestError("the chat template or the messages are nested too deep") from None
         except Exception as error:  # a template can raise nearly anything

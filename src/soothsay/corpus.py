@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from soothsay.chat_messages import conversation
+from soothsay.chat_layout import conversation
 from soothsay.errors import RequestError
 from soothsay.tokenizer import Message
 

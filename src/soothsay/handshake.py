@@ -7,10 +7,10 @@ encrypted nor authenticated.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 import secrets
-import selectors
 import socket
 import threading
 import time
@@ -19,7 +19,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Self
+from queue import Empty, SimpleQueue
+from typing import NamedTuple, Self
 
 log = logging.getLogger("soothsay.handshake")
 
@@ -73,111 +74,137 @@ class CallerGate:
 
     def __init__(self, listening: socket.socket, key: bytes, admit: Callable[[Caller], None]):
         self._listening, self._key, self._admit = listening, key, admit
-        self._unproven: dict[socket.socket, _Unproven] = {}  # the oldest first
+        self._unproven: dict[asyncio.Task[None], str] = {}  # by task, the oldest first: the caller's address
         self._log_at = 0.0  # when the log may have the next refusal
-        self._selector = selectors.DefaultSelector()
-        self._stop, self._stopped = socket.socketpair()
+        self._loop, self._stop = asyncio.new_event_loop(), asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="callers", daemon=True)
 
     def __enter__(self) -> Self:
         self._listening.setblocking(False)
-        for sock in (self._listening, self._stopped):
-            self._selector.register(sock, selectors.EVENT_READ)
         self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._stop.close()
+        self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
 
     def _run(self) -> None:
-        with self._listening, self._stopped, self._selector:
-            while True:
-                due = next((one.due for one in self._unproven.values()), None)
-                events = self._selector.select(None if due is None else max(due - time.monotonic(), 0))
-                ready = {key.fileobj for key, _ in events}
-                if self._stopped in ready:
-                    break
-                for one in [one for one in self._unproven.values() if one.socket in ready]:
-                    self._read(one)  # before others are accepted, since these may push it out
-                now = time.monotonic()
-                for one in [one for one in self._unproven.values() if one.due <= now]:
-                    self._refuse(one, "it has not proved in time that it has the key")
-                if self._listening in ready:
-                    self._accept()
-            for one in [*self._unproven.values()]:
-                self._forget(one).close()
+        with self._listening, asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve())
 
-    def _accept(self) -> None:
-        """Accept a caller. Drops another one if there are too many."""
-        if len(self._unproven) >= CALLERS:
-            ((address, _),) = Counter(one.address for one in self._unproven.values()).most_common(1)
-            oldest = next(one for one in self._unproven.values() if one.address == address)
-            self._refuse(oldest, "there are too many callers")
-        try:
-            sock, (address, *_) = self._listening.accept()
-        except BlockingIOError:
-            return
-        except OSError as error:  # there are too many files, or the caller is gone
-            log.warning("caller not accepted", extra={"reason": str(error)})
-            time.sleep(0.05)
-            return
-        caller = _Unproven(sock, address, time.monotonic() + HANDSHAKE, secrets.token_bytes(NONCE))
+    async def _serve(self) -> None:
+        accepting = asyncio.create_task(self._accept())
+        await self._stop.wait()
+        accepting.cancel()
+
+    async def _accept(self) -> None:
+        """Accept callers, until cancelled. Drops others if there are too many."""
+        while True:
+            try:
+                sock, (address, *_) = await self._loop.sock_accept(self._listening)
+            except OSError as error:  # there are too many files, or the caller is gone
+                log.warning("caller not accepted", extra={"reason": str(error)})
+                await asyncio.sleep(0.05)
+                continue
+            await asyncio.sleep(0)  # those whose proof has come pass first, since this one may push them out
+            if len(self._unproven) >= CALLERS:
+                ((crowded, _),) = Counter(self._unproven.values()).most_common(1)
+                oldest = next(task for task, one in self._unproven.items() if one == crowded)
+                del self._unproven[oldest]
+                oldest.cancel()
+                self._note_refusal(crowded, "there are too many callers")
+            task = asyncio.create_task(self._meet(sock, address))
+            self._unproven[task] = address
+            task.add_done_callback(lambda done: self._unproven.pop(done, None))
+
+    async def _meet(self, sock: socket.socket, address: str) -> None:
+        """Admit a caller once it has proved that it has the key, or hang up."""
+        nonce, told = secrets.token_bytes(NONCE), b""
         sock.setblocking(False)
-        self._unproven[sock] = caller
-        self._selector.register(sock, selectors.EVENT_READ)
-        with suppress(OSError):  # of one that is gone; reading will show it
-            sock.send(caller.nonce)
-
-    def _read(self, unproven: _Unproven) -> None:
-        """Read from a caller. Once it has sent everything, admit it or refuse it."""
         try:
-            caller = unproven.read(self._key)
+            async with asyncio.timeout(HANDSHAKE):
+                await self._loop.sock_sendall(sock, nonce)
+                while left := NONCE + NAME + NONCE - len(told):
+                    if not (part := await self._loop.sock_recv(sock, left)):
+                        raise ConnectionError("the caller has hung up")
+                    told += part
+            theirs, name, proof = told[:NONCE], told[NONCE:-NONCE], told[-NONCE:]
+            if not hmac.compare_digest(proof, _proof(self._key, b"caller", nonce, theirs, name)):
+                raise ConnectionError("the caller does not have the key")
         except OSError as error:
-            self._refuse(unproven, str(error))
-            return
-        if caller is not None:
-            self._forget(unproven).setblocking(True)
-            self._admit(caller)
+            sock.close()
+            late = isinstance(error, TimeoutError)
+            reason = "it has not proved in time that it has the key" if late else str(error)
+            self._note_refusal(address, reason)
+        except asyncio.CancelledError:
+            sock.close()
+            raise
+        else:
+            sock.setblocking(True)
+            self._admit(Caller(name, address, sock, _proof(self._key, b"server", nonce, theirs, name)))
 
-    def _refuse(self, unproven: _Unproven, reason: str) -> None:
-        self._forget(unproven).close()
+    def _note_refusal(self, address: str, reason: str) -> None:
         if (now := time.monotonic()) >= self._log_at:
-            log.warning("caller refused", extra={"address": unproven.address, "reason": reason})
+            log.warning("caller refused", extra={"address": address, "reason": reason})
             self._log_at = now + 1.0  # strangers must not fill the disk
 
-    def _forget(self, unproven: _Unproven) -> socket.socket:
-        del self._unproven[unproven.socket]
-        self._selector.unregister(unproven.socket)
-        return unproven.socket
+
+class Number(NamedTuple):
+    """What a caller needs, as `call` takes it: the address, the key, and the caller's own name."""
+
+    host: str
+    port: int
+    key: bytes
+    name: bytes
 
 
-@dataclass(slots=True)
-class _Unproven:
-    """A caller that has not proved yet that it has the key."""
+class Switchboard:
+    """Accepts connections of engines and hands each to whoever expects it. A context manager.
 
-    socket: socket.socket
-    address: str
-    due: float
-    nonce: bytes
-    received: bytes = b""
+    Messages are pickles, so nothing of a caller is read as a message before it has proved that it has the
+    key, and the caller reads nothing before the switchboard has proved the same (HMAC-SHA256 over both sides'
+    nonces). The connection is not encrypted.
 
-    def read(self, key: bytes) -> Caller | None:
-        """Read on. Returns the caller once it has proved that it has the key. Raises `OSError`."""
-        size = NONCE + NAME + NONCE - len(self.received)
-        try:
-            part = self.socket.recv(size)
-        except BlockingIOError:
-            return None
-        if not part:
-            raise ConnectionError("the caller has hung up")
-        self.received += part
-        if len(part) < size:
-            return None
-        theirs, name, proof = self.received[:NONCE], self.received[NONCE:-NONCE], self.received[-NONCE:]
-        if not hmac.compare_digest(proof, _proof(key, b"caller", self.nonce, theirs, name)):
-            raise ConnectionError("the caller does not have the key")
-        return Caller(name, self.address, self.socket, _proof(key, b"server", self.nonce, theirs, name))
+    Args:
+        host: the address to listen on, by which engines reach this machine.
+    """
+
+    def __init__(self, host: str):
+        self._host, self._key = host, secrets.token_bytes(NONCE)
+        self._expected: dict[bytes, SimpleQueue[Connection]] = {}
+
+    def __enter__(self) -> Self:
+        listening = socket.create_server((self._host, 0), backlog=CALLERS)
+        self._port = listening.getsockname()[1]
+        self._gate = CallerGate(listening, self._key, self._connect).__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._gate.__exit__(*error)
+
+    def expect(self) -> Number:
+        """The number for one more caller."""
+        name = secrets.token_bytes(NAME)
+        self._expected[name] = SimpleQueue()
+        return Number(self._host, self._port, self._key, name)
+
+    def answer(self, number: Number, seconds: float) -> Connection | None:
+        """The connection of a caller; None if it has not called within some seconds, or is not expected."""
+        with suppress(Empty, KeyError):
+            return self._expected[number.name].get(timeout=seconds)
+        return None
+
+    def forget(self, number: Number) -> None:
+        """Expect a caller no more."""
+        self._expected.pop(number.name, None)
+
+    def _connect(self, caller: Caller) -> None:
+        """Give the connection of a caller to whoever expects it."""
+        with caller.socket, suppress(OSError):
+            if (expecting := self._expected.get(caller.name)) is None:
+                log.warning("caller not expected", extra={"address": caller.address})
+            else:
+                expecting.put(caller.answer())
 
 
 def call(host: str, port: int, key: bytes, name: bytes = bytes(NAME)) -> Connection:

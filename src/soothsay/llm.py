@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Self, overload
 
-from soothsay.chat_messages import conversation
+from soothsay.chat_layout import conversation
 from soothsay.config import DType, EngineConfig
 from soothsay.core.answer import FinishReason, SpeculationStats
 from soothsay.core.constraint import Constraint

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from soothsay.control_groups import SYSTEM, group_folders, numbers_of, text_of
+from soothsay.own_process import SYSTEM, group_folders, numbers_of, text_of
 
 RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")
 """What the system takes back from a control group that needs memory: mostly what it has read of files."""

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from soothsay.control_groups import SYSTEM, group_folders, text_of
+from soothsay.own_process import SYSTEM, group_folders, text_of
 
 
 def granted_processors(root: Path = SYSTEM) -> int:

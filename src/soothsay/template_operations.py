@@ -130,11 +130,9 @@ def operate(operator: str, function: Function, left: Any, right: Any) -> Any:
             if isinstance(value, str | list | tuple) and isinstance(times, int):
                 meter().make(len(value) * max(times, 0) * (1 if isinstance(value, str) else PER_VALUE))
     if isinstance(left, int) and isinstance(right, int):
-        bits = (
-            left.bit_length() * max(right, 1)
-            if operator == "**"
-            else max(left.bit_length(), right.bit_length())
-        )
+        bits = max(left.bit_length(), right.bit_length())
+        if operator == "**":
+            bits = left.bit_length() * max(right, 1)
         if bits > MAX_BITS:
             raise TemplateLimit("it computes with integers that are too large")
     if operator == "+" and isinstance(left, str | list | tuple) and isinstance(right, str | list | tuple):
@@ -195,9 +193,8 @@ def to_json(
     if indent is not None:
         per_value += _depth(value) * (indent if isinstance(indent, int) else meter().look(indent))
     meter().make(2 * size + size // PER_VALUE * max(per_value, 0))
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    spacing = {"indent": indent, "separators": separators}
+    return json.dumps(value, ensure_ascii=ensure_ascii, sort_keys=sort_keys, **spacing)
 
 
 def _depth(value: Any) -> int:
@@ -217,9 +214,8 @@ def _depth(value: Any) -> int:
 @jinja2.pass_context
 def _join_filter(context: Context, value: Any, d: Any = "", attribute: Any = None) -> str:
     if attribute is not None:
-        value = context.environment.call_filter(
-            "map", value, kwargs={"attribute": attribute}, context=context
-        )
+        own = {"attribute": attribute}
+        value = context.environment.call_filter("map", value, kwargs=own, context=context)
     return join(value, d)
 
 

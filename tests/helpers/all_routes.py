@@ -7,7 +7,7 @@ from typing import Any
 from soothsay.server.engines.engine_messages import LoadedModel
 from soothsay.server.fleet.server_metrics import Metrics
 from soothsay.server.generation.service import Service
-from soothsay.server.route_table import route_table
+from soothsay.server.http_server import route_table
 from soothsay.server.server_config import ServerConfig
 
 NOTHING: Any = None

@@ -25,11 +25,10 @@ from soothsay.server.engines.engine_messages import (
     RequestOptions,
     Submit,
 )
-from soothsay.server.fleet.engine_fleet import Fleet
+from soothsay.server.fleet.engine_fleet import Bounds, Fleet
 from soothsay.server.fleet.engine_loop import EngineLoop
 from soothsay.server.fleet.jobs import Job
 from soothsay.server.fleet.replica import Replica
-from soothsay.server.fleet.scaling import Bounds
 from soothsay.server.fleet.server_metrics import Metrics
 from soothsay.server.server_config import ServerConfig
 
@@ -54,8 +53,6 @@ def text(tokens: list[int]) -> str:
 
 class FakeEngine:
     """Has the members of an `Engine`. `fail_starts` is how often it cannot start."""
-
-    host = ""
 
     def __init__(self) -> None:
         self.pid, self.exit_code = 1, -9

@@ -25,7 +25,7 @@ from openai import OpenAI
 from soothsay import LLM, REGISTRY
 from soothsay.server.access.api_keys import KeyRing
 from soothsay.server.engines.engine_messages import Engine
-from soothsay.server.engines.engine_process import EngineProcess, Process, _run_worker
+from soothsay.server.engines.engine_process import EngineProcess, _run_worker
 from soothsay.server.engines.nursery import Nursery
 from soothsay.server.fleet.engine_fleet import Fleet
 from soothsay.server.http_server import Server
@@ -36,7 +36,7 @@ from soothsay.server.server_config import ServerConfig
 class WarmEngine(EngineProcess):
     """An engine whose process is a fork of one that has imported torch. The import takes most of a start."""
 
-    def _launch(self, theirs: Connection) -> Process:
+    def _launch(self, theirs: Connection) -> Any:
         arguments = self._factory, theirs, self._environment
         process = WARM.Process(target=_run_worker, args=arguments, name="engine", daemon=True)
         process.start()

@@ -22,10 +22,10 @@ from tool_cases import Told
 from soothsay import LLM, FinishReason, SamplingParams
 from soothsay.server.access.api_keys import KeyRing, add_key
 from soothsay.server.apis.anthropic.anthropic_bodies import AnthropicRequest
-from soothsay.server.apis.anthropic.anthropic_replies import AnthropicFormat
+from soothsay.server.apis.anthropic.anthropic_routes import AnthropicFormat
 from soothsay.server.generation.reply_format import ReplyOptions, TokenTexts
 from soothsay.server.http.api_errors import ApiError
-from soothsay.server.http.body_types import Json
+from soothsay.server.http.bodies import Json
 from soothsay.server.tools.reasoning import ReasoningFormat
 from soothsay.server.tools.tool_calls import PlainParser, ToolCallParser
 

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from soothsay import RequestError
-from soothsay.server.batch.batch_lines import MAX_LINE, BatchInput, BatchLine, read_line
-from soothsay.server.batch.batch_output import BatchOutput
-from soothsay.server.batch.batch_replies import settle
+from soothsay.server.batch.batch_files import MAX_LINE, BatchInput, BatchLine, BatchOutput, read_line
+from soothsay.server.batch.batch_run import settle
 
 STATE = {"seed": 1, "context": None}
 

@@ -15,10 +15,8 @@ from serving import Running, WarmEngine
 from tool_cases import TOOL_TEMPLATE
 
 from soothsay import LLM, RequestError
-from soothsay.server.batch.batch_lines import BatchInput
-from soothsay.server.batch.batch_output import BatchOutput
-from soothsay.server.batch.batch_replies import settle
-from soothsay.server.batch.batch_run import BatchRun, run_batch
+from soothsay.server.batch.batch_files import BatchInput, BatchOutput
+from soothsay.server.batch.batch_run import BatchRun, run_batch, settle
 from soothsay.server.fleet.engine_fleet import Fleet
 from soothsay.tokenizer import Tokenizer
 

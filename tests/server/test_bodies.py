@@ -18,9 +18,9 @@ from starlette.requests import Request
 from soothsay.server.apis.llamacpp.token_routes import DetokenizeRequest, TokenizeRequest
 from soothsay.server.generation.message_bodies import ChatMessage, Tool
 from soothsay.server.generation.request_bodies import ChatRequest, CompletionRequest, StructuredOutputs
-from soothsay.server.http import body_reader as bodies
+from soothsay.server.http import bodies
 from soothsay.server.http.api_errors import ApiError
-from soothsay.server.http.body_reader import SMALL, BodyReader, parse
+from soothsay.server.http.bodies import SMALL, BodyReader, parse
 from soothsay.server.http.json_streams import DisconnectedError
 
 KINDS = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
@@ -80,7 +80,7 @@ def test_the_largest_wrong_prompt_takes_little_memory(item: str) -> None:
     code = f"""
 import resource
 from soothsay.server.http.api_errors import ApiError
-from soothsay.server.http.body_reader import parse
+from soothsay.server.http.bodies import parse
 from soothsay.server.generation.request_bodies import CompletionRequest
 body = b'{{"model":"x","prompt":[' + b'{item},' * ((4 << 20) // {len(item) + 1}) + b'1]}}'
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -17,9 +17,9 @@ import pytest
 from fleets import until
 from serving import Running, serving
 
-from soothsay.server.fleet import canary as canary_module
-from soothsay.server.fleet.canary import RETRY, Canary, Watch
+from soothsay.server.fleet import watch as canary_module
 from soothsay.server.fleet.replica import EngineState
+from soothsay.server.fleet.watch import RETRY, Canary, Watch
 from soothsay.server.http.api_errors import ApiError, internal_error
 from soothsay.server.server_config import ServerConfig
 
@@ -129,10 +129,10 @@ def canary(engine: Engine, **options: Any) -> Canary:
 
 
 async def watch(one: Canary, seconds: float) -> None:
-    task = asyncio.create_task(one.run())
-    await asyncio.sleep(seconds)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    for _ in range(20):
+        one.look()
+        await asyncio.sleep(seconds / 20)
+    one.stop()
 
 
 def test_readiness_and_status_by_state() -> None:

@@ -13,8 +13,8 @@ from tool_cases import CALL, HERMES, LLAMA, MISTRAL, TOOLS, Told
 from soothsay import FinishReason, SpeculationStats, TokenLogprobs
 from soothsay.server.apis.openai.openai_replies import ChatFormat
 from soothsay.server.engines.engine_messages import AnswerUpdate
-from soothsay.server.generation.reply_format import TokenTexts
-from soothsay.server.http.body_types import Json
+from soothsay.server.generation.reply_format import TokenTexts, as_one
+from soothsay.server.http.bodies import Json
 from soothsay.server.tools.tool_calls import PlainParser, ToolCallParser
 from soothsay.server.tools.tool_readers import HermesParser, Llama3Parser, MistralParser
 
@@ -91,7 +91,7 @@ def streamed(reader: Format, updates: Sequence[AnswerUpdate]) -> Heard:
 
 def whole(reader: Format, updates: Sequence[AnswerUpdate]) -> Heard:
     """The answer without streaming, in the same form."""
-    choice = reply(reader).choice(0, 0, updates)
+    choice = reply(reader).choice(as_one(updates))
     message = choice["message"]
     calls = message.get("tool_calls", [])
     assert message["content"] or message["content"] == (None if calls else "")

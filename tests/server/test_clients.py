@@ -11,7 +11,7 @@ from openai import OpenAI
 from serving import Running
 
 from soothsay import LLM, SamplingParams
-from soothsay.server.generation.unknown_fields import HEADER
+from soothsay.server.generation.request_parameters import HEADER
 from soothsay.server.tools.tool_calls import OneCall
 from soothsay.server.tools.tool_readers import HermesParser
 

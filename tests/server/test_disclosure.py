@@ -22,7 +22,7 @@ from soothsay import __version__
 from soothsay.cli.serve_command import trusted_proxies
 from soothsay.server.access.api_keys import KeyRing, add_key
 from soothsay.server.apis.openai.openai_replies import ChatFormat
-from soothsay.server.fleet.canary import Watch
+from soothsay.server.fleet.watch import Watch
 from soothsay.server.runner import make_runner
 from soothsay.server.server_config import ServerConfig
 

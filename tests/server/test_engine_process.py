@@ -26,8 +26,7 @@ from soothsay import LLM, Grammar, SamplingParams
 from soothsay.core.tenant import Tenant
 from soothsay.errors import SoothsayError
 from soothsay.server.engines import engine_process as process
-from soothsay.server.engines import worker
-from soothsay.server.engines.answer_updates import answer_update, has_news
+from soothsay.server.engines import idle_work, worker
 from soothsay.server.engines.engine_messages import (
     Admitted,
     Cancel,
@@ -36,6 +35,8 @@ from soothsay.server.engines.engine_messages import (
     EngineUpdate,
     RequestOptions,
     Submit,
+    answer_update,
+    has_news,
 )
 from soothsay.server.engines.engine_process import EngineProcess
 from soothsay.server.engines.worker import Prepared, Worker
@@ -244,7 +245,7 @@ def test_short_steps_share_a_report(
 def test_freed_memory_is_returned_between_steps(sibyl: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "REPORT_INTERVAL", 0.0)
     returned: list[int] = []
-    monkeypatch.setattr(worker, "return_freed_memory", lambda: returned.append(len(steps)))
+    monkeypatch.setattr(idle_work, "return_freed_memory", lambda: returned.append(len(steps)))
     steps: list[EngineUpdate] = []
 
     def tell(message: Any) -> None:
@@ -255,7 +256,7 @@ def test_freed_memory_is_returned_between_steps(sibyl: LLM, monkeypatch: pytest.
 
     for interval, expected in ((0.0, [1, 2, 3]), (1e6, [])):
         steps.clear(), returned.clear()
-        monkeypatch.setattr(worker, "TIDY_INTERVAL", interval)
+        monkeypatch.setattr(idle_work, "TIDY_INTERVAL", interval)
         inbox = SimpleQueue[Any]()
         prompt = sibyl.tokenizer.encode("A man")  # type: ignore[union-attr]
         inbox.put(Submit(0, [prompt], SamplingParams(max_tokens=4, ignore_eos=True), RequestOptions()))

@@ -10,7 +10,7 @@ import pytest
 from serving import Running
 
 from soothsay import LLM
-from soothsay.server.generation.unknown_fields import HEADER
+from soothsay.server.generation.request_parameters import HEADER
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Why?"}], "seed": 1, "max_tokens": 6}
 COMPLETION: dict[str, Any] = {"prompt": "A man", "seed": 1, "max_tokens": 6}

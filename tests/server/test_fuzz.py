@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from serving import command, serving
 
-from soothsay.server.http.openapi import describe
+from soothsay.server.http.api_route import describe
 
 TIMEOUT = 504
 """The status of an answer that takes longer than the server allows. Some bodies ask for very long ones."""

@@ -11,7 +11,7 @@ from serving import Running
 from soothsay.server.apis.anthropic.anthropic_bodies import AnthropicRequest
 from soothsay.server.apis.openai.responses_bodies import ResponsesRequest
 from soothsay.server.generation.request_bodies import ChatRequest
-from soothsay.server.generation.unknown_fields import ignored_fields
+from soothsay.server.generation.request_parameters import ignored_fields
 
 Json = dict[str, Any]
 

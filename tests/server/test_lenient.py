@@ -19,7 +19,7 @@ from soothsay.server.apis.openai.responses_bodies import ResponsesRequest
 from soothsay.server.generation.request_bodies import ChatRequest, CompletionRequest
 from soothsay.server.generation.request_parameters import sampling_params
 from soothsay.server.http.api_errors import ApiError
-from soothsay.server.http.body_reader import _is_safe, parse
+from soothsay.server.http.bodies import _is_safe, parse
 from soothsay.server.server_config import ServerConfig
 
 HELLO: Any = [{"role": "user", "content": "Hi"}]

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from soothsay.cli.app import app
 from soothsay.errors import SoothsayError
-from soothsay.server.http.listening import bind
+from soothsay.server.runner import bind
 
 
 def test_a_bound_port_is_taken_and_refuses_clients() -> None:

@@ -20,12 +20,16 @@ from tokenizers import processors
 
 from soothsay import LLM, FinishReason
 from soothsay.server.access.api_keys import KeyRing, add_key
-from soothsay.server.apis.llamacpp.infill import FAMILIES, GapTokens
-from soothsay.server.apis.llamacpp.llama_bodies import InfillRequest, LlamaCompletionRequest
-from soothsay.server.apis.llamacpp.llama_replies import LlamaFormat
+from soothsay.server.apis.llamacpp.llama_bodies import (
+    FAMILIES,
+    GapTokens,
+    InfillRequest,
+    LlamaCompletionRequest,
+)
+from soothsay.server.apis.llamacpp.llama_routes import LlamaFormat
 from soothsay.server.fleet.jobs import AnswerProgress
 from soothsay.server.generation.reply_format import ReplyOptions
-from soothsay.server.generation.unknown_fields import HEADER
+from soothsay.server.generation.request_parameters import HEADER
 from soothsay.server.http.json_streams import LINES
 from soothsay.tokenizer import Tokenizer
 

@@ -18,10 +18,10 @@ from test_responses import Replayed
 from tool_cases import Told
 
 from soothsay import FinishReason
-from soothsay.server.apis.ollama.ollama_replies import OllamaChatFormat
+from soothsay.server.apis.ollama.ollama_routes import OllamaChatFormat
 from soothsay.server.generation.reply_format import MakeParser, ReplyOptions, TokenTexts
 from soothsay.server.http.api_errors import ApiError
-from soothsay.server.http.body_types import Json
+from soothsay.server.http.bodies import Json
 from soothsay.server.http.json_streams import EVENTS, LINES
 from soothsay.server.tools.reasoning import ReasoningFormat
 from soothsay.server.tools.tool_calls import PlainParser, ToolCallParser

@@ -10,7 +10,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from soothsay.server.http.page_routes import page_routes
+from soothsay.server.http.api_route import page_routes
 
 FILES = {file.name: file.read_bytes() for file in (resources.files("soothsay.server") / "site").iterdir()}
 

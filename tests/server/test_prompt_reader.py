@@ -20,7 +20,7 @@ from soothsay.server.apis.llamacpp.llama_bodies import LlamaCompletionRequest
 from soothsay.server.apis.llamacpp.llama_routes import read_prompts
 from soothsay.server.engines.engine_messages import LoadedModel
 from soothsay.server.generation.request_bodies import ChatRequest
-from soothsay.server.generation.request_prompts import CUT, PromptReader, chat_ids
+from soothsay.server.generation.request_prompts import CUT, PromptReader
 from soothsay.server.generation.text_bounds import SLICE, TextBound
 from soothsay.server.http.api_errors import ApiError
 from soothsay.tokenizer import Tokenizer
@@ -205,9 +205,9 @@ def test_a_text_of_which_the_end_is_wanted_may_be_longer() -> None:
         one.encode("x" * 1000, field="messages", cut=True)
     assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "messages")
     parts = LlamaCompletionRequest(prompt="x", truncate_prompt_tokens=5)
-    assert read_prompts(one, parts, [["x" * 150] * 2], 100) == [one.encode("xxxxx")]
+    assert read_prompts(one, parts, [["x" * 150] * 2]) == [one.encode("xxxxx")]
     with pytest.raises(ApiError, match="at least 450 tokens"):
-        read_prompts(one, parts, [["x" * 150] * 9], 100)
+        read_prompts(one, parts, [["x" * 150] * 9])
 
 
 @pytest.mark.parametrize("bad", [-1, 260, 2**63])
@@ -257,7 +257,7 @@ def test_a_later_message_of_the_system_goes_where_the_template_takes_it() -> Non
         tokenizer = Tokenizer(byte_level().backend, template)
         reader = PromptReader(LoadedModel(tokenizer, 260, 100, 1, 16, 50, "none", ()))
         body = ChatRequest.model_validate({"messages": messages, "add_generation_prompt": False})
-        return chat_ids(reader, body, {}, 100)[1]
+        return reader.read_chat(body, [])[1]
 
     plain = "{% for m in messages %}[{{ m.role[0] }} {{ m.content }}]{% endfor %}"
     strict = (

@@ -12,11 +12,11 @@ import httpx
 import pytest
 from serving import Running, serving
 
-from soothsay.server import route_table
+from soothsay.server import http_server
 from soothsay.server.access.accounts import Account, Charge, FailedKeys, Key
 from soothsay.server.access.api_keys import KeyRing, add_key
 from soothsay.server.http.api_errors import ApiError
-from soothsay.server.http.client_addresses import network
+from soothsay.server.server_config import network
 
 BODY: dict[str, Any] = {"model": "sibyl", "prompt": "A man", "temperature": 0, "max_tokens": 2}
 TRACED = {**BODY, "stream": True, "speculation": {"trace": True}}
@@ -264,7 +264,7 @@ def test_the_description_of_the_routes_is_made_once(
 ) -> None:
     headers = {"Authorization": f"Bearer {add_key(file, 'reader')}"}
     first = httpx.get(f"{guarded.url}/openapi.json", headers=headers)
-    monkeypatch.setattr(route_table, "describe", None)
+    monkeypatch.setattr(http_server, "describe", None)
     again = httpx.get(f"{guarded.url}/openapi.json", headers=headers)
     assert first.status_code == again.status_code == 200
     assert first.json() == again.json()

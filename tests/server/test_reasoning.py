@@ -13,11 +13,10 @@ from tool_cases import CALL
 from soothsay import LLM, Tokenizer
 from soothsay.core.constraint import Grammars
 from soothsay.core.grammar import Grammar
-from soothsay.server.tools.chat_grammar import ChatGrammars
 from soothsay.server.tools.harmony import HarmonyCalls, HarmonyFormat
 from soothsay.server.tools.reasoning import ANSWER_TAGS, TAGS, ReasoningFormat, Thoughts
 from soothsay.server.tools.tool_calls import PlainParser, ToolCallParser
-from soothsay.server.tools.tool_format import ToolFormat
+from soothsay.server.tools.tool_format import ChatGrammars, ToolFormat
 from soothsay.server.tools.tool_readers import HermesParser
 
 THINK = ReasoningFormat(*TAGS[0])

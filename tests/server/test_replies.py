@@ -18,11 +18,10 @@ from soothsay import LLM, FinishReason, SamplingParams, SpeculationStats, Tokeni
 from soothsay.server.apis.openai.openai_replies import ChatFormat
 from soothsay.server.engines.engine_messages import AnswerUpdate, RequestOptions
 from soothsay.server.fleet.jobs import AnswerProgress, Job
-from soothsay.server.generation.reply_format import TokenTexts
-from soothsay.server.generation.reply_reports import timings, usage
+from soothsay.server.generation.reply_format import TokenTexts, timings, usage
 from soothsay.server.http import json_streams as events
 from soothsay.server.http.api_errors import ApiError
-from soothsay.server.http.body_types import Json
+from soothsay.server.http.bodies import Json
 from soothsay.server.http.json_streams import PART, JsonReply
 from soothsay.server.tools.tool_readers import HermesParser
 

@@ -25,7 +25,7 @@ from soothsay.server.engines.engine_messages import AnswerUpdate
 from soothsay.server.fleet.jobs import AnswerProgress
 from soothsay.server.generation.reply_format import ReplyOptions, TokenTexts, list_logprobs
 from soothsay.server.http.api_errors import ApiError
-from soothsay.server.http.body_types import Json
+from soothsay.server.http.bodies import Json
 from soothsay.server.http.json_streams import NAMED_EVENTS, EventStream
 from soothsay.server.tools.reasoning import ReasoningFormat
 from soothsay.server.tools.tool_calls import PlainParser, ToolCallParser

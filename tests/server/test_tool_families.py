@@ -33,9 +33,8 @@ from tool_cases import (
 )
 
 from soothsay import LLM, SamplingParams, Tokenizer
-from soothsay.server.tools.chat_grammar import ChatGrammars
 from soothsay.server.tools.reasoning import ReasoningFormat
-from soothsay.server.tools.tool_format import ToolFormat
+from soothsay.server.tools.tool_format import ChatGrammars, ToolFormat
 
 QUESTION: Any = {"role": "user", "content": "Why?"}
 OBJECT = {"type": "json_object"}

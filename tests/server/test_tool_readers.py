@@ -30,12 +30,17 @@ from tool_cases import (
     Told,
 )
 
-from soothsay.server.tools.framed_parser import FramedParser
 from soothsay.server.tools.harmony import HarmonyCalls
-from soothsay.server.tools.notation_readers import Gemma4Parser, Lfm2Parser
-from soothsay.server.tools.tagged_readers import GlmParser, MiniMaxParser, QwenCoderParser, SeedParser
-from soothsay.server.tools.tool_arguments import typed
-from soothsay.server.tools.tool_calls import ToolCallParser
+from soothsay.server.tools.notation_readers import (
+    Gemma4Parser,
+    GlmParser,
+    Lfm2Parser,
+    MiniMaxParser,
+    QwenCoderParser,
+    SeedParser,
+    typed,
+)
+from soothsay.server.tools.tool_calls import FramedParser, ToolCallParser
 from soothsay.server.tools.tool_readers import (
     AprielParser,
     CommandParser,

@@ -28,12 +28,17 @@ from soothsay.core.grammar import Grammar
 from soothsay.server.generation.request_bodies import ChatRequest
 from soothsay.server.generation.request_parameters import chosen_tools
 from soothsay.server.http.api_errors import ApiError
-from soothsay.server.tools.chat_grammar import ChatGrammars
 from soothsay.server.tools.harmony import HarmonyCalls
-from soothsay.server.tools.notation_readers import Gemma4Parser, Lfm2Parser
-from soothsay.server.tools.tagged_readers import GlmParser, MiniMaxParser, QwenCoderParser, SeedParser
+from soothsay.server.tools.notation_readers import (
+    Gemma4Parser,
+    GlmParser,
+    Lfm2Parser,
+    MiniMaxParser,
+    QwenCoderParser,
+    SeedParser,
+)
 from soothsay.server.tools.tool_calls import ParsedPart, ToolCallParser
-from soothsay.server.tools.tool_format import LLAMA3, PARSERS, ToolFormat
+from soothsay.server.tools.tool_format import LLAMA3, PARSERS, ChatGrammars, ToolFormat
 from soothsay.server.tools.tool_readers import (
     AprielParser,
     CommandParser,

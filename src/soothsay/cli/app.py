@@ -31,7 +31,7 @@ from soothsay.cli.text_stores import datastore
 from soothsay.cli.train.train_app import train
 from soothsay.cli.verify_command import Verify
 from soothsay.errors import SoothsayError
-from soothsay.safe_path import SAFE_PATH
+from soothsay.own_process import SAFE_PATH
 
 
 class _Commands(TyperGroup):

@@ -14,7 +14,7 @@ from soothsay.options import ModelOptions, option
 
 if TYPE_CHECKING:
     from soothsay.model.pipeline.pipeline import Stages
-    from soothsay.server.fleet.scaling import Bounds
+    from soothsay.server.fleet.engine_fleet import Bounds
     from soothsay.server.placement import Placement
 
 
@@ -91,7 +91,7 @@ class PlacementOptions:
 
     def bounds(self) -> Bounds:
         """The bounds of the number of engines. Raises `typer.BadParameter`."""
-        from soothsay.server.fleet.scaling import Bounds
+        from soothsay.server.fleet.engine_fleet import Bounds
 
         try:
             bounds = Bounds.parse(self.replicas)

@@ -86,7 +86,7 @@ class Serve:
     def run(self) -> None:
         """Serve until a signal ends it."""
         from soothsay.server.access.api_keys import KeyRing
-        from soothsay.server.http.listening import bind
+        from soothsay.server.runner import bind
 
         keys = None if self.api_keys is None else KeyRing(self.api_keys)
         proxies = trusted_proxies(self.trusted_proxy or [])

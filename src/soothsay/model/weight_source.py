@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from soothsay.errors import ModelError
-from soothsay.heap import return_freed_memory
 from soothsay.model.formats.gguf_blocks import BlockRows
 from soothsay.model.formats.weight_format import WeightFormat
 from soothsay.model.numeric_mode import NumericMode
 from soothsay.model.quantized import Integers, QuantizedRows, Reordered, joined
 from soothsay.model.tensor_names import TensorNames
+from soothsay.own_process import return_freed_memory
 
 MAPPED = 2**25
 """Number of bytes that are read from a checkpoint before its files are mapped anew, which frees memory."""

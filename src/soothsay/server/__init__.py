@@ -1,2 +1,4 @@
-"""An HTTP server that speaks OpenAI's protocol. Start at `app.Server`; `runner.make_runner` serves it, and
-`fleet.fleet.Fleet` has the engines that answer."""
+"""An HTTP server that speaks OpenAI's protocol.
+
+Start at `http_server.Server`; `runner.make_runner` serves it, and `fleet.engine_fleet.Fleet` has the engines.
+"""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from ipaddress import IPv6Address, ip_address
 
 from soothsay.files import user_path
 from soothsay.options import option
@@ -186,3 +187,18 @@ def served_name(model: str) -> str:
         return user_path(model).resolve().name
     folder, _, kind = model.rpartition(":")
     return f"{served_name(folder)}:{kind}" if folder and user_path(folder).exists() else model
+
+
+def network(address: str) -> str:
+    """What an address counts as for limits: itself, or the /64 network of an IPv6 address.
+
+    One client of IPv6 usually has a whole /64. All that is no address counts as one: a proxy may pass on any
+    text of a client as its address.
+    """
+    try:
+        parsed = ip_address(address.partition("%")[0])
+    except ValueError:
+        return ""
+    if isinstance(parsed, IPv6Address):
+        return str(parsed.ipv4_mapped or IPv6Address(int(parsed) >> 64 << 64))
+    return address

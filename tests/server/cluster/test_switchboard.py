@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 
-from soothsay.handshake import NAME, NONCE
-from soothsay.server.cluster.switchboard import Switchboard, call
+from soothsay.handshake import NAME, NONCE, Switchboard, call
 
 
 @pytest.fixture
@@ -19,7 +17,7 @@ def board() -> Iterator[Switchboard]:
 
 def test_callers_reach_whoever_expects_them_and_messages_go_both_ways(board: Switchboard) -> None:
     numbers = [board.expect() for _ in range(3)]
-    theirs = [call(number) for number in reversed(numbers)][::-1]
+    theirs = [call(*number) for number in reversed(numbers)][::-1]
     for i, (number, caller) in enumerate(zip(numbers, theirs, strict=True)):
         ours = board.answer(number, 5)
         assert ours is not None
@@ -38,12 +36,12 @@ def test_callers_reach_whoever_expects_them_and_messages_go_both_ways(board: Swi
 def test_a_caller_without_the_key_is_refused(board: Switchboard) -> None:
     number = board.expect()
     with pytest.raises(OSError):
-        call(replace(number, key=b"x" * NONCE))
+        call(*number._replace(key=b"x" * NONCE))
     assert board.answer(number, 0.1) is None
-    unknown = replace(number, name=b"y" * NAME)
+    unknown = number._replace(name=b"y" * NAME)
     with pytest.raises((OSError, EOFError)):
-        call(unknown).recv()
-    caller = call(number)
+        call(*unknown).recv()
+    caller = call(*number)
     assert board.answer(number, 5) is not None
     caller.close()
 
@@ -53,4 +51,4 @@ def test_a_caller_that_is_expected_no_more_is_hung_up_on(board: Switchboard) -> 
     number = board.expect()
     board.forget(number)
     with pytest.raises(OSError):
-        call(number).close()
+        call(*number).close()

@@ -8,11 +8,11 @@ from typing import Any
 from soothsay.core.answer import FinishReason, SpeculationStats, TokenLogprobs
 from soothsay.core.params import SamplingParams
 from soothsay.server.engines.engine_messages import AnswerUpdate, RequestOptions, Submit
-from soothsay.server.fleet.flight import Flight
+from soothsay.server.fleet.jobs import Flight
 
 
-def flight(n: int = 1, **params: Any) -> Flight[str]:
-    return Flight[str](Submit(7, [[1, 2]], SamplingParams(n=n, **{"seed": 0, **params}), RequestOptions()))
+def flight(n: int = 1, **params: Any) -> Flight:
+    return Flight(Submit(7, [[1, 2]], SamplingParams(n=n, **{"seed": 0, **params}), RequestOptions()))
 
 
 def said(
@@ -135,7 +135,7 @@ def test_an_answer_that_has_ended_without_a_token_does_not_begin_again() -> None
 
 
 def test_each_prompt_goes_on_with_its_own_answers() -> None:
-    one = Flight[str](Submit(7, [[1], [2, 3]], SamplingParams(n=2, seed=0), RequestOptions()))
+    one = Flight(Submit(7, [[1], [2, 3]], SamplingParams(n=2, seed=0), RequestOptions()))
     one.board("a", 7)
     for index in range(4):
         one.take("a", said([65 + index], index=index))

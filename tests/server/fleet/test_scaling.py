@@ -17,9 +17,17 @@ from soothsay.errors import SoothsayError
 from soothsay.server.access.api_keys import KeyRing, add_key
 from soothsay.server.engines.engine_messages import EngineUpdate, Loaded
 from soothsay.server.fleet import engine_fleet as fleet
-from soothsay.server.fleet import scaling
-from soothsay.server.fleet.engine_fleet import Fleet
-from soothsay.server.fleet.scaling import FREE, FULL, GROW_AFTER, SHRINK_AFTER, Bounds, Crowd, Scaler
+from soothsay.server.fleet import engine_fleet as scaling
+from soothsay.server.fleet.engine_fleet import (
+    FREE,
+    FULL,
+    GROW_AFTER,
+    SHRINK_AFTER,
+    Bounds,
+    Crowd,
+    Fleet,
+    Scaler,
+)
 from soothsay.server.http_server import Server
 from soothsay.server.server_config import ServerConfig
 

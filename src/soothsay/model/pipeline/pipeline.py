@@ -23,7 +23,7 @@ from soothsay.model.load import load_model, named_kernels
 from soothsay.model.pipeline.remote_stage import RemoteStage
 from soothsay.model.pipeline.splitting import split_layers
 from soothsay.model.transformer import Transformer
-from soothsay.safe_path import module_environment
+from soothsay.own_process import module_environment
 
 MIN_KEY = 16
 """The shortest key, in bytes."""

@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from soothsay.server.http.api_errors import ApiError, try_later
-from soothsay.server.http.client_addresses import network
+from soothsay.server.server_config import network
 
 PRIORITIES = -(2**31), 2**31 - 1
 """The range of priorities."""
@@ -83,19 +83,14 @@ class Account:
     """A key, and what it has left of its limits. Its methods raise `ApiError` if that is not enough."""
 
     def __init__(self, key: Key):
-        self._key = key
+        self.key = key
         self.requests = Allowance(key.requests_per_minute)
         self.tokens = Allowance(key.tokens_per_minute)
         self.running = 0  # answers that wait or run
 
-    @property
-    def key(self) -> Key:
-        """The key. One with the same secret may take its place."""
-        return self._key
-
-    @key.setter
-    def key(self, key: Key) -> None:
-        self._key = key
+    def change(self, key: Key) -> None:
+        """Take another key with the same secret."""
+        self.key = key
         self.requests.limit(key.requests_per_minute)
         self.tokens.limit(key.tokens_per_minute)
 

@@ -54,9 +54,8 @@ def read_keys(path: Path) -> list[Key]:
         with path.open("rb") as file:
             content = file.read(MAX_FILE + 1)
     except OSError as error:
-        raise KeyFileError(
-            f"{path} cannot be read ({error.strerror}); make it with: soothsay keys add NAME"
-        ) from None
+        problem = f"{path} cannot be read ({error.strerror}); make it with: soothsay keys add NAME"
+        raise KeyFileError(problem) from None
     if len(content) > MAX_FILE:
         raise KeyFileError(f"{path} is not a file of API keys: it has more than {MAX_FILE} bytes")
     try:
@@ -66,9 +65,9 @@ def read_keys(path: Path) -> list[Key]:
         where = f" in {error.field}" if error.field else ""
         raise KeyFileError(f"{path} is not a file of API keys{where}: {error}") from None
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        where = _entry(value, first["loc"])
-        raise KeyFileError(f"{path} is not a file of API keys: {where}: {first['msg']}") from None
+        place, problem = _first(error)
+        where = _entry(value, place)
+        raise KeyFileError(f"{path} is not a file of API keys: {where}: {problem}") from None
     for name, values in (("name", [key.name for key in keys]), ("sha256", [key.sha256 for key in keys])):
         if len(set(values)) < len(values):
             raise KeyFileError(f"{path} is not a file of API keys: two entries have the same {name}")
@@ -78,6 +77,12 @@ def read_keys(path: Path) -> list[Key]:
 def _check_kind(path: Path) -> None:
     if path.exists() and not path.is_file():
         raise KeyFileError(f"{path} is not a file of API keys, but a folder or a device")
+
+
+def _first(error: ValidationError) -> tuple[tuple[int | str, ...], str]:
+    """The place of the first error, and what is wrong there."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    return first["loc"], first["msg"]
 
 
 def _entry(value: Any, place: tuple[int | str, ...]) -> str:
@@ -103,8 +108,8 @@ def add_key(path: Path, name: str, **grants: Any) -> str:
     try:
         key = Key(name=name, sha256=_hash(secret), **grants)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        raise KeyFileError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        place, problem = _first(error)
+        raise KeyFileError(f"{'.'.join(map(str, place))}: {problem}") from None
     with _changing(path):
         keys = read_keys(path) if path.exists() else []
         if any(key.name == name for key in keys):
@@ -202,7 +207,7 @@ class KeyRing:
             return
         self._accounts = [known.get(key.sha256) or Account(key) for key in keys]
         for account, key in zip(self._accounts, keys, strict=True):
-            account.key = key
+            account.change(key)
         self._problem = None
         self._warn_of_access()
         log.info("API keys read", extra={"keys": len(keys)})

@@ -103,21 +103,15 @@ class Gate:
         self, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive, send: Send
     ) -> None:
         """Check the request's headers, and run the application. Raises `ApiError`."""
-        if b"transfer-encoding" in headers and (
-            b"content-length" in headers or scope.get("http_version") == "1.0"
-        ):  # others may find another end of the body, and take what follows for a request of another client
-            raise ApiError(
-                400,
-                "Transfer-Encoding is not allowed beside Content-Length or in HTTP/1.0; send Content-Length",
-                "ambiguous_length",
-                headers={"Connection": "close"},
-            )
+        without_length = b"content-length" not in headers and scope.get("http_version") != "1.0"
+        if b"transfer-encoding" in headers and not without_length:
+            # others may find another end of the body, and take what follows for a request of another client
+            problem = "Transfer-Encoding is not allowed beside Content-Length or in HTTP/1.0"
+            message = f"{problem}; send Content-Length"
+            raise ApiError(400, message, "ambiguous_length", headers={"Connection": "close"})
         if self._config.hosts and _host(headers) not in self._config.hosts:
-            raise ApiError(
-                403,
-                "the name in the request's Host header is not allowed here; --allowed-host allows more names",
-                "host_not_allowed",
-            )
+            problem = "the name in the request's Host header is not allowed here"
+            raise ApiError(403, f"{problem}; --allowed-host allows more names", "host_not_allowed")
         if self._keys is not None:
             self._admit(scope, headers, self._keys)
         length = headers.get(b"content-length", b"0")
@@ -160,12 +154,8 @@ class Gate:
         if account is None:
             if given:
                 self._failed_keys.count((scope.get("client") or ("",))[0])
-            raise ApiError(
-                401,
-                "give a valid API key: Authorization: Bearer KEY, or X-Api-Key: KEY",
-                "invalid_api_key",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
+            message = "give a valid API key: Authorization: Bearer KEY, or X-Api-Key: KEY"
+            raise ApiError(401, message, "invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
         return account
 
     def _limited(self, receive: Receive) -> Receive:

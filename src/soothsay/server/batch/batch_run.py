@@ -1,6 +1,8 @@
 """Answers a file of requests without a network: each line goes through the server's own application.
 
-The file is in the format of OpenAI's batches. A batch that was killed goes on where it was.
+The file is in the format of OpenAI's batches. A batch that was killed goes on where it was. The output has
+the same bytes however often that happened, and whichever drafter was used: replies are functions of their
+requests, without times, random ids, and how the answer was computed.
 """
 
 from __future__ import annotations
@@ -9,7 +11,8 @@ import asyncio
 import hashlib
 import math
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,25 +23,73 @@ import httpx
 from soothsay import __version__
 from soothsay.errors import RequestError, SoothsayError
 from soothsay.files import user_path
-from soothsay.server.batch.batch_lines import BatchInput, BatchLine
-from soothsay.server.batch.batch_output import OK, BatchOutput, State
-from soothsay.server.batch.batch_replies import answer_tokens, settle
+from soothsay.server.batch.batch_files import OK, BatchInput, BatchLine, BatchOutput, State
 from soothsay.server.engines.engine_process import load
 from soothsay.server.fleet.engine_fleet import Fleet
 from soothsay.server.fleet.replica import EngineState
+from soothsay.server.http.bodies import Json
 from soothsay.server.http.json_streams import to_line
 from soothsay.server.http_server import Server
 from soothsay.server.placement import Placement, engines
 from soothsay.server.server_config import ServerConfig, served_name
+
+TIMES = ("created", "created_at", "completed_at")
+"""Fields with times. OpenAI's schema requires them, so they are 0."""
+
+OF_THE_RUN = ("metrics", "timings")
+"""Fields of a reply that depend on the drafter and on time."""
+
+USAGE_OF_THE_RUN = ("speculation", "prompt_tokens_details", "completion_tokens_details")
+"""Fields of the usage that depend on the drafter and on the prefix cache."""
+
+PREFIX = re.compile(r"[a-z]+[-_]|")
+"""What an id begins with. The rest is random."""
+
+
+def settle(reply: Json, key: str) -> Json:
+    """Replace what depends on the run in a whole reply. `key` takes the place of chance. Changes `reply`."""
+    for name in OF_THE_RUN:
+        reply.pop(name, None)
+    usage = reply.get("usage") or {}
+    for name in USAGE_OF_THE_RUN:
+        usage.pop(name, None)
+    if "input_tokens_details" in usage:  # required by OpenAI's schema
+        usage["input_tokens_details"] = {"cached_tokens": 0}
+    reply |= {name: 0 for name in TIMES if name in reply}
+    for number, part in enumerate(_parts(reply)):
+        for name in ("id", "call_id"):
+            if name in part:
+                part[name] = _id(part[name], f"{key}/{number}/{name}")
+    return reply
+
+
+def answer_tokens(reply: Json) -> int:
+    """Number of tokens of all answers in a reply."""
+    usage = reply.get("usage") or {}
+    return int(usage.get("completion_tokens") or usage.get("output_tokens") or 0)
+
+
+def _parts(reply: Json) -> Iterator[Json]:
+    """The objects of a reply that may have ids, in order."""
+    yield reply
+    for choice in reply.get("choices", ()):
+        yield from choice.get("message", {}).get("tool_calls", ())
+    yield from reply.get("output", ())
+
+
+def _id(random: str, key: str) -> str:
+    """An id of the form of a random one, made of a key."""
+    found = PREFIX.match(random)
+    prefix = found[0] if found else ""
+    digest = hashlib.shake_256(key.encode()).hexdigest(len(random))
+    return prefix + digest[: len(random) - len(prefix)]
+
 
 NO_ENGINE = 503
 """Status of a request that got no answer because the engine died."""
 
 LINES_PER_ANSWER = 2
 """Lines that are read for each answer that the engine can run at once. Half of them wait, as token ids."""
-
-PROBE = 32, 8
-"""Tokens of the prompt and of the answer that show which numbers the model computes."""
 
 Progress = Callable[[int, int, int], None]
 """Is told the lines done, all lines, and the tokens of this run's answers."""
@@ -111,10 +162,8 @@ def run_batch(
         answers.check(state)
         tokens = 0
         if requests.unanswered(answers.keys).any():
-            options["chat_template"] = chat_template
-            factory = partial(
-                load, model, dtype=dtype, max_context=max_context, max_requests=max_running, **options
-            )
+            options |= {"chat_template": chat_template, "max_requests": max_running}
+            factory = partial(load, model, dtype=dtype, max_context=max_context, **options)
             elsewhere = ray_address not in (None, "local")  # where nobody knows how many cores there are
             placement = Placement(replicas, 1 if elsewhere else None, ray_address)
             with engines(factory, placement) as make, Fleet(make, replicas) as fleet:
@@ -161,7 +210,7 @@ class BatchRun:
         Raises `RequestError`.
         """
         async with self._server.lifespan(), self._client:
-            self._answers.begin({**state, **await self._numbers()})
+            self._answers.begin({**state, **self._numbers()})
             self._progress(self._done, self._total, self.tokens)
             try:
                 async with asyncio.TaskGroup() as group:
@@ -194,44 +243,26 @@ class BatchRun:
         body = line.body
         if isinstance(body, dict) and body.get("seed") in (None, -1):
             body = {**body, "seed": _seed(self._seed, line.custom_id or "")}
-        status, reply = await self._post(line.url, body)
-        return status, settle(reply, f"{line.key:016x}") if status == OK else reply
-
-    async def _post(self, url: str, body: Any) -> tuple[int, Any]:
-        """Ask the server."""
         while self._server.fleet.state is not EngineState.OK:
             await asyncio.sleep(0.1)
         headers = {"Content-Type": "application/json"}
-        response = await self._client.post(url, content=to_line(body), headers=headers)
-        return response.status_code, response.json()
+        response = await self._client.post(line.url, content=to_line(body), headers=headers)
+        status, reply = response.status_code, response.json()
+        return status, settle(reply, f"{line.key:016x}") if status == OK else reply
 
-    async def _numbers(self) -> dict[str, str | int]:
+    def _numbers(self) -> dict[str, str | int]:
         """What answers depend on, as far as only the loaded model shows it.
 
         The log-probabilities of a probe have other bits with other weights, another dtype, or on a processor
         for which other kernels are chosen.
         """
-        model = self._server.model
-        room = min(model.max_context, model.block_size * model.num_blocks)
-        num_prompt = min(PROBE[0], room // 2)
-        body = {
-            "model": self._server.config.name,
-            "prompt": [index * 37 % model.vocab_size for index in range(num_prompt)],
-            "max_tokens": min(PROBE[1], room - num_prompt),
-            "temperature": 0,
-            "seed": 0,
-            "ignore_eos": True,
-            "logprobs": 1,
-            "prompt_logprobs": 0,
-        }
-        status, reply = await self._post("/v1/completions", body)
-        if status != OK:
-            raise SoothsayError(f"the model cannot answer a first request: {reply['error']['message']}")
-        digest = hashlib.sha256(to_line(reply["choices"]).encode()).hexdigest()
+        numerics = self._server.fleet.replicas[0].numerics
+        if not numerics.probe:
+            raise SoothsayError("the model cannot answer a first request; see what its engine printed")
         return {
-            "sampling defaults (generation-config)": to_line(dict(model.sampling_defaults)),
-            "room for a request, in tokens (kv-tokens)": room,
-            "numeric mode (weights, dtype or processor)": digest,
+            "sampling defaults (generation-config)": to_line(dict(self._server.model.sampling_defaults)),
+            "room for a request, in tokens (kv-tokens)": numerics.room,
+            "numeric mode (weights, dtype or processor)": numerics.probe,
         }
 
 

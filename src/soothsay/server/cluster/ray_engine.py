@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -22,15 +21,54 @@ import ray
 from ray.exceptions import RayError
 
 from soothsay.errors import SoothsayError
+from soothsay.handshake import Number, Switchboard, call
 from soothsay.processors import granted_processors
-from soothsay.server.cluster.actors import end_of, first_call
-from soothsay.server.cluster.switchboard import Number, Switchboard, call
 from soothsay.server.engines.engine_messages import EngineUpdate, Incoming, Loaded, Received
 from soothsay.server.engines.engine_process import read_messages, write_messages
 from soothsay.server.http.json_log import log
 
 if TYPE_CHECKING:
     from soothsay.llm import LLM
+
+PATIENCE = 10.0
+"""Seconds after which the log says that an actor still waits for a machine."""
+
+
+def first_call(
+    switchboard: Switchboard,
+    number: Number,
+    run: ray.ObjectRef,
+    cores: int,
+    wanted: Callable[[], bool] = lambda: True,
+) -> Connection | None:
+    """The connection of an actor that calls a number; None if it ends before.
+
+    Args:
+        switchboard: expects the number.
+        number: which the actor has got.
+        run: the actor's task, which ends with it.
+        cores: that the actor needs.
+        wanted: whether to wait any longer.
+    """
+    begin, told = time.monotonic(), False
+    while wanted():
+        if (pipe := switchboard.answer(number, 0.1)) is not None:
+            return pipe
+        if ray.wait([run], timeout=0)[0]:
+            return None
+        if not told and time.monotonic() - begin > PATIENCE:
+            told = True
+            log.warning("waiting for a machine of the cluster with free cores: %d", cores)
+    return None
+
+
+def end_of(run: ray.ObjectRef) -> str:
+    """Why an actor has ended."""
+    try:
+        ray.get(run, timeout=1.0)
+    except RayError as error:
+        return str(error)
+    return "it has returned"
 
 
 LOCAL = "local"
@@ -60,10 +98,9 @@ class Cluster:
         total: int = 1,
     ):
         if address.startswith("ray://"):
-            raise SoothsayError(
-                "a Ray client cannot serve, since engines call the server: run the command on a machine of "
-                "the cluster, with --ray-address auto"
-            )
+            problem = "a Ray client cannot serve, since engines call the server"
+            hint = "run the command on a machine of the cluster, with --ray-address auto"
+            raise SoothsayError(f"{problem}: {hint}")
         self.address, self.factory, self.cores, self.environment = address, factory, cores, environment
         self._total = total
 
@@ -110,12 +147,11 @@ class RayEngine:
     def __init__(self, cluster: Cluster):
         self._cluster = cluster
         self.pid: int | None = None
-        self.host = ""
 
     def start(self) -> None:
         """Ask the cluster for an actor, which begins to load the model and then calls."""
         cluster = self._cluster
-        self.pid, self.host = None, ""
+        self.pid = None
         self._ended = threading.Event()
         self._outbox: SimpleQueue[Incoming | None] = SimpleQueue()
         self._pipe: Connection | None = None
@@ -183,7 +219,7 @@ class RayEngine:
             )
             if pipe is not None:
                 with suppress(EOFError, OSError):
-                    self.pid, self.host = pipe.recv()
+                    self.pid = pipe.recv()
                     self._pipe = pipe
                     threading.Thread(target=write_messages, args=(pipe, self._outbox), daemon=True).start()
             if self._pipe is None and not self._ended.is_set():
@@ -198,6 +234,6 @@ class EngineActor:
         """Call the server, load the model, and step its engine until the server hangs up."""
         from soothsay.server.engines.worker import run_worker
 
-        pipe = call(number)
-        pipe.send((os.getpid(), socket.gethostname()))
+        pipe = call(*number)
+        pipe.send(os.getpid())
         run_worker(factory, pipe)

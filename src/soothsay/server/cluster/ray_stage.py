@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import ray
 
 from soothsay.errors import ModelError
+from soothsay.handshake import Number, Switchboard, call
 from soothsay.model.pipeline.remote_stage import RemoteStage
-from soothsay.server.cluster.actors import end_of, first_call
-from soothsay.server.cluster.switchboard import Number, Switchboard, call
+from soothsay.server.cluster.ray_engine import end_of, first_call
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class StageActor:
         from soothsay.model.pipeline.stage_process import serve_engine
         from soothsay.server.engines.engine_process import pin
 
-        pipe = call(number)
+        pipe = call(*number)
         pin(cores)
         pipe.send(f"process {os.getpid()} on {platform.node()}")
         serve_engine(pipe)

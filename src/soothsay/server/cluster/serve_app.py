@@ -18,8 +18,7 @@ from soothsay.errors import SoothsayError
 from soothsay.server.access.api_keys import KeyRing
 from soothsay.server.cluster.ray_engine import Cluster
 from soothsay.server.engines.engine_process import PORTABLE, load
-from soothsay.server.fleet.engine_fleet import Fleet
-from soothsay.server.fleet.scaling import Bounds
+from soothsay.server.fleet.engine_fleet import Bounds, Fleet
 from soothsay.server.http_server import Server
 from soothsay.server.placement import stages_on_ray
 from soothsay.server.server_config import MAX_STALL, ServerConfig, served_name

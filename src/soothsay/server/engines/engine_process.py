@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from queue import SimpleQueue
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from soothsay.errors import SoothsayError
+from soothsay.own_process import SAFE_PATH
 from soothsay.processors import claim_cores
-from soothsay.safe_path import SAFE_PATH
 from soothsay.server.engines.engine_messages import Incoming, Loaded, Received
 from soothsay.server.http.json_log import log
 
@@ -35,25 +36,38 @@ SPAWN = multiprocessing.get_context("spawn")
 """Starts a fresh interpreter. A fork would copy locks of the server's process, but not its threads."""
 
 
-class Process(Protocol):
-    """What is used of `multiprocessing.Process`."""
+class Fork:
+    """The process of an engine, as far as the nursery has told of it. It is like a `SpawnProcess`.
 
-    @property
-    def pid(self) -> int | None:
-        """Process id; None if it is not known."""
+    Args:
+        nursery: process id of the nursery. It stands for the engine's while the model is being loaded.
+    """
 
-    @property
-    def exitcode(self) -> int | None:
-        """Exit code; None while it runs, or if it is not known."""
+    def __init__(self, nursery: int | None):
+        self.pid = nursery
+        self.exitcode: int | None = None
+        self._ended = threading.Event()
 
     def kill(self) -> None:
-        """Kill it if it runs."""
+        """Kill the process if it runs."""
+        if self.pid is not None and not self._ended.is_set():
+            try:
+                os.kill(self.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                self._ended.set()
 
     def is_alive(self) -> bool:
-        """Whether it has not ended."""
+        """Whether it has not ended, as far as is known."""
+        return not self._ended.is_set()
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for its end, or for some seconds."""
+        """Wait for the end, or for some seconds."""
+        self._ended.wait(timeout)
+
+    def end(self, exitcode: int | None) -> None:
+        """Note that the process has ended. None: its exit code is not known."""
+        self.exitcode = exitcode
+        self._ended.set()
 
 
 class EngineProcess:
@@ -66,8 +80,6 @@ class EngineProcess:
         factory: makes the `LLM` in the new process. It must be picklable.
         environment: variables of the new process, set before it imports torch.
     """
-
-    host = ""
 
     def __init__(self, factory: Callable[[], LLM], environment: Mapping[str, str] = MappingProxyType({})):
         self._factory, self._environment = factory, dict(environment)
@@ -100,7 +112,7 @@ class EngineProcess:
         self._threads: list[threading.Thread] = []
         self._start_thread(write_messages, self._pipe, self._outbox)
 
-    def _launch(self, theirs: Connection) -> Process:
+    def _launch(self, theirs: Connection) -> SpawnProcess | Fork:
         """Start the process with its end of the pipe."""
         arguments = self._factory, theirs, self._environment
         process = SPAWN.Process(target=_run_worker, args=arguments, name="engine", daemon=True)
@@ -137,18 +149,14 @@ class EngineProcess:
             received = self._pipe.recv()
         except (EOFError, OSError):
             self._process.join(GRACE)
-            advice = (
-                "memory may be too small: use a smaller model or dtype, or fewer --kv-tokens"
-                if self.exit_code == -signal.SIGKILL
-                else "see what it printed"
-            )
-            raise SoothsayError(
-                f"the engine's process ended while it was loading, with exit code {self.exit_code}; {advice}"
-            ) from None
-        if isinstance(received, SoothsayError):
+            advice = "see what it printed"
+            if self.exit_code == -signal.SIGKILL:
+                advice = "memory may be too small: use a smaller model or dtype, or fewer --kv-tokens"
+            problem = f"the engine's process ended while it was loading, with exit code {self.exit_code}"
+            raise SoothsayError(f"{problem}; {advice}") from None
+        if not isinstance(received, Loaded):
             raise received
-        loaded: Loaded = received
-        return loaded
+        return received
 
     def _start_thread(self, target: Callable[..., None], *args: object) -> None:
         thread = threading.Thread(target=target, args=args, name=target.__name__, daemon=True)

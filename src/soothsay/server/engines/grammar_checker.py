@@ -14,8 +14,7 @@ from hashlib import blake2b
 
 from soothsay.core.grammar import Grammar
 from soothsay.core.tenant import Tenant
-from soothsay.safe_path import module_environment
-from soothsay.server.engines.grammar_process import LENGTH
+from soothsay.own_process import module_environment
 from soothsay.server.http.api_errors import MAX_SHOWN, ApiError, invalid, try_later
 from soothsay.server.http.json_log import log
 from soothsay.tokenizer import Tokenizer
@@ -36,7 +35,8 @@ START_SECONDS = 60.0
 KEPT = 1024
 """Number of results that are kept, 16 bytes of a digest and at most a message each."""
 
-PARAM = "response_format"
+MAX_ANSWER = 1 << 26
+"""Limit of bytes of a process's answer. It may quote the grammar."""
 
 
 class GrammarChecker:
@@ -53,8 +53,7 @@ class GrammarChecker:
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int):
-        first = pickle.dumps((tokenizer, vocab_size))
-        self._first = LENGTH.pack(len(first)) + first
+        self._first = pickle.dumps((tokenizer, vocab_size))
         self._idle: list[Process] = []
         self._slots = asyncio.Semaphore(AT_ONCE)  # first come, first served, with one of each key in line
         self._turns: dict[str, asyncio.Lock] = {}  # of the names whose grammars are in trial or wait for it
@@ -111,7 +110,7 @@ class GrammarChecker:
         process = self._idle.pop() if self._idle else await self._start()
         try:
             async with _killed_on_error(process), asyncio.timeout(SECONDS):
-                answer = json.loads(await _ask(process, grammar.source.encode()))
+                answer = json.loads(await _ask(process, grammar.source))
         except TimeoutError as error:
             log.warning("grammar process has not answered")
             raise _no_process() from error
@@ -129,12 +128,12 @@ class GrammarChecker:
         try:
             command = [sys.executable, "-m", "soothsay.server.engines.grammar_process"]
             process = await asyncio.create_subprocess_exec(
-                *command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=module_environment()
+                *command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=module_environment(), limit=MAX_ANSWER
             )
             async with _killed_on_error(process), asyncio.timeout(START_SECONDS):
                 assert process.stdin is not None
                 process.stdin.write(self._first)
-                await _ask(process, Grammar.choice(["a"]).source.encode())
+                await _ask(process, Grammar.choice(["a"]).source)
         except (TimeoutError, asyncio.IncompleteReadError, OSError) as error:
             log.error("grammar process not started", exc_info=error)
             raise _no_process() from None
@@ -151,14 +150,13 @@ async def _killed_on_error(process: Process) -> AsyncIterator[None]:
         raise
 
 
-async def _ask(process: Process, message: bytes) -> bytes:
-    """Send a message, and return the answer."""
+async def _ask(process: Process, source: str) -> bytes:
+    """Send the source of a grammar, and return the answer."""
     assert process.stdin is not None
     assert process.stdout is not None
-    process.stdin.write(LENGTH.pack(len(message)) + message)
+    process.stdin.write(pickle.dumps(source))
     await process.stdin.drain()
-    (size,) = LENGTH.unpack(await process.stdout.readexactly(LENGTH.size))
-    return await process.stdout.readexactly(size)
+    return await process.stdout.readuntil()
 
 
 async def _kill(process: Process) -> None:
@@ -168,7 +166,7 @@ async def _kill(process: Process) -> None:
 
 
 def _refused(problem: str) -> ApiError:
-    return invalid(PARAM, problem)
+    return invalid("response_format", problem)
 
 
 def _no_process() -> ApiError:

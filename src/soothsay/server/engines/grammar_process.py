@@ -1,8 +1,7 @@
 """A process that tries grammars, so that one that crashes or never ends harms nobody.
 
-It reads messages from stdin and writes answers to stdout: four bytes of the length, and then as many bytes.
-The first message is a pickled tokenizer and the size of the vocabulary. Each later one is a grammar's source,
-and the answer is an `Answer` as JSON.
+It reads pickles from stdin: a tokenizer with the size of the vocabulary, and then the sources of grammars. It
+answers each on stdout with an `Answer`, as a line of JSON.
 
 A grammar is compiled here on a smaller stack than the engine's, and in bounded time and memory. Then a few
 tokens of an answer are chosen at random, so that most grammars which reach a limit do so here. The engine
@@ -17,11 +16,10 @@ import math
 import os
 import pickle
 import random
-import struct
 import sys
 import threading
 import time
-from typing import BinaryIO, TypedDict
+from typing import TypedDict
 
 import numpy as np
 from llguidance import LLMatcher
@@ -48,8 +46,6 @@ STACK = 2 << 20
 MEMORY = 1 << 30
 """Limit of bytes beyond those of the vocabulary."""
 
-LENGTH = struct.Struct("<I")
-
 
 class Answer(TypedDict):
     """The result of a trial."""
@@ -58,31 +54,18 @@ class Answer(TypedDict):
     lasts: bool  # whether the result is the same each time; it is not if a busy machine may be the reason
 
 
-def read_message(stream: BinaryIO) -> bytes | None:
-    """The next message; None at the end."""
-    head = stream.read(LENGTH.size)
-    if len(head) < LENGTH.size:
-        return None
-    return stream.read(LENGTH.unpack(head)[0])
-
-
 def main() -> None:
     """Serve until stdin ends."""
-    incoming, outgoing = sys.stdin.buffer, sys.stdout.buffer
     with contextlib.suppress(OSError):
         os.nice(10)  # steps of the engine go first
-    first = read_message(incoming)
-    if first is None:
-        return
-    tokenizer, vocab_size = pickle.loads(first)
-    grammars = Grammars(tokenizer, vocab_size)
-    try_grammar(grammars, Grammar.choice(["a"]))  # prepares the vocabulary
-    _limit_memory()
-    while (source := read_message(incoming)) is not None:
-        _limit_time()
-        answer = json.dumps(_on_small_stack(grammars, source.decode())).encode()
-        outgoing.write(LENGTH.pack(len(answer)) + answer)
-        outgoing.flush()
+    with contextlib.suppress(EOFError):
+        grammars = Grammars(*pickle.load(sys.stdin.buffer))
+        try_grammar(grammars, Grammar.choice(["a"]))  # prepares the vocabulary
+        _limit_memory()
+        while True:
+            source = pickle.load(sys.stdin.buffer)
+            _limit_time()
+            print(json.dumps(_on_small_stack(grammars, source)), flush=True)
 
 
 def _on_small_stack(grammars: Grammars, source: str) -> Answer:

@@ -1,13 +1,46 @@
-"""What an engine does while it has no requests: its drafters learn, and what they learned is saved."""
+"""What an engine does without requests: it finds out its numeric mode, its drafters learn, and it saves."""
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable
 
+from soothsay.core.numerics import Numerics
+from soothsay.core.params import SamplingParams
+from soothsay.core.tenant import Tenant
 from soothsay.engine.engine import Engine
 from soothsay.errors import SoothsayError
+from soothsay.llm import LLM
+from soothsay.own_process import TIDY_INTERVAL, return_freed_memory
 from soothsay.server.http.json_log import log
+
+PROBE = 32
+"""Tokens of the prompt whose log-probabilities show which bits an engine computes."""
+
+
+def numerics(llm: LLM) -> Numerics:
+    """The numeric mode of an engine that has nothing to do. It reads a short prompt to find out."""
+    capacity = llm.engine.allocator.num_blocks * llm.engine.allocator.block_size
+    return Numerics(llm.numeric_mode, min(llm.config.max_context or 0, capacity), _probe(llm))
+
+
+def _probe(llm: LLM) -> str:
+    """A digest of the log-probabilities of a fixed prompt and of the token after it."""
+    size = min(PROBE, (llm.config.max_context or 2) // 2)
+    prompt = [index * 37 % llm.model.config.vocab_size for index in range(size)]
+    params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, logprobs=1, prompt_logprobs=0)
+    tenant = Tenant("numeric mode")  # whose blocks nobody shares
+    try:
+        (request,) = llm.requests(prompt, params, drafter="none", tenant=tenant)
+        llm.engine.add(request)
+        llm.engine.advance(request)
+    except Exception:  # the engine may still serve other requests; a canary tells what is wrong
+        log.error("probe failed", exc_info=True)
+        return ""
+    computed = [*request.prompt_logprobs, *(piece.logprobs for piece in request.pieces)]
+    return hashlib.blake2b(repr(computed).encode(), digest_size=8).hexdigest()
+
 
 SAVE_INTERVAL = 300.0
 """Seconds of serving after which what was learned is saved, at the next moment without requests."""
@@ -30,7 +63,7 @@ class IdleWork:
 
     def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic):
         self._engine, self._clock = engine, clock
-        self._saved = clock()
+        self._saved = self._tidied = clock()
         self._served = False  # since the last save
         self._studies = False  # whether drafters have more to learn
 
@@ -51,8 +84,11 @@ class IdleWork:
             self.save()
 
     def after_step(self) -> None:
-        """Note a step, and save if that was put off for too long."""
+        """Note a step. Return freed memory now and then, and save if that was put off for too long."""
         self._served = self._studies = True
+        if self._clock() - self._tidied >= TIDY_INTERVAL:
+            return_freed_memory()
+            self._tidied = self._clock()
         if self._engine.kept is not None and self._clock() - self._saved > BUSY_FACTOR * SAVE_INTERVAL:
             self.save()
 

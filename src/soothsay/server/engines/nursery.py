@@ -8,67 +8,27 @@ from __future__ import annotations
 import gc
 import itertools
 import os
-import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing import reduction
 from multiprocessing.connection import Connection, wait
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from soothsay.errors import SoothsayError
-from soothsay.server.engines.engine_process import GRACE, SPAWN, EngineProcess, Process, pin, safe_start
+from soothsay.server.engines.engine_process import GRACE, SPAWN, EngineProcess, Fork, pin, safe_start
 
 if TYPE_CHECKING:
     from soothsay.llm import LLM
 
 
-class Fork:
-    """The process of an engine, as far as the nursery has told of it. It is a `Process`.
+class _News(NamedTuple):
+    """What a nursery tells of a fork: its process id once it runs, or how it has ended."""
 
-    Args:
-        nursery: process id of the nursery. It stands for the engine's while the model is being loaded.
-    """
-
-    def __init__(self, nursery: int | None):
-        self.pid = nursery
-        self.exitcode: int | None = None
-        self._ended = threading.Event()
-
-    def kill(self) -> None:
-        """Kill the process if it runs."""
-        if self.pid is not None and not self._ended.is_set():
-            try:
-                os.kill(self.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                self._ended.set()
-
-    def is_alive(self) -> bool:
-        """Whether it has not ended, as far as is known."""
-        return not self._ended.is_set()
-
-    def join(self, timeout: float | None = None) -> None:
-        """Wait for the end, or for some seconds."""
-        self._ended.wait(timeout)
-
-    def end(self, exitcode: int | None) -> None:
-        """Note that the process has ended. None: its exit code is not known."""
-        self.exitcode = exitcode
-        self._ended.set()
-
-
-@dataclass(frozen=True, slots=True)
-class _Born:
     number: int
-    pid: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    number: int
-    exitcode: int | None
+    pid: int | None = None
+    exitcode: int | None = None
 
 
 class Nursery:
@@ -123,9 +83,8 @@ class Nursery:
     def _start(self) -> None:
         self._pipe, theirs = SPAWN.Pipe()
         self._forks: dict[int, Fork] = {}
-        self._process = SPAWN.Process(
-            target=_nurse, args=(*self._arguments, theirs), name="nursery", daemon=True
-        )
+        arguments = *self._arguments, theirs
+        self._process = SPAWN.Process(target=_nurse, args=arguments, name="nursery", daemon=True)
         with safe_start():
             self._process.start()
         theirs.close()
@@ -138,7 +97,7 @@ class ForkedEngine(EngineProcess):
     def __init__(self, nursery: Nursery):
         self._nursery = nursery
 
-    def _launch(self, theirs: Connection) -> Process:
+    def _launch(self, theirs: Connection) -> Fork:
         return self._nursery.fork(theirs)
 
 
@@ -146,11 +105,11 @@ def _hear(pipe: Connection, forks: dict[int, Fork]) -> None:
     """Take in what a nursery tells of its forks, until it ends. Runs in a thread of the server."""
     with suppress(EOFError, OSError, TypeError):  # a pipe that was closed meanwhile
         while True:
-            match pipe.recv():
-                case _Born(number, pid):
-                    forks[number].pid = pid
-                case _Ended(number, exitcode):
-                    forks.pop(number).end(exitcode)
+            news: _News = pipe.recv()
+            if news.pid is None:
+                forks.pop(news.number).end(news.exitcode)
+            else:
+                forks[news.number].pid = news.pid
     _outlive([*forks.values()])
 
 
@@ -189,20 +148,20 @@ def _nurse(factory: Callable[[], LLM], cores: int, environment: dict[str, str], 
                 if isinstance(ready, int):
                     number, pid = children.pop(ready)
                     os.close(ready)
-                    pipe.send(_Ended(number, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
+                    pipe.send(_News(number, exitcode=os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
                     continue
                 if (number := pipe.recv()) is None:
                     return
                 with Connection(reduction.recv_handle(pipe)) as theirs:
                     if failure is not None:
                         theirs.send(failure)
-                        pipe.send(_Ended(number, 1))
+                        pipe.send(_News(number, exitcode=1))
                     elif (pid := os.fork()) == 0:
                         pipe.close()
                         _run(llm, cores, theirs)
                     else:
                         children[os.pidfd_open(pid)] = number, pid
-                        pipe.send(_Born(number, pid))
+                        pipe.send(_News(number, pid))
 
 
 def _run(llm: LLM, cores: int, theirs: Connection) -> None:

@@ -20,25 +20,9 @@ from soothsay.core.request import Request
 from soothsay.drafters.base import Drafter
 from soothsay.drafters.registry import REGISTRY, build_drafter
 from soothsay.errors import DrafterError, RequestError, SoothsayError
-from soothsay.heap import TIDY_INTERVAL, return_freed_memory
 from soothsay.llm import LLM
-from soothsay.server.engines.answer_updates import answer_update, has_news, is_beginning
-from soothsay.server.engines.engine_messages import (
-    Admitted,
-    AnswerUpdate,
-    Cancel,
-    CatchUp,
-    EngineUpdate,
-    Incoming,
-    Loaded,
-    LoadedModel,
-    Outgoing,
-    Ping,
-    Pong,
-    Submit,
-)
-from soothsay.server.engines.idle_work import IdleWork
-from soothsay.server.engines.numeric_probe import numerics
+from soothsay.server.engines import engine_messages as messages
+from soothsay.server.engines.idle_work import IdleWork, numerics
 from soothsay.server.http.api_errors import ApiError, internal_error, invalid
 from soothsay.server.http.json_log import log, log_to_stderr
 
@@ -47,12 +31,12 @@ from soothsay.server.http.json_log import log, log_to_stderr
 class Prepared:
     """Says that the grammar and the drafter of a job are ready, or why they cannot be had."""
 
-    submit: Submit
+    submit: messages.Submit
     error: ApiError | None
     constraint: Constraint | None  # keeps the compiled grammar until the job is admitted
 
 
-Inbox = SimpleQueue[Incoming | Prepared | None]
+Inbox = SimpleQueue[messages.Incoming | Prepared | None]
 """Messages to a worker. None: the server needs it no more."""
 
 REPORT_INTERVAL = 0.01
@@ -78,7 +62,7 @@ def run_worker(factory: Callable[[], LLM], pipe: Connection) -> None:
         pipe.send(error)
         return
     try:
-        pipe.send(Loaded.of(_model(llm), numerics(llm)))
+        pipe.send(messages.Loaded.of(_model(llm), numerics(llm)))
         if llm.engine.kept is not None:
             saves.set()
         Worker(llm, pipe.send, inbox).run()
@@ -107,8 +91,8 @@ def _listen(pipe: Connection, inbox: Inbox, saves: threading.Event) -> None:
         os._exit(0)  # even in the middle of a step: without a server, nobody needs its result
 
 
-def _model(llm: LLM) -> LoadedModel:
-    return LoadedModel(
+def _model(llm: LLM) -> messages.LoadedModel:
+    return messages.LoadedModel(
         tokenizer=llm.tokenizer,
         vocab_size=llm.model.config.vocab_size,
         max_context=llm.config.max_context or 0,
@@ -132,19 +116,18 @@ class Worker:
         inbox: messages of the server. The worker reads them between steps.
     """
 
-    def __init__(self, llm: LLM, send: Callable[[Outgoing], None], inbox: Inbox):
+    def __init__(self, llm: LLM, send: Callable[[messages.Outgoing], None], inbox: Inbox):
         self._llm, self._engine = llm, llm.engine
         self._send, self._inbox = send, inbox
         self._jobs: dict[int, list[Request]] = {}
         self._preparing: set[int] = set()
         self._preparer = ThreadPoolExecutor(1, "prepare")
-        self._unprepared: dict[str, deque[Submit]] = {}  # by the name of the tenant; the next one's is first
+        self._unprepared: dict[str, deque[messages.Submit]] = {}  # by tenant; the next one's is first
         self._unprepared_lock = threading.Lock()
         self._drafters: dict[str, Drafter] = {}  # by the name that requests give
         self._load = EngineLoad(0, 0, 0.0)  # as last reported
         self._decisions: Counter[str] = Counter()  # as last reported
         self._reported = 0.0  # when text was last reported
-        self._tidied = time.monotonic()
         self._idle_work = IdleWork(llm.engine)
 
     def run(self) -> None:
@@ -169,9 +152,8 @@ class Worker:
             if not worked or self._is_due():
                 self._report(failed=not worked)
             self._idle_work.after_step()
-            self._tidy()
 
-    def _next_message(self) -> Incoming | Prepared | None:
+    def _next_message(self) -> messages.Incoming | Prepared | None:
         """Wait for a message. The time is used for what is due."""
         while True:
             try:
@@ -179,14 +161,14 @@ class Worker:
             except Empty:
                 self._idle_work.run()
 
-    def _act(self, message: Incoming | Prepared) -> None:
+    def _act(self, message: messages.Incoming | Prepared) -> None:
         match message:
-            case Submit() if self._needs_preparation(message):
+            case messages.Submit() if self._needs_preparation(message):
                 self._preparing.add(message.job)
                 with self._unprepared_lock:
                     self._unprepared.setdefault(message.options.tenant.name, deque()).append(message)
                 self._preparer.submit(self._prepare_next)
-            case Submit():
+            case messages.Submit():
                 self._admit(message)
             case Prepared(submit, error, _) if submit.job in self._preparing:
                 self._preparing.discard(submit.job)
@@ -194,16 +176,16 @@ class Worker:
                     self._admit(submit)
                 else:
                     self._report(refused={submit.job: error})
-            case Ping():
-                self._send(Pong())
-            case CatchUp(job, emitted):
+            case messages.Ping():
+                self._send(messages.Pong())
+            case messages.CatchUp(job, emitted):
                 for request, one in zip(self._jobs.get(job, ()), emitted, strict=False):
                     self._engine.catch_up(request, one.tokens, ended=one.ended)
-            case Cancel(job):
+            case messages.Cancel(job):
                 self._preparing.discard(job)
                 self._drop(job, FinishReason.CANCELLED)
 
-    def _needs_preparation(self, submit: Submit) -> bool:
+    def _needs_preparation(self, submit: messages.Submit) -> bool:
         """Whether a grammar must be compiled or a drafter built. Both take long, so steps go on meanwhile."""
         name = submit.options.drafter
         return submit.params.grammar is not None or (name is not None and name not in self._drafters)
@@ -219,7 +201,7 @@ class Worker:
         if submit.job in self._preparing:  # it was not cancelled while it waited
             self._prepare(submit)
 
-    def _prepare(self, submit: Submit) -> None:
+    def _prepare(self, submit: messages.Submit) -> None:
         """Compile the grammar and build the drafter."""
         name, error, constraint = submit.options.drafter, None, None
         try:
@@ -230,22 +212,15 @@ class Worker:
             error = _refusal(problem, name)
         self._inbox.put(Prepared(submit, error, constraint))
 
-    def _admit(self, submit: Submit) -> None:
+    def _admit(self, submit: messages.Submit) -> None:
         """Put all requests of a job into the engine's waiting line, or refuse them all."""
         options = submit.options
         drafter = None if options.drafter is None else self._drafters[options.drafter]
+        given = {name: getattr(options, name) for name in ("max_nodes", "priority", "traced", "tenant")}
         requests: list[Request] = []
         try:
             for prompt in submit.prompts:
-                requests += self._llm.requests(
-                    prompt,
-                    submit.params,
-                    drafter=drafter,
-                    max_nodes=options.max_nodes,
-                    priority=options.priority,
-                    traced=options.traced,
-                    tenant=options.tenant,
-                )
+                requests += self._llm.requests(prompt, submit.params, drafter=drafter, **given)
         except Exception as problem:
             self._report(refused={submit.job: _refusal(problem, options.drafter)})
             return
@@ -256,13 +231,7 @@ class Worker:
             if request.finish_reason is None:
                 self._engine.add(request)
         self._jobs[submit.job] = requests
-        self._send(Admitted(submit.job, [request.seed for request in requests]))
-
-    def _tidy(self) -> None:
-        """Return freed memory to the system, now and then."""
-        if time.monotonic() - self._tidied >= TIDY_INTERVAL:
-            return_freed_memory()
-            self._tidied = time.monotonic()
+        self._send(messages.Admitted(submit.job, [request.seed for request in requests]))
 
     def _drop(self, job: int, reason: FinishReason) -> None:
         for request in self._jobs.pop(job, ()):
@@ -273,20 +242,21 @@ class Worker:
         if time.monotonic() - self._reported >= REPORT_INTERVAL:
             return True
         running = [request for own in self._jobs.values() for request in own]
-        return any(one.finish_reason is not None or is_beginning(one) for one in running)
+        return any(one.finish_reason is not None or messages.is_beginning(one) for one in running)
 
     def _report(self, *, failed: bool = False, refused: dict[int, ApiError] | None = None) -> None:
         """Send what has changed since the last report, if anything has."""
-        updates: list[AnswerUpdate] = []
+        updates: list[messages.AnswerUpdate] = []
         ended: dict[int, ApiError | None] = dict(refused or {})
         for job, requests in list(self._jobs.items()):
-            updates += [
-                answer_update(job, i, request) for i, request in enumerate(requests) if has_news(request)
-            ]
-            failures = [request.failure for request in requests if request.failure is not None]
-            if failures:
+            news = [(i, request) for i, request in enumerate(requests) if messages.has_news(request)]
+            updates += [messages.answer_update(job, i, request) for i, request in news]
+            failure = next((one.failure for one in requests if one.failure is not None), None)
+            if failure is not None:
                 self._drop(job, FinishReason.ERROR)
-                ended[job] = _failure(failures[0])
+                ended[job] = internal_error()  # the engine has logged it
+                if isinstance(failure, RequestError):
+                    ended[job] = ApiError.from_request(failure)
             elif all(request.finish_reason is not None for request in requests):
                 del self._jobs[job]
                 ended[job] = None
@@ -298,12 +268,7 @@ class Worker:
         self._load, self._decisions = load, decisions
         if updates:
             self._reported = now
-        self._send(EngineUpdate(now, updates, ended, load, new_decisions, failed))
-
-
-def _failure(error: Exception) -> ApiError:
-    """The error that the client gets for a request that has failed in a step. The engine has logged it."""
-    return ApiError.from_request(error) if isinstance(error, RequestError) else internal_error()
+        self._send(messages.EngineUpdate(now, updates, ended, load, new_decisions, failed))
 
 
 def _refusal(error: Exception, drafter: str | None) -> ApiError:

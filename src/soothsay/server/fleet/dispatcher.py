@@ -11,16 +11,9 @@ import numpy as np
 
 from soothsay.core.load import EngineLoad
 from soothsay.core.tenant import prefix_digests
-from soothsay.server.engines.engine_messages import (
-    Admitted,
-    AnswerUpdate,
-    Cancel,
-    CatchUp,
-    EngineUpdate,
-    LoadedModel,
-    Submit,
-)
-from soothsay.server.fleet.flight import Flight
+from soothsay.server.engines import engine_messages as messages
+from soothsay.server.engines.engine_messages import LoadedModel
+from soothsay.server.fleet.jobs import Flight
 from soothsay.server.fleet.replica import EngineState, Replica
 from soothsay.server.fleet.router import Router
 from soothsay.server.http.api_errors import ApiError, try_later
@@ -47,7 +40,7 @@ ARRIVING = 4
 """Answers of drained engines that an engine reads at a time. The others flow meanwhile, and a new request at
 this engine waits for few of them."""
 
-JobNews = Admitted | EngineUpdate
+JobNews = messages.Admitted | messages.EngineUpdate
 """What is told of jobs."""
 
 
@@ -64,8 +57,8 @@ class Dispatcher:
         self.moved = 0  # times that a job went on at another engine
         self._replicas, self._block_size, self._tell = replicas, model.block_size, tell
         self._router = Router[Replica](model.block_size, model.num_blocks)
-        self._flights: dict[int, Flight[Replica]] = {}
-        self._calls: dict[int, Flight[Replica]] = {}  # by the numbers that engines know
+        self._flights: dict[int, Flight] = {}
+        self._calls: dict[int, Flight] = {}  # by the numbers that engines know
         self._further_calls = itertools.count(1)
 
     @property
@@ -87,10 +80,9 @@ class Dispatcher:
         ready = [replica for replica in self._replicas if replica.state is EngineState.OK]
         return [replica for replica in ready if not replica.draining] or ready
 
-    def submit(self, submit: Submit, replica: Replica | None = None) -> None:
+    def submit(self, submit: messages.Submit, replica: Replica | None = None) -> None:
         """Give a job to the best engine. `replica`: to this one, and to no other."""
-        flight = Flight[Replica](submit, pinned=replica is not None)
-        self._flights[flight.number] = flight
+        self._flights[submit.job] = flight = Flight(submit, pinned=replica is not None)
         if replica is None:
             self._place(flight)
         else:
@@ -109,14 +101,14 @@ class Dispatcher:
 
     # what engines say
 
-    def admitted(self, replica: Replica, admitted: Admitted) -> None:
+    def admitted(self, replica: Replica, admitted: messages.Admitted) -> None:
         """An engine has a job in its waiting line."""
         if (flight := self._flight(replica, admitted.job)) is not None:
             self._tell(replace(admitted, job=flight.number))
 
-    def deliver(self, replica: Replica, update: EngineUpdate) -> None:
+    def deliver(self, replica: Replica, update: messages.EngineUpdate) -> None:
         """An engine has news of jobs. Tell what of it is new to clients."""
-        answers: list[AnswerUpdate] = []
+        answers: list[messages.AnswerUpdate] = []
         for change in update.answers:
             flight = self._flight(replica, change.job)
             if flight is None:
@@ -124,7 +116,7 @@ class Dispatcher:
             if flight.successor is replica and flight.runner is not None:
                 if flight.may_take_over(change):
                     self._leave(flight, flight.runner)
-                replica.send(CatchUp(change.job, flight.emitted))
+                replica.send(messages.CatchUp(change.job, flight.emitted))
             if (new := flight.take(replica, change)) is not None:
                 flight.numerics = replica.numerics
                 answers.append(new)
@@ -159,12 +151,12 @@ class Dispatcher:
             elif flight.pinned or flight.idle_losses > IDLE_LOSSES or flight.losses >= LOSSES:
                 self._finish(flight, self.no_engine())
             elif heir is not None:
-                heir.send(CatchUp(flight.calls[heir], flight.emitted))
+                heir.send(messages.CatchUp(flight.calls[heir], flight.emitted))
         if (self.restart_in or 0) > PATIENCE:  # engines die again and again
             for flight in self._homeless():
                 self._finish(flight, self.no_engine())
         self._place_all()
-        self._tell(EngineUpdate(time.monotonic(), [], {}, self.load, {}))
+        self._tell(messages.EngineUpdate(time.monotonic(), [], {}, self.load, {}))
 
     # moving jobs
 
@@ -231,36 +223,33 @@ class Dispatcher:
         if any(flight.runner is None for flight in self._suspects()):
             self._place_all()
 
-    def _suspects(self) -> list[Flight[Replica]]:
+    def _suspects(self) -> list[Flight]:
         """Jobs that may be what kills engines."""
         return [flight for flight in self._flights.values() if flight.idle_losses >= IDLE_LOSSES]
 
-    def _place(self, flight: Flight[Replica]) -> None:
+    def _place(self, flight: Flight) -> None:
         """Give a job to the best engine that does not have it. The job stays as it is if there is none."""
         if (replica := self._choose(flight)) is not None:
             self.moved += flight.losses > 0 or flight.runner is not None
             self._call(flight, replica)
 
-    def _call(self, flight: Flight[Replica], replica: Replica) -> None:
+    def _call(self, flight: Flight, replica: Replica) -> None:
         """Send a job to an engine. The first time, its number is the job's own."""
         call = -next(self._further_calls) if flight.num_calls else flight.number
         self._calls[call] = flight
         replica.send(flight.board(replica, call))
 
-    def _flight(self, replica: Replica, call: int) -> Flight[Replica] | None:
+    def _flight(self, replica: Replica, call: int) -> Flight | None:
         """The job of an engine's message; None if the engine does not have it any more."""
         flight = self._calls.get(call)
         return flight if flight is not None and flight.calls.get(replica) == call else None
 
-    def _choose(self, flight: Flight[Replica]) -> Replica | None:
-        fitting = [
-            replica
-            for replica in self.serving
-            if replica is not flight.runner and flight.numerics in (None, replica.numerics)
-        ]
+    def _choose(self, flight: Flight) -> Replica | None:
+        others = [one for one in self.serving if one is not flight.runner]
+        fitting = [one for one in others if flight.numerics in (None, one.numerics)]
         if flight.runner is not None:  # it need not move to an engine that is no better
             fitting = [one for one in fitting if not one.draining and not one.is_late(LATE)]
-            if self._flows(flight):
+            if not flight.runner.is_late(LATE):  # it moves because this engine is drained
                 fitting = [one for one in fitting if self._num_arriving(one) < ARRIVING]
         best = [one for one in fitting if one.answered_at is not None and not one.is_late(LATE)] or fitting
         if len(self._replicas) == 1 or not best:
@@ -273,10 +262,6 @@ class Dispatcher:
         for _, digests in prompts:
             self._router.note(replica, digests)
         return replica
-
-    def _flows(self, flight: Flight[Replica]) -> bool:
-        """Whether an engine works on a job. If the job moves, it is because this engine is drained."""
-        return flight.runner is not None and not flight.runner.is_late(LATE)
 
     def _num_arriving(self, replica: Replica) -> int:
         """The number of answers that an engine has got, and that other engines still give."""
@@ -291,40 +276,43 @@ class Dispatcher:
                     answers[replica] += flight.size
         return answers
 
-    def _digests(self, flight: Flight[Replica], text: Sequence[int]) -> list[bytes]:
+    def _digests(self, flight: Flight, text: Sequence[int]) -> list[bytes]:
         tokens = np.array(text, dtype=np.int64)
         return [*prefix_digests(flight.submit.options.tenant, tokens, self._block_size)]
 
-    def _flights_at(self, replica: Replica) -> list[Flight[Replica]]:
+    def _flights_at(self, replica: Replica) -> list[Flight]:
         return [one for one in self._flights.values() if replica in (one.runner, one.successor)]
 
-    def _homeless(self) -> list[Flight[Replica]]:
+    def _homeless(self) -> list[Flight]:
         """Jobs that no engine has."""
         return [flight for flight in self._flights.values() if flight.runner is None]
 
-    def _leave(self, flight: Flight[Replica], replica: Replica) -> None:
+    def _leave(self, flight: Flight, replica: Replica) -> None:
         """Take a job from an engine."""
+        replica.send(messages.Cancel(self._drop(flight, replica)))
+
+    def _drop(self, flight: Flight, replica: Replica) -> int:
+        """Note that an engine does not have a job any more. Returns the job's number there."""
         call = flight.calls[replica]
         del self._calls[call]
         flight.leave(replica)
-        replica.send(Cancel(call))
+        return call
 
-    def _release(self, flight: Flight[Replica]) -> None:
+    def _release(self, flight: Flight) -> None:
         for replica in (flight.successor, flight.runner):
             if replica is not None:
                 self._leave(flight, replica)
 
-    def _end(self, flight: Flight[Replica], replica: Replica) -> None:
+    def _end(self, flight: Flight, replica: Replica) -> None:
         """A job has ended at an engine, whose cache has its texts now."""
         del self._flights[flight.number]
-        del self._calls[flight.calls[replica]]
-        flight.leave(replica)
+        self._drop(flight, replica)
         self._release(flight)
         if len(self._replicas) > 1:
             for text in flight.texts:
                 self._router.note(replica, self._digests(flight, text))
 
-    def _finish(self, flight: Flight[Replica], failure: ApiError | None) -> None:
+    def _finish(self, flight: Flight, failure: ApiError | None) -> None:
         del self._flights[flight.number]
         self._release(flight)
-        self._tell(EngineUpdate(time.monotonic(), [], {flight.number: failure}, self.load, {}))
+        self._tell(messages.EngineUpdate(time.monotonic(), [], {flight.number: failure}, self.load, {}))

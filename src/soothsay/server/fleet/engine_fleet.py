@@ -1,26 +1,117 @@
-"""A fleet: engines that answer as one."""
+"""A fleet: engines that answer as one, and the rule by which it grows and shrinks."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, Self
 
 from soothsay.errors import SoothsayError
-from soothsay.server.engines.engine_messages import (
-    Admitted,
-    Engine,
-    EngineUpdate,
-    Loaded,
-    LoadedModel,
-    Received,
-)
+from soothsay.server.engines import engine_messages as messages
 from soothsay.server.fleet.dispatcher import Dispatcher, JobNews
 from soothsay.server.fleet.replica import EngineState, Replica
-from soothsay.server.fleet.scaling import Bounds, Crowd, Scaler
 from soothsay.server.http.json_log import log
 from soothsay.server.server_config import ServerConfig
+
+FULL = 0.8
+"""Work, as a share of what the engines can have, above which one more is started."""
+
+FREE = 0.4
+"""Work, as a share of what one engine fewer could have, below which one goes. It is far below `FULL`, so an
+engine that was started is not drained at once."""
+
+GROW_AFTER = 5.0
+"""Seconds without a break in which the engines must be full. A burst that ends sooner needs no engine."""
+
+SHRINK_AFTER = 60.0
+"""Seconds without a break in which an engine must be spare. Loading one takes seconds to minutes."""
+
+MAX_REPLICAS = 1024
+"""Limit of engines: a typing error should not fill a cluster."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The least and the largest number of engines. Raises `SoothsayError` if they are none."""
+
+    least: int
+    most: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.least <= self.most <= MAX_REPLICAS:
+            problem = f"{self.least}:{self.most} is no range of engines"
+            raise SoothsayError(f"{problem}: write MIN:MAX, from 1 to {MAX_REPLICAS}")
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read "2", or "1:3" for between one and three. Raises `SoothsayError`."""
+        if not (found := re.fullmatch(r"(\d{1,9})(?::(\d{1,9}))?", text, re.ASCII)):
+            raise SoothsayError(f"{text!r} is no number of engines: write 2, or 1:3 for between 1 and 3")
+        return cls(int(found[1]), int(found[2] or found[1]))
+
+    def clamp(self, size: int) -> int:
+        """The number within the bounds that is nearest."""
+        return min(max(size, self.least), self.most)
+
+
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """How many engines there are, and how much they have to do.
+
+    `work` is measured in full engines: 1.5 is what fills one engine and half of another. An engine is full
+    when it has as many answers as it runs at once (`EngineConfig.max_requests`), or no free KV blocks.
+    """
+
+    size: int  # engines that are to stay
+    ready: int  # of these, engines that serve
+    work: float
+
+
+class Scaler:
+    """The rule by which a fleet grows and shrinks, by one engine at a time. It has no clock of its own.
+
+    An engine is added when work has been above `FULL` of all engines for `GROW_AFTER` seconds. An engine goes
+    when work has been below `FREE` of one engine fewer for `SHRINK_AFTER` seconds. No engine is added while
+    one loads.
+
+    Args:
+        bounds: of the number of engines.
+
+    Example:
+        >>> scaler = Scaler(Bounds(1, 3))
+        >>> [scaler.size(Crowd(1, 1, work=0.9), now) for now in (0, 3, 6)]
+        [1, 1, 2]
+    """
+
+    def __init__(self, bounds: Bounds):
+        self.bounds = bounds
+        self.fixed: int | None = None  # the number that somebody has set by hand
+        self._full_since: float | None = None
+        self._spare_since: float | None = None
+
+    def size(self, crowd: Crowd, now: float) -> int:
+        """The number of engines that there should be.
+
+        Args:
+            crowd: what there is.
+            now: seconds, from any starting point.
+        """
+        full = crowd.ready == crowd.size and crowd.work > FULL * crowd.size
+        spare = crowd.work < FREE * (crowd.size - 1)
+        self._full_since = (now if self._full_since is None else self._full_since) if full else None
+        self._spare_since = (now if self._spare_since is None else self._spare_since) if spare else None
+        if self.fixed is not None:
+            return self.fixed
+        size = crowd.size
+        if self._full_since is not None and now - self._full_since >= GROW_AFTER:
+            size, self._full_since = size + 1, None
+        elif self._spare_since is not None and now - self._spare_since >= SHRINK_AFTER:
+            size, self._spare_since = size - 1, None
+        return self.bounds.clamp(size)
+
 
 TICK = 0.25
 """Seconds between two looks at all engines."""
@@ -43,22 +134,22 @@ class Fleet:
         ...     make_runner(Server(fleet, ServerConfig(name="sibyl")), "127.0.0.1", 8000).run()
     """
 
-    model: LoadedModel
+    model: messages.LoadedModel
     """The model that the first engine has loaded."""
 
     jobs: Dispatcher
     """The jobs, from `start` on."""
 
-    def __init__(self, make: Callable[[], Engine], size: int | Bounds = 1):
+    def __init__(self, make: Callable[[], messages.Engine], size: int | Bounds = 1):
         self._make = make
         self.scaler = Scaler(size if isinstance(size, Bounds) else Bounds(size, size))
         self.replicas: list[Replica] = []
         self.restarts = 0  # how often an engine was started again
         self._started = False
-        self._engines: list[Engine] = []
+        self._engines: list[messages.Engine] = []
         self._numbers = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._first: Loaded
+        self._first: messages.Loaded
         self._config: ServerConfig
         self._restarted: Callable[[], None]
 
@@ -172,13 +263,13 @@ class Fleet:
         for replica in sorted(lasting, key=lambda one: one in ready, reverse=True)[size:]:
             self.drain(replica)
 
-    def _start_engine(self) -> Engine:
+    def _start_engine(self) -> messages.Engine:
         engine = self._make()
         engine.start()
         self._engines.append(engine)
         return engine
 
-    def _join(self, engine: Engine, loaded: Loaded | None) -> None:
+    def _join(self, engine: messages.Engine, loaded: messages.Loaded | None) -> None:
         replica = Replica(next(self._numbers), engine, self._config, self._hear, self._count_restart)
         self.replicas.append(replica)
         replica.listen(loaded)
@@ -187,13 +278,13 @@ class Fleet:
         self.restarts += 1
         self._restarted()
 
-    def _hear(self, replica: Replica, received: Received) -> None:
+    def _hear(self, replica: Replica, received: messages.Received) -> None:
         match received:
-            case EngineUpdate():
+            case messages.EngineUpdate():
                 self.jobs.deliver(replica, received)
-            case Admitted():
+            case messages.Admitted():
                 self.jobs.admitted(replica, received)
-            case Loaded():
+            case messages.Loaded():
                 log.info("engine started", extra={"replica": replica.number, "engine_pid": replica.pid})
                 self.jobs.welcome(replica)
             case SoothsayError():

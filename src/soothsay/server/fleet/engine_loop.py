@@ -75,7 +75,10 @@ class EngineLoop:
             if (self._fleet.jobs.restart_in or 0) > PATIENCE:
                 raise self._fleet.jobs.no_engine()
             patience = PATIENCE
-        self._check_room(job)
+        if job.size > self.max_in_flight:
+            raise invalid("n", f"this asks for {job.size} answers at once; ask for fewer")
+        if job.counted and self.in_flight + job.size > self.max_in_flight:
+            raise try_later("too many requests are waiting; try again later", "queue_full", status=429)
         job.number = next(self._numbers)
         self._jobs[job.number] = job
         self.in_flight += job.size * job.counted
@@ -95,12 +98,6 @@ class EngineLoop:
         if job.number in self._jobs:
             self._fleet.jobs.cancel(job.number)
             self._finish(job, None)
-
-    def _check_room(self, job: Job) -> None:
-        if job.size > self.max_in_flight:
-            raise invalid("n", f"this asks for {job.size} answers at once; ask for fewer")
-        if job.counted and self.in_flight + job.size > self.max_in_flight:
-            raise try_later("too many requests are waiting; try again later", "queue_full", status=429)
 
     def _receive(self, told: Admitted | EngineUpdate) -> None:
         if isinstance(told, EngineUpdate):

@@ -1,17 +1,20 @@
-"""A job: the answers that one HTTP request asks for, and how far each of them is."""
+"""A job: the answers that one HTTP request asks for, how far each is, and the engines that work on it."""
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from soothsay.core.answer import SpeculationStats
+from soothsay.core.numerics import Numerics
 from soothsay.core.params import SamplingParams
 from soothsay.server.access.accounts import Charge
-from soothsay.server.engines.engine_messages import AnswerUpdate, RequestOptions
+from soothsay.server.engines.engine_messages import AnswerUpdate, EmittedTokens, RequestOptions, Submit
+from soothsay.server.fleet.replica import Replica
 from soothsay.server.http.api_errors import ApiError
 
 T = TypeVar("T")
@@ -73,9 +76,8 @@ class Job:
         loop = asyncio.get_running_loop()
         self.arrived_at = time.monotonic()
         self._deadline = loop.time() + timeout
-        self.answers = [
-            AnswerProgress(len(prompt), self.arrived_at) for prompt in prompts for _ in range(params.n)
-        ]
+        lengths = [len(prompt) for prompt in prompts for _ in range(params.n)]
+        self.answers = [AnswerProgress(length, self.arrived_at) for length in lengths]
         self.reports: dict[str, Any] = {}  # what was reported of its present state, by name
         self.admitted: asyncio.Future[None] = loop.create_future()
         self._updates: asyncio.Queue[AnswerUpdate | None] = asyncio.Queue()  # None: the job has ended
@@ -128,3 +130,139 @@ class Job:
             else:
                 self.admitted.set_exception(failure)
         self._updates.put_nowait(None)
+
+
+NOTHING = AnswerUpdate(-1, 0, "", None, [], 0, 0, 0, 0, SpeculationStats(), None)
+"""What has been said of an answer before its first update."""
+
+
+class Flight:
+    """A job, its answers so far, and the engines that work on it.
+
+    The `runner` is the engine whose tokens the client gets. A `successor` has got the job too, with the
+    tokens so far. It reads them, then those that the runner has added meanwhile, and takes over. An answer is
+    a function of the job, so its tokens, text and log-probabilities go on exactly where the runner was.
+
+    Args:
+        submit: the job. If it has no seed, it gets one here, since the next engine needs the same.
+        pinned: whether it belongs to its first engine and ends with it.
+    """
+
+    def __init__(self, submit: Submit, *, pinned: bool = False):
+        params = submit.params
+        if params.seed is None:
+            params = replace(params, seed=secrets.randbits(48))
+        self.submit = replace(submit, params=params)
+        self.number, self.pinned = submit.job, pinned
+        self.numerics: Numerics | None = None  # of the engine that said the first token
+        self.runner: Replica | None = None
+        self.successor: Replica | None = None
+        self.losses = 0  # engines that died under it
+        self.idle_losses = 0  # the same, since its last new token
+        self.num_calls = 0  # how often an engine got it
+        self.calls: dict[Replica, int] = {}  # the job's number at each engine that has it
+        self.size = len(submit.prompts) * params.n  # number of answers
+        self._told = [NOTHING] * self.size  # of each answer: the last update that the client has got
+        self._tokens: list[list[int]] = [[] for _ in self._told]  # that the client has got
+        self._goals: list[int] | None = None  # tokens of each answer when the successor first said one
+        # the last updates of engines whose totals are not those of the answers
+        self._heard: dict[Replica, list[AnswerUpdate]] = {}
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the client has heard of any answer."""
+        return any(told is not NOTHING for told in self._told)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the client has got the end of every answer."""
+        return all(told.finish_reason is not None for told in self._told)
+
+    @property
+    def texts(self) -> list[list[int]]:
+        """The token ids of each prompt with its answer so far."""
+        prompts, n = self.submit.prompts, self.submit.params.n
+        return [prompts[i // n] + tokens for i, tokens in enumerate(self._tokens)]
+
+    @property
+    def emitted(self) -> list[EmittedTokens]:
+        """What the client has got of each answer."""
+        told = zip(self._tokens, self._told, strict=True)
+        return [EmittedTokens([*tokens], one.finish_reason is not None) for tokens, one in told]
+
+    def board(self, engine: Replica, call: int) -> Submit:
+        """Give the job to an engine, the successor if there is a runner. Returns what to send.
+
+        Args:
+            engine: does not have the job.
+            call: the job's number there. Late news of an earlier call must not count, so it is a new one.
+        """
+        self.calls[engine] = call
+        self.num_calls += 1
+        if self.runner is None:
+            self.runner = engine
+        else:
+            self.successor = engine
+            self._heard.setdefault(self.runner, [*self._told])
+        if self.successor is not None or self.has_begun:
+            self._heard[engine] = [NOTHING] * self.size
+        emitted = self.emitted if self.has_begun else ()
+        return replace(self.submit, job=call, emitted=emitted)
+
+    def leave(self, engine: Replica) -> None:
+        """Note that an engine does not work on the job any more. A successor becomes the runner."""
+        self._heard.pop(engine, None)
+        self.calls.pop(engine, None)
+        self._goals = None
+        if engine == self.successor:
+            self.successor = None
+        elif engine == self.runner:
+            self.runner, self.successor = self.successor, None
+
+    def may_take_over(self, update: AnswerUpdate) -> bool:
+        """Whether the successor should take over with this update.
+
+        With its first token it has read what it was sent, but the runner may be far ahead by then. So the
+        successor first reads what the client had at this time. Meanwhile the runner continues.
+        """
+        if self._goals is None:
+            self._goals = [*map(len, self._tokens)]
+        return update.num_output > self._goals[update.index]
+
+    def lose(self, engine: Replica) -> None:
+        """Note that an engine has died."""
+        self.leave(engine)
+        self.losses += 1
+        self.idle_losses += 1
+
+    def take(self, engine: Replica, update: AnswerUpdate) -> AnswerUpdate | None:
+        """Take an update of the runner. Returns what of it is new to the client; None: nothing."""
+        new: AnswerUpdate | None = update
+        if engine in self._heard:  # else it has said all that the client has heard
+            heard = self._heard[engine]
+            new, heard[update.index] = self._new(heard[update.index], update), update
+        if new is not None:
+            new = new if new.job == self.number else replace(new, job=self.number)
+            self._told[new.index] = new
+            self._tokens[new.index] += new.token_ids
+            self.idle_losses = 0
+        return new
+
+    def _new(self, heard: AnswerUpdate, update: AnswerUpdate) -> AnswerUpdate | None:
+        """What of an update the client has not heard, with the totals of all engines together."""
+        told, num_told = self._told[update.index], len(self._tokens[update.index])
+        ends = update.finish_reason is not None and told.finish_reason is None
+        if update.num_output <= num_told and not ends:
+            return None
+        skipped = num_told - (update.num_output - len(update.token_ids))
+        skipped_text = told.text_length - (update.text_length - len(update.text))
+        return replace(
+            update,
+            text=update.text[skipped_text:],
+            token_ids=update.token_ids[skipped:],
+            logprobs=None if update.logprobs is None else update.logprobs[skipped:],
+            prompt_logprobs=None if num_told else update.prompt_logprobs,
+            num_cached=told.num_cached if num_told else update.num_cached,
+            num_preemptions=told.num_preemptions + update.num_preemptions - heard.num_preemptions,
+            stats=told.stats.plus(update.stats.minus(heard.stats)),
+        )

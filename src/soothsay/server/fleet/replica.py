@@ -98,11 +98,6 @@ class Replica:
         return None if stopped else self.engine.pid
 
     @property
-    def host(self) -> str:
-        """The machine's name; empty: this machine."""
-        return self.engine.host
-
-    @property
     def restart_in(self) -> float | None:
         """Seconds until the engine is started again; None if it runs."""
         return None if self._restart is None else max(self._restart_at - time.monotonic(), 0.0)

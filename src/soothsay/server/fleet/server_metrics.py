@@ -6,14 +6,18 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from itertools import zip_longest
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 
 from soothsay.core.answer import SpeculationStats
 from soothsay.server.engines.engine_messages import AnswerUpdate, EngineUpdate
 from soothsay.server.fleet.jobs import AnswerProgress, Job
+
+M = TypeVar("M", bound=MetricWrapperBase)
 
 PREFIX, VLLM_PREFIX = "soothsay:", "vllm:"
 
@@ -59,36 +63,35 @@ class Metrics:
         self._twins = CollectorRegistry()
         self._labels = {"model_name": model}
         self._twins.register(VllmTwins(self.registry, self._labels))
-        self._running = self._gauge("num_requests_running", "Answers that take part in steps")
-        self._waiting = self._gauge("num_requests_waiting", "Answers in the waiting line")
-        self._kv_usage = self._gauge("kv_cache_usage_perc", "Share of the KV pool in use, 0 to 1")
+        self._running = self._metric(Gauge, "num_requests_running", "Answers that take part in steps")()
+        self._waiting = self._metric(Gauge, "num_requests_waiting", "Answers in the waiting line")()
+        self._kv_usage = self._metric(Gauge, "kv_cache_usage_perc", "Share of the KV pool in use, 0 to 1")()
         self._first = self._histogram("time_to_first_token_seconds", "Arrival to first token", LATENCIES)
         self._between = self._histogram("inter_token_latency_seconds", "Between tokens", TOKEN_GAPS)
         self._whole = self._histogram("e2e_request_latency_seconds", "Arrival to last token", LATENCIES)
         self._prompt_length = self._histogram("request_prompt_tokens", "Tokens of a prompt", LENGTHS)
         self._answer_length = self._histogram("request_generation_tokens", "Tokens of an answer", LENGTHS)
-        self._prompt = self._counter("prompt_tokens", "Tokens of prompts")
-        self._generated = self._counter("generation_tokens", "Tokens of answers")
-        self._queries = self._counter("prefix_cache_queries", "Tokens looked up in the prefix cache")
-        self._hits = self._counter("prefix_cache_hits", "Tokens found in the prefix cache")
-        self._preemptions = self._counter("num_preemptions", "Times that an answer lost KV blocks to others")
+        self._prompt = self._counters("prompt_tokens", "Tokens of prompts")()
+        self._generated = self._counters("generation_tokens", "Tokens of answers")()
+        self._queries = self._counters("prefix_cache_queries", "Tokens looked up in the prefix cache")()
+        self._hits = self._counters("prefix_cache_hits", "Tokens found in the prefix cache")()
+        text = "Times that an answer lost KV blocks to others"
+        self._preemptions = self._counters("num_preemptions", text)()
         self._success = self._counters("request_success", "Answers that ended well", "finished_reason")
         self._steps = self._counters("decode_steps", "Steps that emitted tokens", "drafter")
         self._drafts = self._counters("spec_decode_num_drafts", "Steps that verified draft tokens", "drafter")
         self._drafted = self._counters("spec_decode_num_draft_tokens", "Draft tokens verified", "drafter")
         self._accepted = self._counters("spec_decode_num_accepted_tokens", "Draft tokens accepted", "drafter")
-        at, text = (
-            ("position", "drafter"),
-            "Draft tokens accepted, by depth and by the drafter that proposed them",
-        )
+        at = "position", "drafter"
+        text = "Draft tokens accepted, by depth and by the drafter that proposed them"
         self._accepted_at = self._counters("spec_decode_num_accepted_tokens_per_pos", text, *at)
         text = "Steps with draft tokens at this depth"
         self._drafted_at = self._counters("spec_decode_num_draft_tokens_per_pos", text, *at)
         text = "Steps in which a controller chose this drafter"
         self._decisions = self._counters("controller_decisions", text, "choice")
         self._responses = self._counters("http_requests", "HTTP responses", "path", "status")
-        self.restarts = self._counter("engine_restarts", "Restarts of the engine's process")
-        self._failed_steps = self._counter("failed_steps", "Steps that failed")
+        self.restarts = self._counters("engine_restarts", "Restarts of the engine's process")()
+        self._failed_steps = self._counters("failed_steps", "Steps that failed")()
 
     def text(self) -> bytes:
         """All metrics in the text format of Prometheus."""
@@ -143,27 +146,20 @@ class Metrics:
         for author, counts in now.accepted_by.items():
             _add(partial(self._accepted_at, drafter=author), before.accepted_by.get(author, ()), counts)
 
-    def _gauge(self, name: str, text: str) -> Gauge:
-        gauge = Gauge(f"{PREFIX}{name}", text, tuple(self._labels), registry=self.registry)
-        return gauge.labels(**self._labels)
-
     def _info(self, name: str, text: str, facts: Mapping[str, str]) -> None:
         """A gauge of 1 whose labels tell something."""
-        labels = {**self._labels, **facts}
-        Gauge(f"{PREFIX}{name}", text, tuple(labels), registry=self.registry).labels(**labels).set(1)
+        self._metric(Gauge, name, text, *facts)(**facts).set(1)
 
-    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
-        labels = tuple(self._labels)
-        histogram = Histogram(f"{PREFIX}{name}", text, labels, registry=self.registry, buckets=buckets)
-        return histogram.labels(**self._labels)
-
-    def _counter(self, name: str, text: str) -> Counter:
-        return self._counters(name, text)()
+    def _metric(self, kind: type[M], name: str, text: str, *labels: str, **options: Any) -> Callable[..., M]:
+        """A function from values of `labels` to the metric that has them."""
+        made = kind(f"{PREFIX}{name}", text, (*self._labels, *labels), registry=self.registry, **options)
+        return cache(partial(made.labels, **self._labels))
 
     def _counters(self, name: str, text: str, *labels: str) -> Callable[..., Counter]:
-        """A function from values of `labels` to the counter that has them."""
-        counter = Counter(f"{PREFIX}{name}", text, (*self._labels, *labels), registry=self.registry)
-        return cache(partial(counter.labels, **self._labels))
+        return self._metric(Counter, name, text, *labels)
+
+    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
+        return self._metric(Histogram, name, text, buckets=buckets)()
 
 
 def _add(counter: Callable[..., Counter], before: Sequence[int], now: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""The bodies of requests. `unknown_fields.py` says what happens to fields that are not here."""
+"""The bodies of requests. `request_parameters.py` says what happens to fields that are not here."""
 
 from __future__ import annotations
 
@@ -7,10 +7,62 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from soothsay.server.generation.foreign_fields import as_ours
-from soothsay.server.generation.left_out import without_other_tools
-from soothsay.server.generation.message_bodies import AllowedTools, ChatMessage, NamedTool, Tool
-from soothsay.server.http.body_types import MAX_FIELDS, Body, Fields, Items, TokenIds, Whole
+from soothsay.server.generation.message_bodies import (
+    AllowedTools,
+    ChatMessage,
+    NamedTool,
+    Tool,
+    without_other_tools,
+)
+from soothsay.server.http.bodies import MAX_FIELDS, Body, Fields, Items, TokenIds, Whole
+
+OUR_NAMES = {
+    "n_predict": "max_tokens",
+    "repeat_penalty": "repetition_penalty",
+    "json_schema": "guided_json",
+    "regex": "guided_regex",
+}
+"""Names of fields of llama.cpp's and SGLang's servers, and ours. Ours win where a body has both."""
+
+BANNED = -100.0
+"""The bias of a token that llama.cpp's `false` bans."""
+
+MAX_PAIRS = 2048
+"""Limit of pairs in a list of biases that is turned into an object. Longer ones are refused as they are."""
+
+
+def as_ours(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The body of a request with our names and forms of fields. Values are not checked here.
+
+    Besides names: `n_predict: -2` means the same as -1, `logit_bias` may be a list of pairs, and a
+    `response_format` of any JSON object may have a schema.
+    """
+    given = dict(body)
+    for theirs, ours in OUR_NAMES.items():
+        value = given.pop(theirs, None)
+        if value is None or given.get(ours) is not None:
+            continue
+        if theirs != "n_predict":
+            given[ours] = value
+        elif given.get("max_completion_tokens") is None:
+            given[ours] = -1 if value == -2 else value
+    if isinstance(given.get("logit_bias"), list):
+        given["logit_bias"] = _biases(given["logit_bias"])
+    form = given.get("response_format")
+    if isinstance(form, Mapping) and form.get("type") == "json_object" and form.get("schema") is not None:
+        given["response_format"] = {"type": "json_schema", "json_schema": {"schema": form["schema"]}}
+    return given
+
+
+def _biases(pairs: list[Any]) -> Any:
+    """Biases by token, from pairs of a token's id and its bias; the list itself if it is none."""
+    biases = {}
+    for pair in pairs[:MAX_PAIRS]:
+        if not isinstance(pair, list) or len(pair) != 2 or isinstance(pair[0], bool | list | dict):
+            return pairs
+        biases[str(pair[0])] = BANNED if pair[1] is False else pair[1]
+    return biases if len(pairs) <= MAX_PAIRS else pairs
+
 
 COMPLETION_TOKENS = 16
 """Default of `max_tokens` for completions, as OpenAI has it. A chat has no default limit."""
@@ -103,6 +155,16 @@ class GenerationRequest(Body):
         return as_ours(data) if isinstance(data, Mapping) and len(data) <= MAX_FIELDS else data
 
     @property
+    def echoed_logprobs(self) -> int | None:
+        """Log-probabilities for each token of the prompt that is echoed; None: there are none."""
+        return None
+
+    @property
+    def num_candidates(self) -> int:
+        """Answers to compute, of which the best `n` are told."""
+        return self.n or 1
+
+    @property
     def stops(self) -> list[str]:
         """The stop strings. Empty ones, which would end every answer, are left out, as llama.cpp does."""
         given = [self.stop] if isinstance(self.stop, str) else self.stop or []
@@ -153,16 +215,6 @@ class ChatRequest(GenerationRequest):
         """Log-probabilities that are listed beside each token's own; None: not even that."""
         return self.top_logprobs or 0 if self.logprobs else None
 
-    @property
-    def echoed_logprobs(self) -> int | None:
-        """The same for each token of the prompt, for `echo`. A chat has none."""
-        return None
-
-    @property
-    def num_candidates(self) -> int:
-        """Answers to compute, of which the best `n` are told."""
-        return self.n or 1
-
     def own_rules(self, _: int) -> Iterator[Rule]:
         """Rules of fields that completions lack."""
         yield "top_logprobs", self.top_logprobs and not self.logprobs, " needs logprobs=true"
@@ -198,7 +250,7 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def echoed_logprobs(self) -> int | None:
-        """The same for each token of the prompt, for `echo`."""
+        """Log-probabilities for each token of the prompt, for `echo`."""
         return self.logprobs if self.echo else None
 
     @property
@@ -214,3 +266,7 @@ class CompletionRequest(GenerationRequest):
             yield "best_of", not n <= best <= max_n, f"={best} is not possible: it must be {limits}"
             late = " needs stream=false: the best is known only when all answers have ended"
             yield "best_of", self.stream and best > n, late
+
+
+AnyRequest = ChatRequest | CompletionRequest
+"""What all APIs ask for."""

@@ -1,9 +1,16 @@
-"""Turns the body of a request into sampling parameters, a grammar, and options for the engine."""
+"""Turns the body of a request into sampling parameters, a grammar, and options for the engine.
+
+Clients of other servers send fields that mean nothing here, and must work. So an unknown field is ignored,
+and the reply's header `X-Ignored-Fields` and the log name it. Two kinds are refused, because the answer would
+not be what was asked for: features that are missing here, and names that look like a slip.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import fields
+from difflib import get_close_matches
 from typing import Any
 
 from soothsay.core.grammar import Grammar
@@ -14,14 +21,14 @@ from soothsay.server.engines.engine_messages import RequestOptions
 from soothsay.server.generation.message_bodies import AllowedTools, NamedTool
 from soothsay.server.generation.request_bodies import (
     UNLIMITED,
+    AnyRequest,
     ChatRequest,
-    CompletionRequest,
     GenerationRequest,
     Speculation,
     StructuredOutputs,
 )
-from soothsay.server.http.api_errors import ApiError, invalid
-from soothsay.server.http.body_types import Json
+from soothsay.server.http.api_errors import ApiError, invalid, unsupported
+from soothsay.server.http.bodies import Json
 from soothsay.server.server_config import ServerConfig
 
 SHARED = GenerationRequest.model_fields.keys() & {field.name for field in fields(SamplingParams)}
@@ -66,9 +73,7 @@ def request_options(body: GenerationRequest, owner: str = "") -> RequestOptions:
     )
 
 
-def sampling_params(
-    body: ChatRequest | CompletionRequest, config: ServerConfig, defaults: Mapping[str, float]
-) -> SamplingParams:
+def sampling_params(body: AnyRequest, config: ServerConfig, defaults: Mapping[str, float]) -> SamplingParams:
     """Read sampling parameters from a body.
 
     Args:
@@ -170,7 +175,7 @@ def nearest(fields: Mapping[str, Any], config: ServerConfig | None = None) -> Js
     return {**fields, **moved}
 
 
-def _check_limits(body: ChatRequest | CompletionRequest, config: ServerConfig) -> None:
+def _check_limits(body: AnyRequest, config: ServerConfig) -> None:
     """Raise `ApiError` for the first field that breaks a rule."""
     for name, count in ((body.logprobs_field, body.num_logprobs), ("prompt_logprobs", body.prompt_logprobs)):
         if count is not None and not 0 <= count <= config.max_logprobs:
@@ -200,7 +205,7 @@ def _check_limits(body: ChatRequest | CompletionRequest, config: ServerConfig) -
             raise invalid(name, f"{name}{problem}")
 
 
-def _grammar(body: ChatRequest | CompletionRequest) -> Grammar | None:
+def _grammar(body: AnyRequest) -> Grammar | None:
     """The grammar that the answer's text must follow, from whichever field has it. None: no grammar."""
     outputs, wanted = body.structured_outputs or StructuredOutputs(), body.response_format
     if wanted is not None and (wanted.type == "json_schema") != (wanted.json_schema is not None):
@@ -218,9 +223,7 @@ def _grammar(body: ChatRequest | CompletionRequest) -> Grammar | None:
         raise invalid("response_format", str(error)) from None
 
 
-def _forms(
-    body: ChatRequest | CompletionRequest, outputs: StructuredOutputs
-) -> Iterator[tuple[Callable[[Any], Grammar], Any]]:
+def _forms(body: AnyRequest, outputs: StructuredOutputs) -> Iterator[tuple[Callable[[Any], Grammar], Any]]:
     """What makes a grammar of each field that may have one, and what the field has."""
 
     def any_object(_: object) -> Grammar:
@@ -235,3 +238,91 @@ def _forms(
         yield Grammar.json_schema, wanted.json_schema.schema_
     elif wanted is not None and wanted.type != "text":
         yield any_object, True
+
+
+HEADER = "X-Ignored-Fields"
+
+WITHOUT_EFFECT = frozenset(
+    {
+        *("guided_decoding_backend", "guided_whitespace_pattern", "kv_transfer_params", "metadata"),
+        *("mm_processor_kwargs", "prediction", "prompt_cache_key", "prompt_cache_retention", "request_id"),
+        *("safety_identifier", "service_tier", "spaces_between_special_tokens", "store", "user"),
+        *("verbosity", "vllm_xargs"),
+    }
+)
+"""Fields that are hints, or that concern accounting, storage and speed. They are not reported."""
+
+MISSING = {
+    "audio": "answers are text",
+    "chat_template": "the model's own template is used",
+    "documents": "put the texts into messages",
+    "ebnf": "give a grammar in Lark as structured_outputs.grammar, or a JSON schema",
+    "function_call": "use tool_choice",
+    "functions": "use tools",
+    "grammar": "give a grammar in Lark as structured_outputs.grammar, or a JSON schema",
+    "logits_processors": "use logit_bias, allowed_token_ids or bad_words",
+    "prompt_embeds": "give a text or token ids",
+    "suffix": "this model continues a text at its end only",
+    "use_beam_search": "use best_of",
+    "web_search_options": "this server does not search",
+}
+"""Fields that ask for what this server lacks, and what to do instead."""
+
+SIMILAR = 0.9
+"""Similarity, as `difflib` has it, from which a name counts as a slip: one wrong letter in ten, or one too
+many or too few in six. Names of other servers' own fields are less similar to ours."""
+
+MAX_NAMES = 32
+"""Limit of unknown names that are looked at. Clients that are meant to work send a handful."""
+
+UNSET: tuple[Any, ...] = (None, False, "", [], {})
+"""Values that ask for nothing."""
+
+PLAIN = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+"""What a name must look like to be repeated in a header and in the log."""
+
+
+def further_fields(
+    extra: Mapping[str, Any] | None,
+    refused: Mapping[str, str],
+    renamed: Mapping[str, str],
+    ignored: Collection[str],
+) -> dict[str, Any]:
+    """The fields of a body of another API that go to the chat as they are.
+
+    Args:
+        extra: the fields of the body that its class does not list.
+        refused: fields that cannot be served, unless they are empty, and what to do instead.
+        renamed: fields of chats that the API has under another name; empty: not at all.
+        ignored: fields that have no effect.
+
+    Raises `ApiError` for fields that this server, or the API, does not have.
+    """
+    for name, value in (extra or {}).items():
+        if name in refused and value not in UNSET:
+            raise unsupported(name, f"{name}: {refused[name]}")
+        if name in renamed:
+            hint = f"; use {renamed[name]}" if renamed[name] else ""
+            message = f"{name} is not a parameter of this path{hint}"
+            raise ApiError(400, message, "unknown_parameter", param=name)
+    known = {*ignored, *refused}
+    return {name: value for name, value in (extra or {}).items() if name not in known}
+
+
+def ignored_fields(body: GenerationRequest) -> list[str]:
+    """The names of unknown fields that have a value and are ignored.
+
+    Raises `ApiError` for a field that asks for what is missing here, or that looks like a misspelt one.
+    """
+    given = [name for name, value in (body.model_extra or {}).items() if value not in UNSET]
+    names = []
+    for name in given[:MAX_NAMES]:
+        if name in MISSING:
+            raise unsupported(name, f"{name} is not supported: {MISSING[name]}")
+        if name in WITHOUT_EFFECT or not PLAIN.fullmatch(name):
+            continue
+        if meant := get_close_matches(name, type(body).model_fields, n=1, cutoff=SIMILAR):
+            message = f"{name} is not a parameter that this server knows; did you mean {meant[0]}?"
+            raise ApiError(400, message, "unknown_parameter", param=name)
+        names.append(name)
+    return names

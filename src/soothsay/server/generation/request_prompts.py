@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +13,35 @@ from soothsay.server.generation.request_bodies import ChatRequest, CompletionReq
 from soothsay.server.generation.request_parameters import truncated
 from soothsay.server.generation.text_bounds import TextBound
 from soothsay.server.http.api_errors import ApiError, invalid, unsupported
+from soothsay.server.http.bodies import Json
 from soothsay.tokenizer import NO_TOKENIZER, Message, Tokenizer
+
+RESERVED = ("messages", "self", "tools")
+"""Variables of chat templates that `chat_template_kwargs` must not set."""
 
 CUT = 4
 """How many times as long as the context a text may be of which a request wants only the end."""
+
+
+MAX_READ = 1 << 20
+"""Limit of tokens of the prompts in one request, each counted for each of its answers, which hold a copy. A
+single answer may have a longer one."""
+
+MAX_SCORES = 1 << 20
+"""Limit of log-probabilities of prompts in one reply, which repeats them for each answer. So many take up to
+100 MB of text, and some seconds to write. It is enough for 20 alternatives to each of 49,000 tokens."""
+
+BILLING = re.compile(r"^x-anthropic-billing-header:.*\n?", re.MULTILINE)
+"""A line in the system message of Claude Code. It has a hash of the request, so no two requests would share a
+prefix that begins with it, and it tells the model nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A prompt that a reply begins with. With log-probabilities, these list all of its tokens too."""
+
+    text: str
+    ids: list[int]
 
 
 class PromptReader:
@@ -27,7 +52,7 @@ class PromptReader:
     """
 
     def __init__(self, model: LoadedModel):
-        self._model = model
+        self._model, self.room = model, model.max_context
         self._bound = None if model.tokenizer is None else TextBound(model.tokenizer)
 
     @property
@@ -49,7 +74,7 @@ class PromptReader:
             cut: whether only its last tokens are wanted. Then it may be up to `CUT` times as long.
         """
         tokenizer = self.tokenizer
-        limit = self._model.max_context * (CUT if cut else 1)
+        limit = self.room * (CUT if cut else 1)
         if self._bound is not None and self._bound.exceeds(text, limit):
             raise self.over_long(f"{len(text)} characters", field, limit)
         try:
@@ -77,89 +102,65 @@ class PromptReader:
 
     def check_prompt(self, ids: list[int]) -> list[int]:
         """Refuse a prompt that has unknown token ids or more than the context holds. Returns the prompt."""
-        if len(ids) >= self._model.max_context:
+        if len(ids) >= self.room:
             raise self.over_long(f"{len(ids)} tokens", "prompt")
         self.check(ids, "prompt")
         return ids
 
     def over_long(self, size: str, field: str, limit: int | None = None) -> ApiError:
         """The error for a prompt of this size. `limit`: of tokens, if it is not that of the context."""
-        context = self._model.max_context
-        message = f"{field} has {size}, more than the context of {context} tokens can hold"
-        if limit not in (None, context):
+        message = f"{field} has {size}, more than the context of {self.room} tokens can hold"
+        if limit not in (None, self.room):
             message = f"{field} has {size}, more than {limit} tokens; cut it before you send it"
         return ApiError(400, message, "context_length_exceeded", param=field)
 
+    def read_chat(self, body: ChatRequest, tools: Sequence[Json]) -> tuple[list[int], str]:
+        """Token ids of a conversation, and its text.
 
-MAX_READ = 1 << 20
-"""Limit of tokens of the prompts in one request, each counted for each of its answers, which hold a copy. A
-single answer may have a longer one."""
+        Args:
+            body: the conversation, and how to lay it out.
+            tools: that the model may call.
 
-MAX_SCORES = 1 << 20
-"""Limit of log-probabilities of prompts in one reply, which repeats them for each answer. So many take up to
-100 MB of text, and some seconds to write. It is enough for 20 alternatives to each of 49,000 tokens."""
+        Raises `ApiError` if the model has no template, or the template refuses the messages.
+        """
+        given: Json = dict(body.chat_template_kwargs or {})
+        if taken := next((name for name in RESERVED if name in given), None):
+            raise invalid("chat_template_kwargs", f"{taken} cannot be set here")
+        for name in ("reasoning_effort", "add_generation_prompt"):
+            if getattr(body, name) is not None:
+                given.setdefault(name, getattr(body, name))
+        given |= {"tools": list(tools)} if tools else {}
+        given["continue_final_message"] = body.continue_final_message
+        messages = list(without_billing(message.for_template() for message in body.messages))
+        try:
+            text = self.render(messages, given)
+        except ApiError:
+            if (others := with_one_system(messages)) == messages:
+                raise
+            text = self.render(others, given)
+        cut = body.truncate_prompt_tokens is not None
+        ids = self.encode(text, special=bool(body.add_special_tokens), field="messages", cut=cut)
+        return truncated(ids, body, self.room), text
 
-BILLING = re.compile(r"^x-anthropic-billing-header:.*\n?", re.MULTILINE)
-"""A line in the system message of Claude Code. It has a hash of the request, so no two requests would share a
-prefix that begins with it, and it tells the model nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Echo:
-    """A prompt that a reply begins with. With log-probabilities, these list all of its tokens too."""
-
-    text: str
-    ids: list[int]
-
-
-def chat_ids(
-    reader: PromptReader, body: ChatRequest, variables: Mapping[str, Any], room: int
-) -> tuple[list[int], str]:
-    """Token ids of a conversation, and its text.
-
-    Args:
-        reader: of the model's prompts.
-        body: the conversation, and how to lay it out.
-        variables: of the template.
-        room: tokens of the context.
-
-    Raises `ApiError` if the model has no template, or the template refuses the messages.
-    """
-    messages = list(without_billing(message.for_template() for message in body.messages))
-    own = {"reasoning_effort": body.reasoning_effort, "add_generation_prompt": body.add_generation_prompt}
-    given = {**{name: value for name, value in own.items() if value is not None}, **variables}
-    text = _render(reader, messages, {**given, "continue_final_message": body.continue_final_message})
-    cut = body.truncate_prompt_tokens is not None
-    ids = reader.encode(text, special=bool(body.add_special_tokens), field="messages", cut=cut)
-    return truncated(ids, body, room), text
+    def read_completion(
+        self, body: CompletionRequest, prompts: Sequence[str | list[int]]
+    ) -> tuple[list[list[int]], list[Echo]]:
+        """Token ids of prompts, and what each answer begins with: nothing, or its prompt."""
+        special, cut = body.add_special_tokens is not False, body.truncate_prompt_tokens is not None
+        ids, echoed = list[list[int]](), list[Echo]()
+        for prompt in prompts:
+            known = self.encode(prompt, special=special, cut=cut) if isinstance(prompt, str) else prompt
+            ids.append(self.check_prompt(truncated(known, body, self.room)))
+            if body.echo:
+                whole = isinstance(prompt, str) and len(known) == len(ids[-1])
+                text = str(prompt) if whole else self.decode(ids[-1])
+                echoed += [Echo(text, ids[-1])] * (body.n or 1)
+        return ids, echoed
 
 
 def continued_text(body: ChatRequest) -> str:
     """The text of the last message, if the answer continues it. Otherwise nothing."""
     return str(body.messages[-1].for_template()["content"]) if body.continue_final_message else ""
-
-
-def completion_ids(
-    reader: PromptReader, body: CompletionRequest, prompts: Sequence[str | list[int]], room: int
-) -> tuple[list[list[int]], list[Echo]]:
-    """Token ids of prompts, and what each answer begins with: nothing, or its prompt.
-
-    Args:
-        reader: of the model's prompts.
-        body: how to encode them.
-        prompts: texts or token ids.
-        room: tokens of the context.
-    """
-    special, cut = body.add_special_tokens is not False, body.truncate_prompt_tokens is not None
-    ids, echoed = list[list[int]](), list[Echo]()
-    for prompt in prompts:
-        known = reader.encode(prompt, special=special, cut=cut) if isinstance(prompt, str) else prompt
-        ids.append(reader.check_prompt(truncated(known, body, room)))
-        if body.echo:
-            whole = isinstance(prompt, str) and len(known) == len(ids[-1])
-            text = str(prompt) if whole else reader.decode(ids[-1])
-            echoed += [Echo(text, ids[-1])] * (body.n or 1)
-    return ids, echoed
 
 
 def check_totals(prompts: Sequence[list[int]], params: SamplingParams) -> None:
@@ -176,16 +177,6 @@ def check_totals(prompts: Sequence[list[int]], params: SamplingParams) -> None:
             f"{MAX_SCORES} is the limit of a reply; ask for fewer prompts, answers or alternatives"
         )
         raise invalid("prompt_logprobs", message)
-
-
-def _render(reader: PromptReader, messages: list[dict[str, Any]], variables: dict[str, Any]) -> str:
-    """A conversation in the chat template, in the form that the template takes. Raises `ApiError`."""
-    try:
-        return reader.render(messages, variables)
-    except ApiError:
-        if (others := with_one_system(messages)) == messages:
-            raise
-        return reader.render(others, variables)
 
 
 def with_one_system(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,33 +17,35 @@ from soothsay.server.engines.engine_messages import LoadedModel, RequestOptions
 from soothsay.server.engines.grammar_checker import GrammarChecker
 from soothsay.server.fleet.engine_loop import EngineLoop
 from soothsay.server.fleet.jobs import Job
-from soothsay.server.generation.reply_format import MakeParser, ReplyFormat, ReplyOptions, TokenTexts
-from soothsay.server.generation.reply_reports import usage
+from soothsay.server.generation.reply_format import MakeParser, ReplyFormat, ReplyOptions, TokenTexts, usage
 from soothsay.server.generation.request_bodies import (
+    AnyRequest,
     ChatRequest,
     CompletionRequest,
     GenerationRequest,
     Speculation,
 )
-from soothsay.server.generation.request_parameters import chosen_tools, request_options, sampling_params
+from soothsay.server.generation.request_parameters import (
+    HEADER,
+    chosen_tools,
+    ignored_fields,
+    request_options,
+    sampling_params,
+)
 from soothsay.server.generation.request_prompts import (
     Echo,
     PromptReader,
-    chat_ids,
     check_totals,
-    completion_ids,
     continued_text,
 )
-from soothsay.server.generation.unknown_fields import HEADER, ignored_fields
 from soothsay.server.http.api_errors import ApiError, invalid, renamed, unsupported
 from soothsay.server.http.api_route import ApiRoute
-from soothsay.server.http.body_reader import BodyReader
+from soothsay.server.http.bodies import BodyReader
 from soothsay.server.http.json_streams import EventStream, JsonReply, while_connected
 from soothsay.server.server_config import ServerConfig
-from soothsay.server.tools.chat_grammar import ChatGrammars
 from soothsay.server.tools.reasoning import ReasoningFormat
 from soothsay.server.tools.tool_calls import OneCall, PlainParser, ToolCallParser
-from soothsay.server.tools.tool_format import ToolFormat
+from soothsay.server.tools.tool_format import ChatGrammars, ToolFormat
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -52,9 +54,6 @@ ChatReply = Callable[[MakeParser], ReplyFormat]
 
 CompletionReply = Callable[[Sequence[Echo]], ReplyFormat]
 """Makes the format of the reply to a completion, from the prompts that the answers begin with (`echo`)."""
-
-RESERVED = ("messages", "self", "tools")
-"""Variables of chat templates that `chat_template_kwargs` must not set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,20 +165,14 @@ class Service:
 
         `tools`: those that the model may call; None: as the body says.
         """
-        tools = chosen_tools(body)[0] if tools is None else tools
-        variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
-        if taken := next((name for name in RESERVED if name in variables), None):
-            raise invalid("chat_template_kwargs", f"{taken} cannot be set here")
-        if tools:
-            variables["tools"] = list(tools)
-        return chat_ids(self.prompts, body, variables, self.model.max_context)
+        return self.prompts.read_chat(body, chosen_tools(body)[0] if tools is None else tools)
 
     def complete(self, http: Request, body: CompletionRequest, reply: CompletionReply) -> ReplyPlan:
         """What a body with prompts asks for. May take long."""
         self.check_model(body.model)
         params = sampling_params(body, self.config, self.model.sampling_defaults)
         prompts = self.checked(_prompts(body.prompt))
-        ids, echoed = completion_ids(self.prompts, body, prompts, self.model.max_context)
+        ids, echoed = self.prompts.read_completion(body, prompts)
         return self._plan(http, body, ids, params, reply(echoed))
 
     def checked(self, prompts: list[Any]) -> list[Any]:
@@ -191,7 +184,7 @@ class Service:
     def _plan(
         self,
         http: Request,
-        body: ChatRequest | CompletionRequest,
+        body: AnyRequest,
         prompts: Sequence[list[int]],
         params: SamplingParams,
         reply: ReplyFormat,
@@ -267,18 +260,7 @@ def without_traces(chat: ChatRequest) -> ChatRequest:
     return chat
 
 
-def make_body(kind: type[Body], fields: Mapping[str, Any]) -> Body:
-    """Make the body of a chat or a completion, checked as if a client had sent it. Raises `ApiError`."""
-    try:
-        return kind.model_validate(fields)
-    except ValidationError as error:
-        raise ApiError.from_validation(error) from None
-
-
-def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
+def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[Any]:
     """The list of prompts. A single prompt becomes a list of one."""
-    if isinstance(prompt, str):
-        return [prompt]
-    if prompt and all(isinstance(part, int) for part in prompt):
-        return [[part for part in prompt if isinstance(part, int)]]
-    return [part for part in prompt if not isinstance(part, int)]
+    is_single = isinstance(prompt, str) or (bool(prompt) and isinstance(prompt[0], int))
+    return [prompt] if is_single else [*prompt]

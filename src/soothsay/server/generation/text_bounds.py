@@ -44,7 +44,7 @@ class TextBound:
         """Limit of characters that a token stands for, spaces beside special tokens not counted."""
         self._lengths: _Lengths | None = None
         normalizers, cutters = _steps(backend.normalizer), _steps(backend.pre_tokenizer)
-        shrinking = [*map(_shrinking, normalizers), *map(_cutting, cutters)]
+        shrinking = [*map(_shrinking, (*normalizers, *cutters))]
         factors = [one for one in shrinking if one is not None]
         known = backend.truncation is None and isinstance(model, models.BPE) and bool(vocabulary)
         if not known or len(factors) < len(shrinking):
@@ -160,23 +160,18 @@ def _spells_all(model: Any, vocabulary: dict[str, int], byte_level: bool) -> boo
     return bool(model.byte_fallback) and all(byte in vocabulary for byte in BYTE_TOKENS)
 
 
-def _shrinking(normalizer: dict[str, Any]) -> int | None:
-    """How many characters of a text a normalizer makes one of, at most. None: unknown, or it drops some."""
-    match normalizer:
+def _shrinking(step: dict[str, Any]) -> int | None:
+    """How many characters of a text a normalizer or a pre-tokenizer makes one of, at most.
+
+    None: unknown, or it drops some.
+    """
+    match step:
         case {"type": "NFC" | "NFKC"}:
             return COMPOSED
-        case {"type": "NFD" | "NFKD" | "Prepend" | "ByteLevel"}:
-            return 1
-        case {"type": "Replace", "pattern": {"String": str(pattern)}, "content": str(content)} if content:
-            return -(-len(pattern) // len(content))
-    return None
-
-
-def _cutting(pre_tokenizer: dict[str, Any]) -> int | None:
-    """The same for a pre-tokenizer."""
-    match pre_tokenizer:
-        case {"type": "ByteLevel" | "Digits" | "Metaspace"}:
+        case {"type": "NFD" | "NFKD" | "Prepend" | "ByteLevel" | "Digits" | "Metaspace"}:
             return 1
         case {"type": "Split" | "Punctuation", "behavior": str(behavior)} if behavior != "Removed":
             return 1
+        case {"type": "Replace", "pattern": {"String": str(pattern)}, "content": str(content)} if content:
+            return -(-len(pattern) // len(content))
     return None

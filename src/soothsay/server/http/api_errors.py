@@ -77,11 +77,8 @@ class ApiError(Exception):
     @property
     def kind(self) -> str:
         """OpenAI's type of error, which follows from the status."""
-        if self.status == 401:
-            return "authentication_error"
-        if self.status == 429:
-            return "rate_limit_error"
-        return "invalid_request_error" if self.status < 500 else "server_error"
+        otherwise = "invalid_request_error" if self.status < 500 else "server_error"
+        return {401: "authentication_error", 429: "rate_limit_error"}.get(self.status, otherwise)
 
     @property
     def body(self) -> dict[str, Any]:

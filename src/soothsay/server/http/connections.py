@@ -11,7 +11,7 @@ import os
 import resource
 import socket
 import struct
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,9 +21,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from soothsay.server.http.api_errors import try_later
-from soothsay.server.http.client_addresses import network
 from soothsay.server.http.json_log import log
-from soothsay.server.server_config import ServerConfig
+from soothsay.server.server_config import ServerConfig, network
 
 ACCEPTED = 8
 """Limit of connections that are accepted in one turn of the event loop. A turn takes about 0.1 ms."""
@@ -58,7 +57,6 @@ class Connections:
         self._open: set[ClientConnection] = set()
         self._waiting: OrderedDict[ClientConnection, float] = OrderedDict()  # since when
         self._unread: dict[ClientConnection, int] = {}  # bytes of the large replies that are being sent
-        self._by_address: Counter[str] = Counter()
         if self.limit < config.max_connections:
             facts = {"limit": self.limit, "wanted": config.max_connections}
             log.warning("connections are limited by the number of files (ulimit -n)", extra=facts)
@@ -66,8 +64,8 @@ class Connections:
     def add(self, connection: ClientConnection) -> None:
         """Count a new connection. Aborts another one, or refuses this one, if there are too many."""
         self._open.add(connection)
-        self._by_address[connection.address] += 1
-        if self._per_address is not None and self._by_address[connection.address] > self._per_address:
+        others = sum(one.address == connection.address for one in self._open) if self._per_address else 0
+        if others > (self._per_address or 0):
             connection.refuse("too many connections come from this address")
         elif len(self._open) <= self.limit:
             self.mark(connection, waiting=True)
@@ -81,11 +79,7 @@ class Connections:
         """Forget a connection that has ended."""
         self._waiting.pop(connection, None)
         self._unread.pop(connection, None)
-        if connection in self._open:
-            self._open.discard(connection)
-            self._by_address[connection.address] -= 1
-            if not self._by_address[connection.address]:
-                del self._by_address[connection.address]
+        self._open.discard(connection)
 
     def mark(self, connection: ClientConnection, *, waiting: bool) -> None:
         """Note whether a connection waits for its client. One that waits already keeps its place."""
@@ -229,9 +223,8 @@ class ClientConnection(H11Protocol):
         """Send an error and close the connection, without reading a request."""
         response = try_later(message).response("")
         headers = b"".join(b"%s: %s\r\n" % pair for pair in response.raw_headers)
-        self.transport.write(
-            b"HTTP/1.1 503 Service Unavailable\r\n%sconnection: close\r\n\r\n%s" % (headers, response.body)
-        )
+        start = b"HTTP/1.1 503 Service Unavailable\r\n"
+        self.transport.write(b"%s%sconnection: close\r\n\r\n%s" % (start, headers, response.body))
         self.abort()
 
     @property

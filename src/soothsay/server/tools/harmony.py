@@ -12,11 +12,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
-from soothsay.core.grammar import spelled
-from soothsay.server.tools.answer_rules import rules_up_to
-from soothsay.server.tools.framed_parser import FramedParser, is_name, to_json
-from soothsay.server.tools.tool_arguments import parsed_json
-from soothsay.server.tools.tool_calls import ParsedPart, ToolCall, ToolCallParser, overlap
+from soothsay.core.grammar import quoted, spelled
+from soothsay.server.tools.tool_calls import (
+    FramedParser,
+    ParsedPart,
+    ToolCall,
+    ToolCallParser,
+    as_calls,
+    named_call,
+    overlap,
+    parsed_json,
+)
 
 CALL, MESSAGE, END = "<|channel|>commentary to=", "<|message|>", "<|call|>"
 THOUGHTS = "<|channel|>analysis"
@@ -27,6 +33,11 @@ CHANNEL = "<|channel|>"
 
 MAX_HEADER = 1024
 """Limit of the characters before a message. More is text."""
+
+SPACE = r"space: /[ \t\r\n]{1,16}/"
+"""White space around thoughts. It is bounded, since an uncertain model could write it for ever."""
+
+ANY = r"ANY: /(.|\n)*/"
 
 _STARTS = ("<|start|>", "<|channel|>", "to=")
 _ENDS = ("<|end|>", END, "<|return|>", "<|start|>", "<|channel|>")
@@ -40,16 +51,13 @@ class HarmonyCalls(FramedParser):
     frames, openings = ((CALL, END),), (CALL, " to=functions.")
     signs, forced = ("<|channel|>commentary",), (f"{CALL}functions{MESSAGE}", END)
 
-    def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall]:
+    def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall] | None:
         """See `FramedParser`."""
         header, tag, body = inside.partition(MESSAGE)
         name = re.split(r"[\s<]", header.strip()[:MAX_HEADER], maxsplit=1)[0].removeprefix("functions.")
-        values = parsed_json(body.strip() or "{}")
         if name == "functions":  # forced by a grammar
-            return super().read(body, bare=bare, closed=closed)
-        if not tag or not is_name(name) or values is None:
-            return super().read(inside, bare=bare, closed=closed)
-        return [ToolCall(name, to_json(values))]
+            return as_calls(parsed_json(body.strip()))
+        return named_call(name, body.strip() or "{}") if tag else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,3 +177,15 @@ class HarmonyParser(ToolCallParser):
         self._begun, before = True, self._in in self._said
         self._said.add(self._in)
         return f"\n\n{body}" if before else body
+
+
+def rules_up_to(tag: str, special: Mapping[str, int]) -> str:
+    """Rules of `thoughts`: any text up to a tag, and the tag. The text does not contain the tag.
+
+    Args:
+        tag: a special token, or text without any.
+        special: ids of the model's special tokens.
+    """
+    if tag in special:
+        return f"thoughts: INSIDE {spelled(tag, special)}\nINSIDE: ANY & ~(ANY {quoted(tag)} ANY)\n{ANY}"
+    return f"thoughts[lazy]: ANY {quoted(tag)}\n{ANY}"

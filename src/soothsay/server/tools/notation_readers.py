@@ -1,16 +1,232 @@
-"""Finds tool calls in notations that are neither JSON nor tags: Gemma 4's and LFM2's."""
+"""Finds tool calls whose arguments are not JSON: texts in tags, and the notations of Gemma 4 and LFM2.
+
+A text gets the type that the tool's JSON schema has for the argument.
+"""
 
 from __future__ import annotations
 
 import ast
 import json
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
-from soothsay.server.tools.framed_parser import FramedParser, is_name, to_json
-from soothsay.server.tools.tool_arguments import MAX_LITERAL, WORDS, parsed_json
-from soothsay.server.tools.tool_calls import ToolCall
+from soothsay.server.tools.tool_calls import (
+    CLOSE,
+    ON_LINES,
+    OPEN,
+    FramedParser,
+    ToolCall,
+    Tools,
+    is_name,
+    parsed_json,
+    to_json,
+)
+
+MAX_REFERENCES = 16
+"""Limit of references (`$ref`) and alternatives that are followed to find the types of one argument."""
+
+MAX_LITERAL = 2**16
+"""Limit of characters of a list or dictionary in Python's form."""
+
+WORDS: Mapping[str, bool | None] = {"true": True, "false": False, "null": None, "none": None}
+"""Values as models write them. Templates show them as JSON has them, or as Python has them."""
+
+_TYPES: Mapping[str, type | tuple[type, ...]] = {
+    "string": str,
+    "null": type(None),
+    "boolean": bool,
+    "integer": int,
+    "number": (int, float),
+    "object": dict,
+    "array": list,
+}
+
+
+def schema_of(tools: Tools, name: str) -> Mapping[str, Any]:
+    """The JSON schema of a tool's arguments; empty if there is no such tool, or it has none."""
+    for tool in tools:
+        function = tool.get("function")
+        if isinstance(function, Mapping) and function.get("name") == name:
+            schema = function.get("parameters")
+            return schema if isinstance(schema, Mapping) else {}
+    return {}
+
+
+def typed(text: str, name: str, schema: Mapping[str, Any]) -> Any:
+    """The value of an argument that a model has written as text.
+
+    Args:
+        text: the value: strings as they are, other values in JSON.
+        name: of the argument.
+        schema: of all arguments.
+
+    Returns:
+        A value of the type in the schema if the text is one, else the text.
+    """
+    properties = schema.get("properties")
+    own = properties.get(name) if isinstance(properties, Mapping) else None
+    types = _types(own, schema)
+    if types <= {"string"}:
+        return text
+    stripped = text.strip()
+    value = WORDS[stripped.lower()] if stripped.lower() in WORDS else parsed_json(stripped)
+    if value is None and not types.isdisjoint({"array", "object"}):
+        value = _literal(stripped)
+    if isinstance(value, float) and value.is_integer() and types.isdisjoint({"number"}):
+        value = int(value)
+    fits = not types.isdisjoint(_kinds(value) - {"string"})
+    return value if fits and (value is not None or stripped.lower() in WORDS) else text
+
+
+def _literal(text: str) -> Any:
+    """The list or dictionary that a text is in Python, as some templates show them; None if it is none."""
+    if len(text) > MAX_LITERAL or not text.startswith(("[", "{")):
+        return None
+    try:
+        value = ast.literal_eval(text)
+        json.dumps(value, allow_nan=False)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return None
+    return value
+
+
+def _types(own: Any, schema: Mapping[str, Any]) -> frozenset[str]:
+    """The JSON types that an argument may have, as far as its schema says so."""
+    found, left = set[str](), [own]
+    for _ in range(MAX_REFERENCES):
+        if not left:
+            break
+        part = left.pop()
+        if not isinstance(part, Mapping):
+            continue
+        kinds = part.get("type")
+        found |= {kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if isinstance(kind, str)}
+        for key in ("anyOf", "oneOf", "allOf"):
+            left += part[key] if isinstance(part.get(key), list) else []
+        if isinstance(part.get("enum"), list) and "type" not in part:
+            found.update(kind for value in part["enum"] for kind in _kinds(value))
+        if isinstance(part.get("$ref"), str):
+            left.append(_at(schema, part["$ref"]))
+    return frozenset(found & {*_TYPES})
+
+
+def _kinds(value: Any) -> set[str]:
+    """The JSON types of a value. A whole number has two."""
+    fitting = {kind for kind, types in _TYPES.items() if isinstance(value, types)}
+    return {"boolean"} if isinstance(value, bool) else fitting
+
+
+def _at(schema: Mapping[str, Any], reference: str) -> Any:
+    """What a reference inside of the schema, such as "#/$defs/Place", leads to."""
+    part: Any = schema
+    for key in reference.removeprefix("#/").split("/")[:MAX_REFERENCES]:
+        part = part.get(key) if isinstance(part, Mapping) else None
+    return part
+
+
+class QwenCoderParser(FramedParser):
+    """Finds calls of the form `<tool_call><function=F><parameter=P>value</parameter></function></tool_call>`.
+
+    Qwen3-Coder, Qwen3.5 and Nemotron 3 write them, with line breaks around names and values. The first tag is
+    sometimes missing.
+    """
+
+    frames, trailer = ((OPEN, CLOSE), ("<function=", "</function>")), CLOSE
+    signs: ClassVar[Sequence[str]] = ("<parameter=",)
+    forced: ClassVar[tuple[str, str] | None] = ON_LINES
+
+    _PARAMETER = re.compile(r"\s*<parameter=([^<>\n]*)>(.*?)</parameter>", re.DOTALL)
+
+    def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall] | None:
+        """See `FramedParser`."""
+        if not bare:
+            inside = inside.strip()
+            if not (inside.startswith("<function=") and inside.endswith("</function>")):
+                return None
+            inside = inside.removeprefix("<function=").removesuffix("</function>")
+        elif not closed:
+            return []
+        name, tag, rest = inside.partition(">")
+        found = _all_matches(self._PARAMETER, rest) if tag and is_name(name) else None
+        if found is None:
+            return []
+        return [_call(self._tools, name, {key: _without_breaks(value) for key, value in found})]
+
+
+class SeedParser(QwenCoderParser):
+    """Finds calls as Qwen3-Coder's in other tags. Seed-OSS writes them."""
+
+    frames = (("<seed:tool_call>", "</seed:tool_call>"), ("<function=", "</function>"))
+    trailer = "</seed:tool_call>"
+    signs, forced = (trailer,), None
+
+
+class GlmParser(FramedParser):
+    """Finds calls of the form `<tool_call>F<arg_key>P</arg_key><arg_value>value</arg_value></tool_call>`.
+
+    GLM 4.5 and later write them.
+    """
+
+    frames, signs, forced = ((OPEN, CLOSE),), ("<arg_key>",), ON_LINES
+
+    _PAIR = re.compile(r"\s*<arg_key>([^<>]*)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+
+    def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall] | None:
+        """See `FramedParser`."""
+        first = inside.find("<arg_key>")
+        name, rest = (inside, "") if first < 0 else (inside[:first], inside[first:])
+        name = name.strip()
+        found = _all_matches(self._PAIR, rest)
+        known = found or any(tool["function"]["name"] == name for tool in self._tools)
+        if found is None or not (closed and known and is_name(name)):
+            return None
+        return [_call(self._tools, name, {key.strip(): value for key, value in found})]
+
+
+class MiniMaxParser(FramedParser):
+    """Finds `<minimax:tool_call><invoke name="F"><parameter name="P">value</parameter></invoke>...`.
+
+    MiniMax M2 writes them. One pair of outer tags may have several calls.
+    """
+
+    frames, signs = (("<minimax:tool_call>", "</minimax:tool_call>"),), ("<minimax:tool_call>",)
+
+    _CALL = re.compile(r"\s*<invoke name=\"?([\w.-]{1,256}+)\"?>(.*?)</invoke>", re.DOTALL)
+    _PARAMETER = re.compile(r"\s*<parameter name=\"?([^<>\"\n]*)\"?>(.*?)</parameter>", re.DOTALL)
+
+    def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall] | None:
+        """See `FramedParser`."""
+        found = _all_matches(self._CALL, inside)
+        if not found:
+            return None
+        calls = []
+        for name, parameters in found:
+            if (pairs := _all_matches(self._PARAMETER, parameters)) is None:
+                return []
+            calls.append(_call(self._tools, name, {key: _without_breaks(value) for key, value in pairs}))
+        return calls
+
+
+def _call(tools: Tools, name: str, texts: Mapping[str, str]) -> ToolCall:
+    """A call with arguments as texts, which get the types of the tool's schema."""
+    schema = schema_of(tools, name)
+    return ToolCall(name, to_json({key: typed(text, key, schema) for key, text in texts.items()}))
+
+
+def _without_breaks(text: str) -> str:
+    """A value without the line break before and after it."""
+    return text.removeprefix("\n").removesuffix("\n")
+
+
+def _all_matches(pattern: re.Pattern[str], text: str) -> list[tuple[str, str]] | None:
+    """The two groups of matches that follow each other; None if a text has anything but such matches."""
+    groups, place = [], 0
+    while (found := pattern.match(text, place)) is not None:
+        groups.append((found[1], found[2]))
+        place = found.end()
+    return None if text[place:].strip() else groups
+
 
 MAX_DEPTH = 64
 """Limit of nesting in arguments."""
@@ -21,11 +237,11 @@ class Gemma4Parser(FramedParser):
 
     frames, signs = (("<|tool_call>", "<tool_call|>"),), ("<|tool_call>",)
 
-    def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall]:
+    def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall] | None:
         """See `FramedParser`."""
         name, brace, rest = inside.strip().removeprefix("call:").partition("{")
         if not inside.strip().startswith("call:") or not brace or not is_name(name.strip()):
-            return super().read(inside, bare=bare, closed=closed)
+            return None
         values = _gemma_value(brace + rest)
         return [] if values is None else [ToolCall(name.strip(), to_json(values))]
 
@@ -70,7 +286,7 @@ class Lfm2Parser(FramedParser):
     frames = (("<|tool_call_start|>", "<|tool_call_end|>"),)
     signs = ("<|tool_call_start|>", "<|tool_list_start|>")
 
-    def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall]:
+    def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall] | None:
         """See `FramedParser`."""
         text = inside.strip()
         if len(text) <= MAX_LITERAL:
@@ -80,7 +296,7 @@ class Lfm2Parser(FramedParser):
                     return _python_calls(spelled)
                 except (ValueError, TypeError, SyntaxError, MemoryError):
                     continue
-        return super().read(inside, bare=bare, closed=closed)
+        return None
 
 
 def _python_calls(text: str) -> list[ToolCall]:
@@ -97,10 +313,10 @@ def _python_call(node: ast.expr) -> ToolCall:
     name = ast.unparse(node.func)
     if not is_name(name) or any(one.arg is None for one in node.keywords):
         raise ValueError("no call of a function by its name")
-    return ToolCall(name, to_json({str(one.arg): _literal(one.value) for one in node.keywords}))
+    return ToolCall(name, to_json({str(one.arg): _python_value(one.value) for one in node.keywords}))
 
 
-def _literal(node: ast.expr) -> Any:
+def _python_value(node: ast.expr) -> Any:
     """The value of a literal. Raises `ValueError` for what JSON cannot have."""
     match node:
         case ast.Constant(value=bool() | int() | float() | str() | None as value):
@@ -110,9 +326,9 @@ def _literal(node: ast.expr) -> Any:
         case ast.Name(id=word) if word.lower() in WORDS:
             return WORDS[word.lower()]
         case ast.List(elts=items) | ast.Tuple(elts=items):
-            return [_literal(item) for item in items]
+            return [_python_value(item) for item in items]
         case ast.Dict(keys=keys, values=values):
-            names = [_literal(key) if key is not None else None for key in keys]
+            names = [_python_value(key) if key is not None else None for key in keys]
             if all(isinstance(name, str) for name in names):
-                return {str(name): _literal(value) for name, value in zip(names, values, strict=True)}
+                return {str(name): _python_value(value) for name, value in zip(names, values, strict=True)}
     raise ValueError("no literal")

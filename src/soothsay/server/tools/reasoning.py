@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from soothsay.core.grammar import spelled
-from soothsay.server.tools.answer_rules import SPACE, rules_up_to
-from soothsay.server.tools.harmony import CHANNEL, HarmonyFormat
+from soothsay.server.tools.harmony import CHANNEL, SPACE, HarmonyFormat, rules_up_to
 from soothsay.server.tools.tool_calls import ParsedPart, ToolCallParser, overlap
 from soothsay.tokenizer import Tokenizer
 
@@ -63,9 +62,8 @@ class ReasoningFormat:
             prompt: the prompt, which some templates end with the opening tag.
             continued: the text of the model that the answer continues. It may end in the middle of thoughts.
         """
-        return prompt.rstrip().endswith(self.opening) or (
-            continued.rfind(self.opening) > continued.rfind(self.closing)
-        )
+        is_within = continued.rfind(self.opening) > continued.rfind(self.closing)
+        return is_within or prompt.rstrip().endswith(self.opening)
 
     def rules(self, special: Mapping[str, int], prompt: str, continued: str = "") -> str:
         """Rules in Lark of an answer: thoughts, and then a `body`, which others define.

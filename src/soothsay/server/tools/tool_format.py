@@ -1,4 +1,4 @@
-"""How a model calls tools: which parser reads its calls, and a grammar that forces one.
+"""How a model calls tools: which parser reads its calls, and grammars of answers with calls.
 
 A model writes tool calls as text, in the format of its family. The chat template shows which format: it adds
 instructions to the prompt when there are tools, and writes earlier calls.
@@ -12,23 +12,12 @@ from typing import Any
 
 from soothsay.core.grammar import WHITESPACE, Grammar, bounded_json, quoted, spelled
 from soothsay.errors import RequestError
-from soothsay.server.tools.framed_parser import FramedParser
+from soothsay.server.http.api_errors import invalid, unsupported
+from soothsay.server.tools import notation_readers as notations
+from soothsay.server.tools import tool_readers as readers
 from soothsay.server.tools.harmony import HarmonyCalls
-from soothsay.server.tools.notation_readers import Gemma4Parser, Lfm2Parser
-from soothsay.server.tools.tagged_readers import GlmParser, MiniMaxParser, QwenCoderParser, SeedParser
-from soothsay.server.tools.tool_calls import PlainParser, ToolCallParser, Tools
-from soothsay.server.tools.tool_readers import (
-    FENCE,
-    PYTHON_TAG,
-    AprielParser,
-    CommandParser,
-    DeepSeekParser,
-    GraniteParser,
-    HermesParser,
-    KimiParser,
-    Llama3Parser,
-    MistralParser,
-)
+from soothsay.server.tools.reasoning import Thoughts
+from soothsay.server.tools.tool_calls import FramedParser, PlainParser, ToolCallParser, Tools
 from soothsay.tokenizer import Message, Tokenizer
 
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -53,13 +42,15 @@ CALLED: tuple[Message, ...] = (
 """A conversation with a call. Mistral's templates want an id of nine letters and digits."""
 
 PARSERS: Sequence[type[FramedParser]] = (
-    *(KimiParser, HarmonyCalls, Gemma4Parser, Lfm2Parser, CommandParser, MiniMaxParser, DeepSeekParser),
-    *(MistralParser, SeedParser, QwenCoderParser, GlmParser, AprielParser, GraniteParser, HermesParser),
+    *(readers.KimiParser, HarmonyCalls, notations.Gemma4Parser, notations.Lfm2Parser, readers.CommandParser),
+    *(notations.MiniMaxParser, readers.DeepSeekParser, readers.MistralParser, notations.SeedParser),
+    *(notations.QwenCoderParser, notations.GlmParser, readers.AprielParser, readers.GraniteParser),
+    readers.HermesParser,
 )
 """The parsers of calls. The first one with a sign in the prompts of a family is used."""
 
-HERMES_BARE = (("", ""), (f"{FENCE}\n", "\n```"))
-LLAMA3_BARE = (("", ""), (PYTHON_TAG, ""))
+HERMES_BARE = (("", ""), (f"{readers.FENCE}\n", "\n```"))
+LLAMA3_BARE = (("", ""), (readers.PYTHON_TAG, ""))
 """See `ToolFormat.bare`."""
 
 
@@ -163,12 +154,12 @@ class ToolFormat:
             parser=parser,
             frame=parser.forced or parser.frames[0],
             openings=tuple(parser.openings or (opening for opening, _ in parser.frames)),
-            bare=HERMES_BARE if parser is HermesParser else (),
+            bare=HERMES_BARE if parser is readers.HermesParser else (),
         )
 
 
 LLAMA3 = ToolFormat(
-    supported=True, parser=Llama3Parser, arguments="parameters", frame=("", ""), bare=LLAMA3_BARE
+    supported=True, parser=readers.Llama3Parser, arguments="parameters", frame=("", ""), bare=LLAMA3_BARE
 )
 
 
@@ -178,3 +169,51 @@ def _rendered(tokenizer: Tokenizer, messages: Sequence[Message], **variables: An
         return tokenizer.render(messages, **variables)
     except RequestError:
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatGrammars:
+    """Makes the grammar of the answer to one prompt.
+
+    Args:
+        calls: how the model calls tools.
+        thoughts: how it writes thoughts; None: it has none.
+        special: ids of its special tokens.
+        prompt: the prompt, which may open thoughts.
+        continued: the text of the model that the answer continues.
+    """
+
+    calls: ToolFormat
+    thoughts: Thoughts | None
+    special: Mapping[str, int]
+    prompt: str
+    continued: str
+
+    def forced_call(self, tools: Tools) -> Grammar:
+        """A call of one of the tools. Raises `ApiError`."""
+        try:
+            call = self.calls.forced_call(tools) if tools else None
+        except RequestError as error:
+            raise invalid("tools", str(error)) from None
+        if call is None:
+            problem = "this model's format of tool calls is unknown" if tools else "no such tool in tools"
+            raise unsupported("tool_choice", problem)
+        return self._after_thoughts({"calls": call})
+
+    def answer(self, text: Grammar, tools: Tools) -> Grammar:
+        """A text of a grammar, or calls of some of the tools. Raises `ApiError`."""
+        try:
+            calls = self.calls.free_calls(tools, self.special) if tools else None
+            return self._after_thoughts({"text": text} if calls is None else {"text": text, "calls": calls})
+        except RequestError as error:
+            raise invalid("response_format", str(error)) from None
+
+    def _after_thoughts(self, parts: Mapping[str, Grammar]) -> Grammar:
+        form, first = self.thoughts, "start: body\n"
+        choices = {name: f"@{name}" for name in parts}
+        if form is not None:
+            first = form.rules(self.special, self.prompt, self.continued)
+            choices |= {"text": form.framed("@text", self.special)} if "text" in parts else {}
+        elif len(parts) == 1:
+            return next(iter(parts.values()))
+        return Grammar.joined(f"{first}body: {' | '.join(choices.values())}", **parts)

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
-from soothsay.server.tools.framed_parser import (
+from soothsay.server.tools.tool_calls import (
     CLOSE,
     MAX_NAME,
     ON_LINES,
     OPEN,
     FramedParser,
+    ParsedPart,
+    ToolCall,
+    ToolCallParser,
+    Tools,
     as_call,
     as_calls,
-    is_name,
+    first_json,
+    named_call,
+    parsed_json,
     short_id,
     to_json,
 )
-from soothsay.server.tools.tool_arguments import first_json, parsed_json
-from soothsay.server.tools.tool_calls import ParsedPart, ToolCall, ToolCallParser, Tools
 
 FENCE = "```json"
 """A line of Markdown before JSON. Three backquotes end it."""
@@ -64,15 +69,7 @@ class HermesParser(FramedParser):
     def _bare_calls(self) -> Sequence[ToolCall]:
         """The calls that the whole answer consists of; none if there is anything else."""
         rest = self._bare.strip().removeprefix(FENCE).removesuffix("```").removesuffix(CLOSE).strip()
-        calls = []
-        while rest:
-            value, end = first_json(rest)
-            call = as_call(value)
-            if call is None or call.name not in self._names or "arguments" not in value:
-                return []
-            calls.append(call)
-            rest = rest[end:].lstrip()
-        return calls
+        return _only_calls(rest, self._names, "arguments", required=True)
 
 
 class AprielParser(FramedParser):
@@ -89,10 +86,9 @@ class GraniteParser(FramedParser):
 
     frames, signs = (("<|tool_call|>", ""),), ("<|tool_call|>", "<|/tool|>")
 
-    def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall]:
+    def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall] | None:
         """See `FramedParser`."""
-        inside = inside.strip().removesuffix("<|/tool_call|>")
-        return super().read(inside, bare=bare, closed=closed)
+        return as_calls(parsed_json(inside.strip().removesuffix("<|/tool_call|>").strip()))
 
 
 class CommandParser(FramedParser):
@@ -104,10 +100,9 @@ class CommandParser(FramedParser):
 
     frames, signs = (("<|START_ACTION|>", "<|END_ACTION|>"),), ("<|START_ACTION|>",)
 
-    def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall]:
+    def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall] | None:
         """See `FramedParser`."""
-        calls = as_calls(parsed_json(inside.strip()), name="tool_name", arguments="parameters")
-        return calls or super().read(inside, bare=bare, closed=closed)
+        return as_calls(parsed_json(inside.strip()), name="tool_name", arguments="parameters") or None
 
 
 class MistralParser(FramedParser):
@@ -121,7 +116,7 @@ class MistralParser(FramedParser):
 
     _NAMED = re.compile(r"([\w.-]{1,256}+)\s*+(?:\[CALL_ID\]\s*+(\w{1,64}+)\s*+)?(?:\[ARGS\]\s*+)?(?=\{)")
 
-    def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall]:
+    def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall] | None:
         """See `FramedParser`."""
         inside = inside.strip()
         named = self._NAMED.match(inside)
@@ -143,13 +138,12 @@ class KimiParser(FramedParser):
 
     _ID = re.compile(r"(?:functions\.)?([\w.-]+?)(?::\d+)?")
 
-    def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall]:
+    def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall] | None:
         """See `FramedParser`."""
         called, tag, arguments = inside.partition("<|tool_call_argument_begin|>")
-        found, values = self._ID.fullmatch(called.strip()[:MAX_NAME]), parsed_json(arguments.strip())
-        if not tag or found is None or values is None:
-            return super().read(inside, bare=bare, closed=closed)
-        return [ToolCall(found[1], to_json(values), called.strip())]
+        found = self._ID.fullmatch(called.strip()[:MAX_NAME]) if tag else None
+        calls = None if found is None else named_call(found[1], arguments)
+        return None if calls is None else [replace(calls[0], id=called.strip())]
 
 
 def _wide(words: str) -> str:
@@ -171,16 +165,13 @@ class DeepSeekParser(FramedParser):
     separator = _wide("tool sep")
     signs = (separator,)
 
-    def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall]:
+    def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall] | None:
         """See `FramedParser`."""
         name, tag, arguments = inside.partition(self.separator)
         if not arguments.lstrip().startswith("{"):
             name, _, arguments = arguments.partition("\n")
             arguments = arguments.strip().removeprefix("```json").removesuffix("```")
-        values = parsed_json(arguments.strip())
-        if not tag or not is_name(name.strip()) or values is None:
-            return super().read(inside, bare=bare, closed=closed)
-        return [ToolCall(name.strip(), to_json(values))]
+        return named_call(name.strip(), arguments) if tag else None
 
 
 class Llama3Parser(ToolCallParser):
@@ -206,12 +197,29 @@ class Llama3Parser(ToolCallParser):
 
     def _whole(self, held: str) -> ParsedPart:
         """The calls if the answer consists of calls only. Otherwise the text."""
-        rest, calls = held.strip().removeprefix(PYTHON_TAG).strip(), []
-        while rest:
-            value, end = first_json(rest)
-            call = as_call(value, arguments="parameters")
-            if call is None or call.name not in self._names:
-                return ParsedPart(held)
-            calls.append(call)
-            rest = rest[end:].lstrip("; \n")
+        rest = held.strip().removeprefix(PYTHON_TAG).strip()
+        calls = _only_calls(rest, self._names, "parameters", between="; \n")
         return ParsedPart("", calls) if calls else ParsedPart(held)
+
+
+def _only_calls(
+    text: str, names: Collection[str], arguments: str, *, required: bool = False, between: str | None = None
+) -> list[ToolCall]:
+    """The calls that a text consists of; none if there is anything else.
+
+    Args:
+        text: begins with the first call.
+        names: of the tools that may be called.
+        arguments: the field that has the arguments.
+        required: whether a call must have this field.
+        between: characters that may stand between two calls; None: white space.
+    """
+    calls = []
+    while text:
+        value, end = first_json(text)
+        call = as_call(value, arguments=arguments)
+        if call is None or call.name not in names or (required and arguments not in value):
+            return []
+        calls.append(call)
+        text = text[end:].lstrip(between)
+    return calls

@@ -15,10 +15,9 @@ from soothsay.server.generation.message_bodies import (
     tool_of,
 )
 from soothsay.server.generation.request_bodies import ChatRequest
-from soothsay.server.generation.service import make_body
-from soothsay.server.generation.unknown_fields import further_fields
+from soothsay.server.generation.request_parameters import further_fields
 from soothsay.server.http.api_errors import ApiError, invalid
-from soothsay.server.http.body_types import Body, Items, Json, TextOr, Whole, by_type
+from soothsay.server.http.bodies import Body, Items, Json, TextOr, Whole, by_type, make_body
 from soothsay.server.http.json_streams import to_line
 
 REFUSED = {
@@ -234,13 +233,11 @@ class PromptRequest(Body):
         messages = [*system, *(part for message in self.messages for part in message.chat())]
         last = f"messages.{len(self.messages) - 1}"
         if self.is_begun and "tool_calls" in messages[-1]:
-            raise invalid(
-                last, "the last message calls a tool; send the tool_result in a message of the user"
-            )
+            message = "the last message calls a tool; send the tool_result in a message of the user"
+            raise invalid(last, message)
         if self.is_begun and not messages[-1]["content"].strip():
-            raise invalid(
-                last, "the last message is the beginning of the answer, and it is empty; leave it out"
-            )
+            message = "the last message is the beginning of the answer, and it is empty; leave it out"
+            raise invalid(last, message)
         return messages
 
     def _thinking(self, extra: Json, *, able: bool) -> Json:

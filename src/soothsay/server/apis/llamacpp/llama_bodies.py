@@ -1,8 +1,13 @@
-"""The bodies of llama.cpp's API, and the completions that they ask for."""
+"""The bodies of llama.cpp's API, the completions that they ask for, and the prompts of gaps in a text.
+
+A model can fill a gap (fill in the middle, Bavarian et al. 2022, arXiv 2207.14255) if it was trained with
+tokens that mark what stands before the gap, after it, and the gap.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import Field, model_validator
@@ -14,9 +19,8 @@ from soothsay.server.generation.request_bodies import (
     ResponseFormat,
 )
 from soothsay.server.generation.request_parameters import nearest
-from soothsay.server.generation.service import make_body
 from soothsay.server.http.api_errors import invalid, unsupported
-from soothsay.server.http.body_types import Body, Items, Whole
+from soothsay.server.http.bodies import Body, Items, Whole, make_body
 
 Parts = list[int | str]
 """A prompt as token ids and texts, in order."""
@@ -135,3 +139,70 @@ def _parts(prompt: str | LlamaPrompt | list[int | str]) -> Parts:
     if prompt.multimodal_data:
         raise unsupported("prompt.multimodal_data", "multimodal_data is not supported: this model reads text")
     return [prompt.prompt_string]
+
+
+PROJECT = "project\n"
+"""The name of the repository in prompts with further files. Requests do not have one."""
+
+FILE = "file\n"
+"""The name of the file with the gap in these prompts."""
+
+
+@dataclass(frozen=True, slots=True)
+class GapTokens:
+    """Ids of the tokens that mark the parts of a text with a gap."""
+
+    prefix: int
+    suffix: int
+    middle: int
+    repository: int | None = None  # before the name of a repository
+    file: int | None = None  # before the name of a file
+
+    @classmethod
+    def of(cls, vocabulary: Mapping[str, int]) -> GapTokens | None:
+        """The tokens of a vocabulary; None: it has none."""
+        marks = next((names for names in FAMILIES if all(name in vocabulary for name in names)), None)
+        if marks is None:
+            return None
+        known = [
+            [vocabulary[name] for name in names if name in vocabulary] for names in (REPOSITORY, FILE_MARK)
+        ]
+        return cls(*(vocabulary[name] for name in marks), *(next(iter(ids), None) for ids in known))
+
+    @property
+    def ends(self) -> list[int]:
+        """The tokens that end an answer: with them, the model begins another gap or file."""
+        marks = (self.prefix, self.suffix, self.middle, self.repository, self.file)
+        return [mark for mark in marks if mark is not None]
+
+    def prompt(self, body: InfillRequest) -> Parts:
+        """The prompt for a gap: the prefix comes before the suffix, and the answer after both.
+
+        Further files come first. With tokens for repositories and files, they are laid out as Qwen2.5-Coder
+        was trained on them (Hui et al. 2024, arXiv 2409.12186).
+        """
+        extra = body.input_extra or []
+        before: Parts = [""]  # an empty text first adds the tokens that begin a text
+        if extra and self.repository is not None and self.file is not None:
+            before += [self.repository, PROJECT]
+            for one in extra:
+                before += [self.file, f"{one.filename}\n{one.text}\n"]
+            before += [self.file, FILE]
+        else:
+            before += [f"{one.text}\n" for one in extra]
+        gap: Parts = [self.prefix, body.input_prefix, self.suffix, body.input_suffix, self.middle]
+        return [*before, *gap, body.prompt]
+
+
+FAMILIES = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen2.5-Coder, CodeGemma
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite code
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
+    ("<\uff5cfim▁begin\uff5c>", "<\uff5cfim▁hole\uff5c>", "<\uff5cfim▁end\uff5c>"),  # DeepSeek-Coder
+    ("▁<PRE>", "▁<SUF>", "▁<MID>"),  # Code Llama
+    ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM 4
+)
+"""Tokens before the prefix, before the suffix, and before the text for the gap."""
+
+REPOSITORY = ("<|repo_name|>", "<repo_name>", "<reponame>")
+FILE_MARK = ("<|file_sep|>", "<file_sep>", "<|file_separator|>")

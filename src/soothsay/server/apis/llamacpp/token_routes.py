@@ -14,7 +14,11 @@ from soothsay.server.generation.request_bodies import ChatRequest
 from soothsay.server.generation.service import Service
 from soothsay.server.http.api_errors import invalid
 from soothsay.server.http.api_route import ApiRoute
-from soothsay.server.http.body_types import Body, Items, TokenIds
+from soothsay.server.http.bodies import Body, Items, TokenIds
+from soothsay.vocabulary.byte_level import byte_text
+
+BYTE_LETTERS = {byte_text(bytes([byte])): byte for byte in range(256)}
+"""The byte that each letter stands for in byte-level BPE."""
 
 
 class TokenizeRequest(Body):
@@ -83,16 +87,3 @@ def _bytes(spelling: str) -> list[int]:
         return [int(found[1], 16)]
     letters = all(letter in BYTE_LETTERS for letter in spelling)
     return [BYTE_LETTERS[letter] for letter in spelling] if letters else []
-
-
-def _byte_letters() -> dict[str, int]:
-    """The byte that each letter stands for in byte-level BPE (GPT-2, Radford et al. 2019).
-
-    Printable bytes of Latin-1 stand for themselves; the others are numbered from 256 on.
-    """
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
-
-
-BYTE_LETTERS = _byte_letters()

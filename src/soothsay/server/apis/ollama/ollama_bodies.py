@@ -9,9 +9,8 @@ from pydantic import BeforeValidator, Field
 from soothsay.server.generation.message_bodies import Function, call_of
 from soothsay.server.generation.request_bodies import UNLIMITED, ChatRequest, CompletionRequest
 from soothsay.server.generation.request_parameters import nearest
-from soothsay.server.generation.service import make_body
 from soothsay.server.http.api_errors import unsupported
-from soothsay.server.http.body_types import Body, Items, Json, Whole
+from soothsay.server.http.bodies import Body, Items, Json, Whole, make_body
 from soothsay.server.http.json_streams import to_line
 from soothsay.server.server_config import ServerConfig
 
@@ -120,11 +119,10 @@ class OllamaMessage(Body):
         others = {"content", "images", "tool_calls"}
         message = self.model_dump(by_alias=True, exclude_none=True, exclude=others)
         if self.tool_calls:
+            calls = [(f"call_{number}_{place}", call) for place, call in enumerate(self.tool_calls)]
             message["tool_calls"] = [
-                call_of(
-                    call.id or f"call_{number}_{place}", call.function.name, to_line(call.function.arguments)
-                )
-                for place, call in enumerate(self.tool_calls)
+                call_of(call.id or made, call.function.name, to_line(call.function.arguments))
+                for made, call in calls
             ]
         return {**message, "content": self.content or ""}
 

@@ -2,25 +2,168 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+import secrets
+import time
+from abc import abstractmethod
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 
-from soothsay.core.answer import FinishReason, TokenLogprobs
+from soothsay import __version__
+from soothsay.core.answer import FinishReason, StepTrace, TokenLogprobs
 from soothsay.core.scores import PromptScores
-from soothsay.server.apis.openai.choice_format import ChoiceFormat
 from soothsay.server.engines.engine_messages import AnswerUpdate
+from soothsay.server.fleet.jobs import Job
 from soothsay.server.generation.message_bodies import call_of
 from soothsay.server.generation.reply_format import (
     MakeParser,
+    ReplyFormat,
+    ReplyOptions,
     TokenTexts,
+    gathered,
     list_logprobs,
-    logprobs_of,
-    text_of,
+    reports,
+    usage,
 )
 from soothsay.server.generation.request_prompts import Echo
-from soothsay.server.http.body_types import Json
+from soothsay.server.http.bodies import Json
 from soothsay.server.tools.tool_calls import ToolCall, ToolCallParser
+
+
+class ChoiceFormat(ReplyFormat):
+    """Formats replies that have one choice for each answer.
+
+    Replies may have what OpenAI's lack: token ids, and log-probabilities of prompts. The fields are vLLM's. A
+    chat has one prompt, so its fields are at the root of the reply. Those of completions are in each choice.
+    """
+
+    kind: str  # the field `object` of a whole reply
+    chunk_kind: str  # the field `object` of a chunk
+    prefix: str  # of the reply's id
+    one_prompt: bool  # whether fields about the prompt are at the root of the reply
+
+    def __init__(self, model: str, texts: TokenTexts):
+        super().__init__(model, texts)
+        self.id = f"{self.prefix}-{secrets.token_hex(12)}"
+        self.created = int(time.time())
+        self._begun: set[int] = set()  # answers that have had a chunk
+        self._held: defaultdict[int, list[int]] = defaultdict(list)  # by answer: ids for its next chunk
+
+    async def stream(self, job: Job, options: ReplyOptions) -> AsyncIterator[Json]:
+        """The chunks of a stream. The last one has the usage, if that is wanted, and the reports."""
+
+        def chunk(choice: Json) -> Json:
+            made = self._frame(self.chunk_kind, [choice])
+            if options.usage:
+                made["usage"] = usage(job) if options.usage_always else None
+            if options.token_ids:
+                self._add_ids(made, choice, job.prompts[choice["index"] // options.n])
+            return made
+
+        for choice in self.opening(job.size):
+            yield chunk(choice)
+        num_open = job.size
+        async for update in job:
+            self._held[update.index] += update.token_ids if options.token_ids else ()
+            num_open -= update.finish_reason is not None
+            choices = self.update(update)
+            for place, choice in enumerate(choices, start=1):
+                is_last = num_open == 0 and place == len(choices) and not options.usage
+                yield {**chunk(choice), **(reports(job) if is_last else {})}
+        if options.usage:
+            yield {**self._frame(self.chunk_kind, []), "usage": usage(job), **reports(job)}
+
+    async def collect(self, job: Job, options: ReplyOptions) -> Json:
+        """Wait for all answers, and return the reply with the `n` best to each prompt."""
+        answers = await gathered(job)
+        made = {**self._frame(self.kind, []), "usage": usage(job), **reports(job)}
+        for index, number in enumerate(_best(answers, job.params.n, options.n)):
+            whole = replace(answers[number], index=index)
+            choice = {**self.choice(whole), "seed": job.answers[number].seed}
+            if not options.logprobs:
+                choice["logprobs"] = None  # they were for choosing the best
+            made["choices"].append(choice)
+            root = made if self.one_prompt else choice
+            if options.token_ids:
+                root["prompt_token_ids"] = job.prompts[index // options.n]
+                choice["token_ids"] = whole.token_ids
+            if options.prompt_logprobs:
+                root["prompt_logprobs"] = chain([None], map(self._ranked, whole.prompt_logprobs or ()))
+        return made
+
+    def _add_ids(self, chunk: Json, choice: Json, prompt: list[int]) -> None:
+        """Add token ids to a chunk. The first one of an answer has the ids of its prompt."""
+        index = choice["index"]
+        if index not in self._begun:
+            self._begun.add(index)
+            (chunk if self.one_prompt else choice)["prompt_token_ids"] = prompt
+        choice["token_ids"] = self._held.pop(index, [])
+
+    def _ranked(self, one: TokenLogprobs) -> Json:
+        """The log-probabilities of a token of a prompt and of the likeliest ones, by token id."""
+        ranks = {token: rank for rank, token in enumerate(one.top, start=1)}
+        return {
+            str(token): {"logprob": logprob, "rank": ranks.get(token), "decoded_token": self.texts(token)}
+            for token, logprob in {one.token: one.logprob, **one.top}.items()
+        }
+
+    @abstractmethod
+    def opening(self, count: int) -> list[Json]:
+        """Choices of the chunks at the start of a stream with `count` answers."""
+
+    @abstractmethod
+    def update(self, update: AnswerUpdate) -> list[Json]:
+        """Choices of the chunks for one update of an answer."""
+
+    @abstractmethod
+    def choice(self, whole: AnswerUpdate) -> Json:
+        """The choice for a whole answer."""
+
+    def _traced(self, part: Json, traces: Sequence[StepTrace]) -> Json:
+        """Add the traces of steps to a choice of a chunk, if there are any."""
+        if not traces:
+            return part
+        steps = [
+            {
+                "tokens": [self.texts(token) for token in trace.tokens],
+                "parents": trace.parents,
+                "drafters": trace.authors,
+                "accepted": trace.path,
+                "bonus": self.texts(trace.bonus),
+            }
+            for trace in traces
+        ]
+        return {**part, "speculation": {"steps": steps}}
+
+    def _frame(self, kind: str, choices: list[Json]) -> Json:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": f"soothsay-{__version__}",
+            "choices": choices,
+        }
+
+
+def _best(answers: Sequence[AnswerUpdate], num_answers: int, n: int) -> list[int]:
+    """The numbers of the `n` answers to each prompt with the largest mean log-probability, best first.
+
+    Args:
+        answers: whole ones, `num_answers` to each prompt. With log-probabilities, if `n` is smaller.
+        num_answers: at least `n`.
+        n: how many to choose. If that is all of them, they keep their order.
+    """
+    if n == num_answers:
+        return [*range(len(answers))]
+
+    def score(number: int) -> float:
+        found = [*(answers[number].logprobs or ()), *filter(None, [answers[number].end_logprobs])]
+        return sum(one.logprob for one in found) / len(found) if found else float("-inf")
+
+    groups = (range(first, first + num_answers) for first in range(0, len(answers), num_answers))
+    return [number for group in groups for number in sorted(group, key=score, reverse=True)[:n]]
 
 
 class ChatFormat(ChoiceFormat):
@@ -43,10 +186,8 @@ class ChatFormat(ChoiceFormat):
 
     def opening(self, count: int) -> list[Json]:
         """The role of each answer's message, and the text that it begins with."""
-        return [
-            _choice(index, {"delta": {"role": "assistant", "content": self._echoed}}, None, None)
-            for index in range(count)
-        ]
+        delta = {"role": "assistant", "content": self._echoed}
+        return [_choice(index, {"delta": delta}) for index in range(count)]
 
     def update(self, update: AnswerUpdate) -> list[Json]:
         """The new text and calls; after the end also a choice with the reason."""
@@ -63,24 +204,23 @@ class ChatFormat(ChoiceFormat):
             delta["tool_calls"] = [{"index": n, **_call(call)} for n, call in enumerate(part.calls, first)]
         choices = []
         if delta or logprobs or update.traces:
-            choices.append(self._traced(_choice(index, {"delta": delta}, logprobs, None), update.traces))
+            choices.append(self._traced(_choice(index, {"delta": delta}, logprobs), update.traces))
         if update.finish_reason is not None:
             reason = _reason(update.finish_reason, called=bool(self._num_calls[index]))
             choices.append(_choice(index, {"delta": {}}, None, reason))
         return choices
 
-    def choice(self, index: int, seed: int, updates: Sequence[AnswerUpdate]) -> Json:
+    def choice(self, whole: AnswerUpdate) -> Json:
         """The message of a whole answer."""
-        part = self._make_parser().parse(text_of(updates), final=True)
+        part = self._make_parser().parse(whole.text, final=True)
         content = self._echoed + part.content
         message: Json = {"role": "assistant", "content": content, "refusal": None}
         if part.reasoning:
             message["reasoning_content"] = part.reasoning
         if part.calls:
             message |= {"content": content or None, "tool_calls": [_call(call) for call in part.calls]}
-        reason = _reason(updates[-1].finish_reason, called=bool(part.calls))
-        choice = _choice(index, {"message": message}, self._logprobs(logprobs_of(updates)), reason)
-        return {**choice, "seed": seed}
+        reason = _reason(whole.finish_reason, called=bool(part.calls))
+        return _choice(whole.index, {"message": message}, self._logprobs(whole.logprobs), reason)
 
     def _logprobs(self, logprobs: Sequence[TokenLogprobs] | None) -> Json | None:
         if logprobs is None:
@@ -109,12 +249,11 @@ class CompletionFormat(ChoiceFormat):
     def opening(self, count: int) -> list[Json]:
         """The prompts, if replies begin with them."""
         echoed = () if self._scored else self._echoed
-        return [_choice(index, {"text": echo.text}, None, None) for index, echo in enumerate(echoed)]
+        return [_choice(index, {"text": echo.text}) for index, echo in enumerate(echoed)]
 
     def update(self, update: AnswerUpdate) -> list[Json]:
         """The new text, and at the end the reason."""
-        logprobs = self._logprobs(update.index, [update])
-        text = update.text
+        logprobs, text = self._logprobs(update), update.text
         if update.prompt_logprobs is not None and self._scored:
             text = self._echoed[update.index].text + text
         if not text and update.finish_reason is None and logprobs is None and not update.traces:
@@ -122,30 +261,27 @@ class CompletionFormat(ChoiceFormat):
         choice = _choice(update.index, {"text": text}, logprobs, _reason(update.finish_reason))
         return [self._traced(choice, update.traces)]
 
-    def choice(self, index: int, seed: int, updates: Sequence[AnswerUpdate]) -> Json:
+    def choice(self, whole: AnswerUpdate) -> Json:
         """The text of a whole answer."""
-        text = (self._echoed[index].text if self._echoed else "") + text_of(updates)
-        logprobs = self._logprobs(index, updates)
-        choice = _choice(index, {"text": text}, logprobs, _reason(updates[-1].finish_reason))
-        return {**choice, "seed": seed}
+        text = (self._echoed[whole.index].text if self._echoed else "") + whole.text
+        return _choice(whole.index, {"text": text}, self._logprobs(whole), _reason(whole.finish_reason))
 
-    def _logprobs(self, index: int, updates: Sequence[AnswerUpdate]) -> Json | None:
-        """The log-probabilities of updates in order; None: not requested."""
-        found = logprobs_of(updates)
-        if found is None:
+    def _logprobs(self, update: AnswerUpdate) -> Json | None:
+        """The log-probabilities of an update; None: not requested."""
+        if update.logprobs is None:
             return None
-        prompt, unknown, scores = list[int](), list[None](), PromptScores()
+        found, prompt, unknown, scores = [*update.logprobs], list[int](), list[None](), PromptScores()
         if self._scored:
-            found += [update.end_logprobs for update in updates if update.end_logprobs is not None]
-            if updates[0].prompt_logprobs is not None:
-                prompt, scores = self._echoed[index].ids, updates[0].prompt_logprobs
+            found += [] if update.end_logprobs is None else [update.end_logprobs]
+            if update.prompt_logprobs is not None:
+                prompt, scores = self._echoed[update.index].ids, update.prompt_logprobs
                 unknown = [None]  # nothing says how likely the first one was
         tokens = [*prompt, *(one.token for one in found)]
         return {
             "tokens": map(self.texts, tokens),
             "token_logprobs": chain(unknown, (one.logprob for one in chain(scores, found))),
             "top_logprobs": chain(unknown, map(self._top, chain(scores, found))),
-            "text_offset": self._next_offsets(index, tokens),
+            "text_offset": self._next_offsets(update.index, tokens),
         }
 
     def _top(self, one: TokenLogprobs) -> Json:
@@ -158,7 +294,7 @@ class CompletionFormat(ChoiceFormat):
             self._offsets[index] += len(self.texts(token))
 
 
-def _choice(index: int, content: Json, logprobs: Json | None, reason: str | None) -> Json:
+def _choice(index: int, content: Json, logprobs: Json | None = None, reason: str | None = None) -> Json:
     return {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
 
 

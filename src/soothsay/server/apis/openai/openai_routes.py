@@ -20,7 +20,7 @@ from soothsay.server.generation.request_bodies import ChatRequest, CompletionReq
 from soothsay.server.generation.request_prompts import continued_text
 from soothsay.server.generation.service import ReplyPlan, Service, without_traces
 from soothsay.server.http.api_route import ApiRoute
-from soothsay.server.http.body_types import Json
+from soothsay.server.http.bodies import Json
 
 
 def openai_routes(service: Service) -> list[ApiRoute]:

@@ -10,10 +10,9 @@ from pydantic_core import PydanticCustomError
 
 from soothsay.server.generation.message_bodies import OtherKind, TextPart, call_of, joined_text, tool_of
 from soothsay.server.generation.request_bodies import ChatRequest
-from soothsay.server.generation.service import make_body
-from soothsay.server.generation.unknown_fields import further_fields
+from soothsay.server.generation.request_parameters import further_fields
 from soothsay.server.http.api_errors import invalid
-from soothsay.server.http.body_types import Body, Items, Json, TextOr, Whole, by_type
+from soothsay.server.http.bodies import Body, Items, Json, TextOr, Whole, by_type, make_body
 from soothsay.server.http.json_streams import to_line
 
 STATELESS = "this server stores nothing; send the whole conversation as input"
@@ -238,20 +237,22 @@ class ResponsesRequest(Body):
                     messages.append({"role": "tool", "content": output, "tool_call_id": item.call_id})
         return messages
 
-    def _response_format(self) -> Json | None:
-        form = self.text.format if self.text is not None else None
-        if form is None or form.type != "json_schema":
-            return None if form is None else {"type": form.type}
+    @property
+    def _form(self) -> TextFormat:
+        """The form of the answer."""
+        return (self.text or TextSettings()).format or TextFormat(type="text")
+
+    def _response_format(self) -> Json:
+        form = self._form
         schema = {"name": form.name, "description": form.description, "schema": form.schema_}
-        return {"type": form.type, "json_schema": schema}
+        return {"type": form.type, **({"json_schema": schema} if form.type == "json_schema" else {})}
 
     def echo(self) -> Json:
         """The fields that the reply repeats. Raises `ApiError` if they are too large."""
         choice = self.tool_choice or "auto"
         if isinstance(choice, dict) and choice.get("type") not in ("function", "allowed_tools"):
             choice = "auto"  # it has no effect
-        form = self.text.format if self.text is not None else None
-        shown = {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True)
+        shown = self._form.model_dump(by_alias=True, exclude_none=True)
         told = {
             "max_output_tokens": self.max_output_tokens,
             "metadata": self.metadata or {},

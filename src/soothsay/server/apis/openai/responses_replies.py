@@ -16,10 +16,10 @@ from soothsay.server.generation.reply_format import (
     ReplyOptions,
     TokenTexts,
     list_logprobs,
+    usage,
 )
-from soothsay.server.generation.reply_reports import usage
 from soothsay.server.http.api_errors import ApiError
-from soothsay.server.http.body_types import Json
+from soothsay.server.http.bodies import Json
 from soothsay.server.http.json_streams import NAMED_EVENTS
 from soothsay.server.tools.tool_calls import ParsedPart, ToolCall
 

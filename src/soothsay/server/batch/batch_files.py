@@ -1,23 +1,35 @@
-"""The lines of a batch's input file. They are read one by one, within bounds, as often as needed."""
+"""The files of a batch: the lines of its input, its output, and what the answers depend on.
+
+Lines are read one by one, within bounds, as often as needed. Each answer is one line, written at once.
+If the process is killed, only the last line can be torn. It is dropped when the batch goes on.
+"""
 
 from __future__ import annotations
 
 import codecs
+import fcntl
 import hashlib
+import os
+import re
+import stat
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, Self
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
 from soothsay.errors import RequestError
+from soothsay.files import write_json
 from soothsay.server.http.api_errors import ApiError, unsupported
-from soothsay.server.http.body_reader import parse
+from soothsay.server.http.bodies import parse
+from soothsay.server.http.json_streams import to_line
+from soothsay.server.http.safe_json import JsonError, read_json
 from soothsay.server.server_config import ServerConfig
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
@@ -97,10 +109,8 @@ class BatchInput:
         """At which lines there is no answer yet. Raises `RequestError` if an answer is of no line."""
         found = np.isin(self.keys, answered)
         if np.count_nonzero(found) != len(answered):
-            raise RequestError(
-                f"the output has two answers to one line of {self.path}, or an answer to none; "
-                "write to another file"
-            )
+            problem = f"the output has two answers to one line of {self.path}, or an answer to none"
+            raise RequestError(f"{problem}; write to another file")
         return ~found
 
     def _lines(self, wanted: Sequence[bool] | npt.NDArray[np.bool_] | None = None) -> Iterator[BatchLine]:
@@ -122,10 +132,8 @@ class BatchInput:
         first, second = self._lines(wanted)
         shown = repr(first.custom_id if len(first.custom_id or "") <= 80 else f"{first.custom_id:.76} ...")
         more = f" (lines with a used id: {len(same)})" if len(same) > 1 else ""
-        raise RequestError(
-            f"{self.path} has the custom_id {shown} in line {first.number} and again in line "
-            f"{second.number}{more}; give each line an id of its own"
-        )
+        places = f"in line {first.number} and again in line {second.number}{more}"
+        raise RequestError(f"{self.path} has the custom_id {shown} {places}; give each line an id of its own")
 
 
 def read_line(number: int, raw: bytes | None) -> BatchLine:
@@ -174,3 +182,131 @@ def _split(file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
 def _digest(text: str, kind: bytes) -> int:
     digest = hashlib.blake2b(text.encode(), digest_size=8, person=kind).digest()
     return int.from_bytes(digest, "big")
+
+
+OK = 200
+"""Status of a line that was answered. All others have failed."""
+
+ANSWER = re.compile(
+    rb'\{"id":"batch_req_([0-9a-f]{16})","custom_id":(?:null|"(?:[^"\\]|\\.)*+"),'
+    rb'"response":\{"status_code":([0-9]{3}),.*"error":null\}\n',
+    re.DOTALL,
+)
+"""A whole line of the output, with its key and its status."""
+
+MAX_STATE = 2**16
+"""Limit of bytes in a state file. A usual one has less than 1,000."""
+
+State = Mapping[str, str | int | None]
+"""What all answers depend on, by names that users know."""
+
+
+class BatchOutput:
+    """The output file of a batch, locked against other processes. Opening it repairs its end.
+
+    Args:
+        path: the file; it is made if there is none.
+
+    Raises `RequestError` if the file cannot be written, is in use, or is not the output of a batch.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.state_path = path.with_name(f"{path.name}.state")
+        with self._writing():
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        try:
+            self._lock()
+            self._state = self._read_state() if os.path.getsize(path) else {}
+            self.keys, self.failed = self._read_answers()
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        os.close(self._file)
+
+    def check(self, state: State) -> None:
+        """Raise `RequestError` if the answers in the file depend on something else than `state` says."""
+        for name, value in state.items():
+            if self._state and self._state.get(name) != value:
+                first = self._state.get(name)
+                problem = f"{self.path} was begun with another {name}: {first}, and now it is {value}"
+                raise RequestError(f"{problem}. Use the first one again, or write to another file")
+
+    def begin(self, state: State) -> None:
+        """Check a complete state, or write it if there is none. Call it before the first answer."""
+        self.check(state)
+        if not self._state:
+            with self._writing():
+                write_json(self.state_path, dict(state), indent=2)
+
+    def write(self, line: BatchLine, status: int, body: Any) -> None:
+        """Add the answer to a line. Raises `RequestError` if the file cannot be written."""
+        key = f"{line.key:016x}"
+        answer = {
+            "id": f"batch_req_{key}",
+            "custom_id": line.custom_id,
+            "response": {"status_code": status, "request_id": f"req-{key}", "body": body},
+            "error": None,
+        }
+        self.failed += status != OK
+        text = memoryview(f"{to_line(answer)}\n".encode())
+        with self._writing():
+            while text:
+                text = text[os.write(self._file, text) :]
+
+    def sync(self) -> None:
+        """Wait until all answers are on the disk."""
+        with self._writing():
+            os.fsync(self._file)
+
+    def _lock(self) -> None:
+        if not stat.S_ISREG(os.fstat(self._file).st_mode):
+            raise RequestError(f"{self.path} is not a file; a batch reads its output when it goes on")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RequestError(f"another process writes {self.path}; wait for its end, or end it") from None
+
+    def _read_state(self) -> dict[str, Any]:
+        """The state of an output that has answers."""
+        try:
+            with self.state_path.open("rb") as file:
+                state = read_json(file.read(MAX_STATE))
+        except FileNotFoundError:
+            problem = f"{self.path} exists, and there is no {self.state_path.name} that says how it was made"
+            raise RequestError(f"{problem}; write to another file, or remove it") from None
+        except (OSError, JsonError) as error:
+            raise RequestError(f"{self.state_path} cannot be read ({error})") from None
+        if not isinstance(state, dict) or not state:
+            raise RequestError(f"{self.state_path} is not the state of a batch; write to another file")
+        return state
+
+    def _read_answers(self) -> tuple[Keys, int]:
+        """The keys of all answers, and how many of them are errors. Cuts off a torn last line."""
+        keys, failed, end = array("Q"), 0, 0
+        with self.path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.endswith(b"\n"):
+                    os.ftruncate(self._file, end)
+                    break
+                found = ANSWER.fullmatch(line)
+                if found is None:
+                    problem = f"line {number} of {self.path} is not an answer of a batch"
+                    raise RequestError(f"{problem}; remove the line, or write to another file")
+                keys.append(int(found[1], 16))
+                failed += int(found[2]) != OK
+                end += len(line)
+        return np.frombuffer(keys, np.uint64), failed
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            problem = f"{self.path} cannot be written ({error.strerror or error}). The answers in it are kept"
+            raise RequestError(f"{problem}: once it can be written, the same command goes on") from None
