@@ -18,18 +18,12 @@ from torch import Tensor
 
 from soothsay.errors import ModelError
 from soothsay.model.families.fields import checked_fields
+from soothsay.model.formats.gguf_architectures import architecture_of, read_config
 from soothsay.model.formats.gguf_blocks import DECODERS, GGUFFormat
-from soothsay.model.formats.gguf_config import (
-    LONGROPE_FACTORS,
-    ROPE_DIVISORS,
-    Header,
-    read_config,
-    read_rope_scaling,
-)
-from soothsay.model.formats.gguf_families import own_config
-from soothsay.model.formats.gguf_gemma4 import rope_parameters
-from soothsay.model.formats.gguf_parts import read_parts
-from soothsay.model.formats.gguf_rename import rename
+from soothsay.model.formats.gguf_gemma_keys import gemma4_rotations
+from soothsay.model.formats.gguf_header import read_parts
+from soothsay.model.formats.gguf_metadata import LONGROPE_FACTORS, ROPE_DIVISORS, Metadata, read_rope_scaling
+from soothsay.model.formats.gguf_renaming import Renaming
 from soothsay.model.formats.gguf_tensors import DTYPES, Stored, map_file
 from soothsay.model.formats.gguf_tokenizer import build_tokenizer, check_types, stop_ids
 from soothsay.model.formats.weight_format import Reader, WeightFormat
@@ -47,19 +41,20 @@ class GGUFCheckpoint:
         self.files, self._metadata, stored = _read(path)
         self.path = path = self.files[0]
         check_types(self._metadata, path)
-        header = Header(path, self._metadata)
+        data = Metadata(path, self._metadata)
+        kind = architecture_of(data)
         divisors = stored.pop(ROPE_DIVISORS, None)
         factors = {LONGROPE_FACTORS[name]: stored.pop(name) for name in LONGROPE_FACTORS if name in stored}
-        shapes = {name: tensor.shape for name, tensor in stored.items()}
-        config = read_config(header, shapes)
-        self.config: dict[str, Any] = checked_fields(config | own_config(header, config, shapes), str(path))
+        config = read_config(data, kind, {name: tensor.shape for name, tensor in stored.items()})
+        self.config: dict[str, Any] = checked_fields(config, str(path))
         divided_by = None if divisors is None else divisors.read(map_file)
         longrope = {key: tensor.read(map_file) for key, tensor in factors.items()}
-        if header.family == "gemma4_text":
-            self.config["rope_parameters"] = rope_parameters(header, divided_by)
-        elif scaling := read_rope_scaling(header, divided_by, longrope, self.config):
+        if kind.family == "gemma4_text":
+            self.config["rope_parameters"] = gemma4_rotations(data, divided_by)
+        elif scaling := read_rope_scaling(data, divided_by, longrope, self.config["rope_theta"], kind.yarn):
             self.config["rope_scaling"] = scaling
-        self._tensors, self._modules = rename(header, stored, self.config)
+        renamed = Renaming(data, kind, stored, self.config)
+        self._tensors, self._modules = renamed.own, renamed.modules
         self.eos_ids = stop_ids(self._metadata)
 
     def names(self) -> frozenset[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from soothsay.errors import ModelError
 from soothsay.model.formats.gguf_blocks import DECODERS, BlockRows
 from soothsay.model.quantized import dequantized
 
@@ -108,3 +109,25 @@ class KeysAndValues:
         """The matrix, a copy."""
         keys, values = self.keys.read(files).transpose(1, 2), self.values.read(files)
         return torch.cat([keys, values], 1).flatten(0, 1).to(DTYPES[self.kind])
+
+
+def _log_rates(rates: Tensor) -> Tensor:
+    """A from the stored -e^A. Raises `ModelError` for rates at which a state would grow."""
+    if not bool((rates < 0).all()):
+        raise ModelError("a tensor ssm_a has rates that are not below 0; the file is damaged")
+    return (-rates.float()).log()
+
+
+# by part of a block, from the stored numbers to those of Hugging Face
+QWEN3_5_CHANGES: Mapping[str, Change] = {
+    "ssm_a": _log_rates,
+    "ssm_conv1d": lambda taps: taps[:, None],
+    "ffn_gate_inp_shexp": lambda gate: gate.reshape(1, -1),
+}
+MAMBA2_CHANGES: Mapping[str, Change] = {
+    "ssm_a": lambda rates: _log_rates(rates).flatten(),
+    "ssm_d": lambda skips: skips.flatten(),
+    "ssm_norm": lambda scale: scale.flatten(),
+    "ssm_conv1d": lambda stored: stored[:, None] if stored.ndim == 2 else stored,  # or the bias
+}
+LFM2_CHANGES: Mapping[str, Change] = {"shortconv.conv": lambda taps: taps[:, None]}
