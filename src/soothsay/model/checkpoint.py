@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from soothsay.errors import ModelError
 from soothsay.files import read_json_object, user_path
-from soothsay.model.families.fields import Each, Whole
+from soothsay.model.families.fields import each, whole
 from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.formats.declared import open_format
 from soothsay.model.formats.gguf_names import choose, is_gguf
@@ -35,7 +35,7 @@ from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.tokenizer import Tokenizer
 from soothsay.vocabulary.directory import tokenizer_files
 
-_TOKEN_IDS = Each(Whole(0, 2**31 - 1))
+_TOKEN_IDS = each(whole(0, 2**31 - 1))
 
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -144,7 +144,7 @@ class SafetensorsCheckpoint:
             yield read
 
     def _read_shapes(self, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
-        """The shapes of some tensors. Each file is opened once."""
+        """The shapes of some tensors. each file is opened once."""
         shapes: dict[str, tuple[int, ...]] = {}
         for file in self.files:
             if own := [name for name in names if self._files[name] == file]:

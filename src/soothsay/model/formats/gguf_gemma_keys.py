@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from soothsay.errors import ModelError
-from soothsay.model.families.gemma4 import GLOBAL, LOCAL
+from soothsay.model.families.gemma import GLOBAL, LOCAL
 from soothsay.model.formats.gguf_metadata import Metadata
 from soothsay.model.formats.gguf_own_keys import Config, Shapes, layer_types, own_experts
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from soothsay.errors import ModelError
 from soothsay.model.families.fields import MAX_LAYERS
-from soothsay.model.families.gemma4 import GLOBAL, LOCAL
+from soothsay.model.families.gemma import GLOBAL, LOCAL
 from soothsay.model.formats.gguf_metadata import Metadata
 
 Config = dict[str, Any]
