@@ -22,14 +22,13 @@ from soothsay.drafters.registry import DrafterSpec, build_drafter
 from soothsay.engine.engine import Engine
 from soothsay.engine.sizing import complete_config
 from soothsay.errors import DrafterError, ModelError, RequestError
-from soothsay.inputs import Prompt, check_params, for_each, listed
 from soothsay.model.checkpoint import open_checkpoint
-from soothsay.model.described_mode import described_mode
 from soothsay.model.generation_config import sampling_in_folder
 from soothsay.model.load import load_model, named_kernels
+from soothsay.model.numeric_mode import described_mode
 from soothsay.model.pipeline.pipeline import Stages, load_pipeline
 from soothsay.model.transformer import Transformer
-from soothsay.request_builder import RequestBuilder
+from soothsay.request_builder import Prompt, RequestBuilder, check_params, for_each, listed
 from soothsay.result import Choice, Result, Stream
 from soothsay.tokenizer import NO_TOKENIZER, Message, Tokenizer, with_layout
 

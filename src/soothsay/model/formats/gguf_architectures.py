@@ -28,7 +28,7 @@ class Architecture:
     """What the files of an architecture have."""
 
     family: str  # its `model_type`
-    parts: Mapping[str, str] = field(default_factory=dict)  # of blocks, beside the usual ones
+    blocks: Mapping[str, str] = field(default_factory=dict)  # parts of blocks, beside the usual ones
     own: Callable[[Metadata, Config, Shapes], Config] = _nothing  # keys that not all files have
     changes: Mapping[str, Change] = field(default_factory=dict)  # by part of a block
     yarn: Own = _nothing  # what a `rope_scaling` of YaRN has besides

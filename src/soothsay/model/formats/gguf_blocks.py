@@ -16,7 +16,7 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from torch import Tensor
 
-from soothsay.model.formats import mxfp4
+from soothsay.model.formats.declared import MXFP4_VALUES, mxfp4_scales
 from soothsay.model.formats.weight_format import Reader
 from soothsay.model.quantized import Kind, Quantized
 
@@ -181,7 +181,7 @@ def _iq4_xs(data: Tensor) -> Blocks:
 
 
 def _mxfp4(data: Tensor) -> Blocks:
-    return Blocks(4, _cut(data[:, 1:], 4, 16), mxfp4.scales(data[:, :1]), table=mxfp4.HALVES)
+    return Blocks(4, _cut(data[:, 1:], 4, 16), mxfp4_scales(data[:, :1]), table=MXFP4_VALUES)
 
 
 DECODERS: dict[str, Decode] = {

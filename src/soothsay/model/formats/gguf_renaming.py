@@ -37,7 +37,7 @@ class Renaming:
         self, data: Metadata, kind: Architecture, stored: Mapping[str, Stored], config: Mapping[str, Any]
     ):
         self._data, self._kind, self._config = data, kind, config
-        self._outer, self._block = outer_names(kind.family), block_names(kind.family, kind.parts)
+        self._outer, self._block = outer_names(kind.family), block_names(kind.family, kind.blocks)
         self.own: Tensors = {}
         self.modules: Tensors = {}
         for name, tensor in stored.items():
