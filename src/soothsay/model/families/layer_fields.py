@@ -115,6 +115,12 @@ def are(wanted: str, raw: Raw) -> list[bool]:
 
 KINDS = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 
+ROPE_NUMBERS = (
+    *("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"),
+    *("attention_factor", "mscale", "mscale_all_dim"),
+)
+"""Fields of `RopeSpec` that files have under the same names."""
+
 ALIASES = {"su": "longrope", "mrope": "default", "dynamic": "default"}
 """Kinds that compute what another one computes.
 
@@ -234,31 +240,21 @@ def parse_rope(
     if kind not in ("default", "longrope", "proportional") and scaling.get("factor") is None:
         raise ModelError(f"rope_scaling of type {kind!r} has no 'factor' in config.json")
 
-    def number(key: str, default: float) -> float:
-        value = scaling.get(key)
-        return default if value is None else float(value)
-
-    attention_factor = scaling.get("attention_factor")
+    own = {key: float(scaling[key]) for key in ROPE_NUMBERS if scaling.get(key) is not None}
     require(
-        number("high_freq_factor", 4.0) >= number("low_freq_factor", 1.0),
+        own.get("high_freq_factor", 4.0) >= own.get("low_freq_factor", 1.0),
         "high_freq_factor must not be below low_freq_factor",
     )
     original = int(scaling.get("original_max_position_embeddings") or original)
+    if kind == "longrope":
+        own = {"factor": positions / original, **own, **_longrope(scaling, positions, original, dims)}
     return RopeSpec(
-        theta=number("rope_theta", theta),
+        theta=float(scaling.get("rope_theta", theta)),
         kind=kind,
-        factor=number("factor", positions / original if kind == "longrope" else 1.0),
         original_max_positions=original,
-        low_freq_factor=number("low_freq_factor", 1.0),
-        high_freq_factor=number("high_freq_factor", 4.0),
-        beta_fast=number("beta_fast", 32.0),
-        beta_slow=number("beta_slow", 1.0),
-        attention_factor=None if attention_factor is None else float(attention_factor),
-        mscale=number("mscale", 0.0),
-        mscale_all_dim=number("mscale_all_dim", 0.0),
         truncate=bool(scaling.get("truncate", True)),
-        share=number("partial_rotary_factor", 1.0) if kind == "proportional" else 1.0,
-        **(_longrope(scaling, positions, original, dims) if kind == "longrope" else {}),
+        share=float(scaling.get("partial_rotary_factor", 1.0)) if kind == "proportional" else 1.0,
+        **own,
     )
 
 

@@ -56,7 +56,7 @@ FAMILIES: dict[str, Callable[[Raw], ModelSpec]] = {
     **dict.fromkeys(("deepseek_v3", "kimi_k2"), deepseek.deepseek_v3),
     "glm4_moe_lite": deepseek.glm4_moe_lite,
     "gpt_oss": llama.gpt_oss,
-    "llama4_text": deepseek.llama4,
+    "llama4_text": llama.llama4,
     "lfm2": hybrids.lfm2,
     "lfm2_moe": hybrids.lfm2_moe,
     "minimax_m2": llama.minimax_m2,

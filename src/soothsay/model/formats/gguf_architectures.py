@@ -10,13 +10,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from torch import Tensor
+
 from soothsay.errors import ModelError
 from soothsay.model.formats import gguf_gemma_keys as gemma
 from soothsay.model.formats import gguf_own_keys as keys
 from soothsay.model.formats import gguf_part_names as parts
 from soothsay.model.formats.gguf_metadata import Metadata, Own
 from soothsay.model.formats.gguf_own_keys import Config, Shapes
-from soothsay.model.formats.gguf_tensors import LFM2_CHANGES, MAMBA2_CHANGES, QWEN3_5_CHANGES, Change
+
+Change = Callable[[Tensor], Tensor]
+"""From the stored numbers of a tensor to those of Hugging Face."""
 
 
 def _nothing(*_: object) -> Config:
@@ -126,15 +130,36 @@ def _norm_eps(data: Metadata, kind: Architecture) -> Any:
     return data.require(own) if given is None else given
 
 
+def _log_rates(rates: Tensor) -> Tensor:
+    """A from the stored -e^A. Raises `ModelError` for rates at which a state would grow."""
+    if not bool((rates < 0).all()):
+        raise ModelError("a tensor ssm_a has rates that are not below 0; the file is damaged")
+    return (-rates.float()).log()
+
+
+_QWEN3_5_CHANGES: dict[str, Change] = {
+    "ssm_a": _log_rates,
+    "ssm_conv1d": lambda taps: taps[:, None],
+    "ffn_gate_inp_shexp": lambda gate: gate.reshape(1, -1),
+}
+_MAMBA2_CHANGES: dict[str, Change] = {
+    "ssm_a": lambda rates: _log_rates(rates).flatten(),
+    "ssm_d": lambda skips: skips.flatten(),
+    "ssm_norm": lambda scale: scale.flatten(),
+    "ssm_conv1d": lambda stored: stored[:, None] if stored.ndim == 2 else stored,  # or the bias
+}
+_LFM2_CHANGES: dict[str, Change] = {"shortconv.conv": lambda taps: taps[:, None]}
+
 _MIXTRAL = Architecture("mixtral", parts.EXPERTS, keys.mixtral, interleaved=True)
 _OLMO3 = Architecture("olmo3", parts.AFTER, keys.typed_windows)
 _NEMOTRON_H = Architecture(
-    *("nemotron_h", parts.NEMOTRON_H, keys.nemotron_h, MAMBA2_CHANGES),
+    *("nemotron_h", parts.NEMOTRON_H, keys.nemotron_h, _MAMBA2_CHANGES),
     modules=parts.IN_LAYERS,
     eps="layer_norm_epsilon",
     varied=True,
 )
-_QWEN3_5 = partial(Architecture, changes=QWEN3_5_CHANGES, modules=parts.IN_MTP, centred=True, partial=True)
+_QWEN3_5 = partial(Architecture, changes=_QWEN3_5_CHANGES, modules=parts.IN_MTP, centred=True, partial=True)
+_LFM2 = partial(Architecture, blocks=parts.LFM2, changes=_LFM2_CHANGES, eps="norm_eps", varied=True)
 
 ARCHITECTURES = {
     "llama": Architecture("llama", interleaved=True),  # Mistral's files too; Mixtral's have experts
@@ -148,11 +173,11 @@ ARCHITECTURES = {
     "granite": Architecture("granite", own=keys.granite, interleaved=True),
     "granitemoe": Architecture("granitemoe_gguf", parts.GRANITE, keys.granite_moe, interleaved=True),
     "granitehybrid": Architecture(
-        *("granitemoehybrid_gguf", parts.GRANITE, keys.granite_hybrid, MAMBA2_CHANGES),
+        *("granitemoehybrid_gguf", parts.GRANITE, keys.granite_hybrid, _MAMBA2_CHANGES),
         interleaved=True,
         varied=True,
     ),
-    "falcon-h1": Architecture("falcon_h1", parts.FALCON_H1, keys.falcon_h1, MAMBA2_CHANGES),
+    "falcon-h1": Architecture("falcon_h1", parts.FALCON_H1, keys.falcon_h1, _MAMBA2_CHANGES),
     "nemotron_h": _NEMOTRON_H,
     "nemotron_h_moe": _NEMOTRON_H,
     "ernie4_5": Architecture("ernie4_5"),
@@ -175,8 +200,8 @@ ARCHITECTURES = {
     "gpt-oss": Architecture("gpt_oss", parts.GPT_OSS, keys.gpt_oss, yarn=lambda _: {"truncate": False}),
     "llama4": Architecture("llama4_text", parts.EXPERTS_AND_SHARED, keys.llama4),
     "minimax-m2": Architecture("minimax_m2", parts.CORRECTED_EXPERTS, keys.minimax_m2, partial=True),
-    "lfm2": Architecture("lfm2", parts.LFM2, keys.lfm2, LFM2_CHANGES, eps="norm_eps", varied=True),
-    "lfm2moe": Architecture("lfm2_moe", parts.LFM2, keys.lfm2_moe, LFM2_CHANGES, eps="norm_eps", varied=True),
+    "lfm2": _LFM2("lfm2", own=keys.lfm2),
+    "lfm2moe": _LFM2("lfm2_moe", own=keys.lfm2_moe),
     "qwen3next": _QWEN3_5("qwen3_next_gguf", parts.QWEN3_NEXT, keys.qwen3_5_moe),
     "qwen35": _QWEN3_5("qwen3_5_text", parts.DELTA, keys.qwen3_5),
     "qwen35moe": _QWEN3_5("qwen3_5_moe_text", parts.DELTA_AND_EXPERTS, keys.qwen3_5_moe),

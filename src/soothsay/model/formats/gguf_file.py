@@ -23,8 +23,7 @@ from soothsay.model.formats.gguf_blocks import DECODERS, GGUFFormat
 from soothsay.model.formats.gguf_gemma_keys import gemma4_rotations
 from soothsay.model.formats.gguf_header import read_parts
 from soothsay.model.formats.gguf_metadata import LONGROPE_FACTORS, ROPE_DIVISORS, Metadata, read_rope_scaling
-from soothsay.model.formats.gguf_renaming import Renaming
-from soothsay.model.formats.gguf_tensors import DTYPES, Stored, map_file
+from soothsay.model.formats.gguf_tensors import DTYPES, Renaming, Stored, map_file
 from soothsay.model.formats.gguf_tokenizer import build_tokenizer, check_types, stop_ids
 from soothsay.model.formats.weight_format import Reader, WeightFormat
 from soothsay.model.generation_config import sampling_in_gguf
