@@ -16,8 +16,9 @@ import math
 import mmap
 import struct
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,8 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
 from soothsay.errors import ModelError
 from soothsay.model.formats.gguf_names import MAX_PARTS, part_names
+
+AnyType = TypeVar("AnyType", bound=IntEnum)
 
 VERSIONS = (2, 3)
 
@@ -205,21 +208,20 @@ class _Walk:
             raise self._damaged(f"{what} has {dimensions} dimensions, and 1 to {MAX_DIMENSIONS} are possible")
         shape = tuple(self._number("Q", what) for _ in range(dimensions))[::-1]
         number, offset = self._number("I", what), self._number("Q", what)
-        try:
-            kind = GGMLQuantizationType(number)
-        except ValueError:
-            raise self._damaged(f"{what} is of type {number}, which is not known") from None
+        kind = self._type(GGMLQuantizationType, number, what)
         block, block_bytes = GGML_QUANT_SIZES[kind]
         if min(shape) < 1 or shape[-1] % block:
             raise self._damaged(f"{what} of type {kind.name} has shape {list(shape)}, which is not possible")
         return TensorPlace(kind.name, shape, offset, math.prod(shape) // block * block_bytes, self.path)
 
-    def _kind(self, what: str) -> GGUFValueType:
-        number = self._number("I", what)
+    def _type(self, types: type[AnyType], number: int, what: str) -> AnyType:
         try:
-            return GGUFValueType(number)
+            return types(number)
         except ValueError:
             raise self._damaged(f"{what} is of type {number}, which is not known") from None
+
+    def _kind(self, what: str) -> GGUFValueType:
+        return self._type(GGUFValueType, self._number("I", what), what)
 
     def _count(self, what: str, least: int, limit: int) -> int:
         """A count of things of at least `least` bytes each."""
