@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
-import warnings
-from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from soothsay.config import DType
 from soothsay.errors import ModelError
@@ -24,34 +21,10 @@ from soothsay.model.native.kernels import NativeKernels, load_native
 from soothsay.model.native.library import VARIANTS
 from soothsay.model.native.linear import NativeLinear, PackedTable
 from soothsay.model.numeric_mode import BITS, NumericMode, numeric_mode
-from soothsay.model.quantized import dequantized
 from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.tensor_names import TensorNames
 from soothsay.model.transformer import LocalStage, Transformer
-from soothsay.model.weight_source import WeightSource
-
-
-class ModelWeights(WeightSource):
-    """The weights of a checkpoint, as the parts of a model read them. They are `StoredWeights`."""
-
-    def __init__(
-        self, model: Transformer, names: TensorNames, mode: NumericMode, chosen: Mapping[str, Tensor]
-    ):
-        super().__init__(names, mode, chosen)
-        self._kernels, self._kv_dtype = model.kernels, model.kv_dtype
-        self.zero_centred_norms = model.config.zero_centred_norms
-        self.rounds_scale = model.config.embedding.scale_rounded
-
-    def plain(self, module: str, expected: Tensor) -> Tensor:
-        """See `StoredWeights`."""
-        return dequantized(self.weight(module, expected), self.mode.dtype)
-
-    def linear(self, module: str, weight: Tensor, bias: Tensor | None) -> nn.Module:
-        """See `StoredWeights`."""
-        stored = self.weight(module, weight)
-        kept = self.mode.dtype if isinstance(stored, Tensor) else torch.float32
-        added = None if bias is None else self.tensor(module, "bias", bias).to(kept)
-        return self._kernels.linear(stored, added, self.mode.output(module, self._kv_dtype))
+from soothsay.model.weight_source import WeightSource, warn_of_unused
 
 
 def load_model(
@@ -151,7 +124,8 @@ def _load_modules(
     """Fill the modules of a model whose names begin with `prefix`."""
     if torch.device(device).type == "cpu":
         check_memory(model, mode, names, prefix)
-    with ModelWeights(model, names, mode, {} if tokens is None else {"head": tokens}) as source:
+    chosen = {} if tokens is None else {"head": tokens}
+    with WeightSource(names, mode, model.kernels, model.kv_dtype, chosen) as source:
         for name, part in list(model.named_modules()):
             if isinstance(part, LoadedPart) and name.startswith(prefix):
                 model.set_submodule(name, part.load(source, name))
@@ -203,7 +177,7 @@ def _loading_bytes(model: Transformer, mode: NumericMode, prefix: str, names: Te
 
 def table_bytes(names: TensorNames, mode: NumericMode) -> int:
     """Bytes of the table of embeddings, which stays a mapped file."""
-    with WeightSource(names, mode) as source:
+    with WeightSource(names, mode, StockKernels(), mode.dtype) as source:
         blocks = source.blocks("embedding")
         return source.read(names.require("embedding")[0]).nbytes if blocks is None else blocks.data.nbytes
 
@@ -238,50 +212,3 @@ def named_kernels(name: str) -> Kernels | None:
         return NativeKernels(name)
     except OSError as error:
         raise ModelError(str(error)) from None
-
-
-MEANINGLESS = re.compile(
-    r"rotary_emb\.(inv_freq|cos_cached|sin_cached)|attn\.(masked_)?bias|[kvq]_(scale|zero_point)|"
-    r"[a-z]+put_(scale|zero_point|global_scale)|(weight_)?g_idx|qzeros|weight_(zero_point|shape)"
-)
-"""Ends of names of tensors that repeat the configuration, or serve number formats that are not used here.
-
-Formats of integers store zero points and the order of groups in symmetric and ordered files, too."""
-
-KEYS = re.compile(r"(self_attn\.|attn_)[kv]_(proj|norm)")
-"""Tensors of keys and values, which published files also have in layers that read those of other layers."""
-
-MAX_NAMES = 4
-"""Limit of names in a warning."""
-
-
-def warn_of_unused(names: TensorNames, used: Collection[str], layers: range) -> None:
-    """Warn of tensors in the model's blocks that were not read: a bias or a norm that config.json denies.
-
-    Tensors beside the blocks (of images, of drafters, of a head that is shared) are not needed.
-
-    Args:
-        names: of the checkpoint's tensors.
-        used: the names of those that were read.
-        layers: the numbers of the blocks.
-    """
-    block = re.compile(rf"(?:{re.escape(names.prefix)}layers|blk)\.(\d+)\.")
-    left = [
-        name
-        for name in sorted(names.all.difference(used))
-        if (found := block.match(name))
-        and int(found[1][:9]) in layers
-        and not MEANINGLESS.search(name, found.end())
-        and not (names.config.kv_layers[int(found[1])] != int(found[1]) and KEYS.search(name, found.end()))
-    ]
-    with names.checkpoint.open() as read:  # GPTQ's writers give each of their layers a bias, of zeros
-        added = {name for name in left if re.sub(r"\.bias$", ".qweight", name) in names.all - {name}}
-        left = [name for name in left if name not in added or read(name).any()]
-    if left:
-        more = f" and {len(left) - MAX_NAMES:,} more" if len(left) > MAX_NAMES else ""
-        warnings.warn(
-            f"{names.checkpoint.path} has tensors that {names.config.family} with this config.json does not "
-            f"use: {', '.join(left[:MAX_NAMES])}{more}. Answers may be wrong; compare config.json with the "
-            "model's origin",
-            stacklevel=3,
-        )

@@ -25,6 +25,7 @@ from soothsay.model.checkpoint import Checkpoint, read_model_config
 from soothsay.model.formats.compressed_tensors import Scheme
 from soothsay.model.formats.declared import open_format
 from soothsay.model.load import load_model
+from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.tensor_names import TensorNames
 from soothsay.model.transformer import Transformer
 from soothsay.model.writing import CheckpointWriter, require_free, writing
@@ -201,24 +202,14 @@ def quantize(
     require_free(out)
     names, scheme = _plan(checkpoint, dtype, group_size)
     modules = list(layers_to_quantize(names.config))
-    method = method or ("gptq" if dtype == "int4" else "round")
-    run = None
+    method, run = method or ("gptq" if dtype == "int4" else "round"), None
     if method == "gptq":
-        if names.config.num_sharing_layers or names.config.embedding.layers is not None:
-            raise ModelError(
-                f"{checkpoint.path}: its layers do not only read the layer before (shared keys and values, "
-                "or embeddings of their own), so they cannot be calibrated one by one: choose method round"
-            )
-        model, tokenizer = load_model(checkpoint), checkpoint.tokenizer()
-        text = _text(model, tokenizer, calibration, samples + samples // HELD_OUT, tokens, progress)
-        run = CalibrationRun(model, text, HELD_OUT)
+        run = _calibration_run(checkpoint, names.config, calibration, samples, tokens, progress)
+        layers = compensate_layers(names, scheme, modules, run)
     elif calibration is not None:
         raise RequestError("rounding takes no calibration text; leave it out, or choose the method gptq")
-    layers = (
-        round_layers(names, scheme, modules)
-        if run is None
-        else compensate_layers(names, scheme, modules, run)
-    )
+    else:
+        layers = round_layers(names, scheme, modules)
     errors: dict[str, list[float]] = {}
     with writing(out) as writer:
         for done, layer in enumerate(layers, 1):
@@ -266,21 +257,23 @@ def _plan(checkpoint: Checkpoint, dtype: str, group_size: int) -> tuple[TensorNa
     )
 
 
-def _text(
-    model: Transformer,
-    tokenizer: Tokenizer | None,
-    file: Path | None,
-    count: int,
-    tokens: int,
-    progress: Progress,
-) -> Tensor:
-    """`[n, tokens]` int64 of calibration text. Raises `RequestError` if there is none, or it does not fit."""
-    limit = model.config.max_positions
-    if not 2 <= tokens <= limit:
-        raise RequestError(f"samples of {tokens} tokens are not possible: this model takes 2 to {limit}")
+def _calibration_run(
+    checkpoint: Checkpoint, spec: ModelSpec, file: Path | None, samples: int, tokens: int, progress: Progress
+) -> CalibrationRun:
+    """A model with its calibration text. Raises `RequestError` if there is none, or it does not fit."""
+    if spec.num_sharing_layers or spec.embedding.layers is not None:
+        raise ModelError(
+            f"{checkpoint.path}: its layers do not only read the layer before (shared keys and values, "
+            "or embeddings of their own), so they cannot be calibrated one by one: choose method round"
+        )
+    model, tokenizer, count = load_model(checkpoint), checkpoint.tokenizer(), samples + samples // HELD_OUT
+    if not 2 <= tokens <= spec.max_positions:
+        raise RequestError(
+            f"samples of {tokens} tokens are not possible: this model takes 2 to {spec.max_positions}"
+        )
     if file is None:
-        return write_samples(model, tokenizer, count, tokens, progress)
-    return read_samples(file, tokenizer, count, tokens)
+        return CalibrationRun(model, write_samples(model, tokenizer, count, tokens, progress), HELD_OUT)
+    return CalibrationRun(model, read_samples(file, tokenizer, count, tokens), HELD_OUT)
 
 
 def _copy_tensors(names: TensorNames, modules: Iterable[str], writer: CheckpointWriter) -> set[str]:
