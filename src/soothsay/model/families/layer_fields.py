@@ -240,7 +240,7 @@ def parse_rope(
     if kind not in ("default", "longrope", "proportional") and scaling.get("factor") is None:
         raise ModelError(f"rope_scaling of type {kind!r} has no 'factor' in config.json")
 
-    own = {key: float(scaling[key]) for key in ROPE_NUMBERS if scaling.get(key) is not None}
+    own: dict[str, Any] = {key: float(scaling[key]) for key in ROPE_NUMBERS if scaling.get(key) is not None}
     require(
         own.get("high_freq_factor", 4.0) >= own.get("low_freq_factor", 1.0),
         "high_freq_factor must not be below low_freq_factor",
