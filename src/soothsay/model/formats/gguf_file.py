@@ -6,7 +6,7 @@ A tensor means what llama.cpp's converter writes and its runtime computes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from soothsay.model.families.fields import checked_fields
 from soothsay.model.formats.gguf_architectures import architecture_of, read_config
 from soothsay.model.formats.gguf_blocks import DECODERS, GGUFFormat
 from soothsay.model.formats.gguf_gemma_keys import gemma4_rotations
-from soothsay.model.formats.gguf_header import read_parts
+from soothsay.model.formats.gguf_header import TensorPlace, read_parts
 from soothsay.model.formats.gguf_metadata import LONGROPE_FACTORS, ROPE_DIVISORS, Metadata, read_rope_scaling
 from soothsay.model.formats.gguf_tensors import DTYPES, Renaming, Stored, map_file
 from soothsay.model.formats.gguf_tokenizer import build_tokenizer, check_types, stop_ids
@@ -37,7 +37,9 @@ class GGUFCheckpoint:
     """
 
     def __init__(self, path: Path):
-        self.files, self._metadata, stored = _read(path)
+        header = read_parts(path)
+        stored = _places(path, header.tensors)
+        self.files, self._metadata = header.files, header.metadata
         self.path = path = self.files[0]
         check_types(self._metadata, path)
         data = Metadata(path, self._metadata)
@@ -127,9 +129,8 @@ class GGUFCheckpoint:
         return sampling_in_gguf(self._metadata, self.path)
 
 
-def _read(path: Path) -> tuple[tuple[Path, ...], dict[str, Any], dict[str, Stored]]:
-    """The files, the metadata, and places of the tensors by GGUF's names."""
-    files, metadata, tensors = read_parts(path)
+def _places(path: Path, tensors: Mapping[str, TensorPlace]) -> dict[str, Stored]:
+    """Places of the tensors by GGUF's names. Raises `ModelError` for a type that is not computed."""
     for name, place in tensors.items():
         if place.kind not in DTYPES and place.kind not in DECODERS:
             raise ModelError(
@@ -137,4 +138,4 @@ def _read(path: Path) -> tuple[tuple[Path, ...], dict[str, Any], dict[str, Store
                 "this model's file in Q4_K_M or Q8_0, or make one from its F16 file with llama-quantize. The "
                 f"types that are computed: {', '.join((*DTYPES, *DECODERS))}"
             )
-    return files, metadata, {name: Stored(*place) for name, place in tensors.items()}
+    return {name: Stored(**vars(place)) for name, place in tensors.items()}

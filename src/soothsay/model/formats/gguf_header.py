@@ -15,10 +15,10 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -67,31 +67,24 @@ _LENGTH = struct.Struct("=Q")
 """The length of a text, before it."""
 
 
-class TensorPlace(NamedTuple):
+@dataclass(frozen=True)
+class TensorPlace:
     """Where a tensor is."""
 
-    kind: str
-    """GGML's name of the element type."""
-
-    shape: tuple[int, ...]
-    """`[out, in]`: the file has the sizes in the other order."""
-
-    offset: int
-    """Bytes from the start of the file."""
-
-    size: int
-    """Bytes."""
-
+    kind: str  # GGML's name of the element type
+    shape: tuple[int, ...]  # [out, in]: the file has the sizes in the other order
+    offset: int  # bytes from the start of the file
+    size: int  # bytes
     path: Path
-    """The file."""
 
 
 @dataclass(frozen=True)
 class GGUFHeader:
-    """The content of a header."""
+    """The content of a header, or of those of all parts of a model."""
 
+    files: tuple[Path, ...]  # in order
     metadata: dict[str, Any]
-    """Numbers, truth values, texts, lists of texts, and numpy's arrays of numbers, by key."""
+    """The first part's: numbers, truth values, texts, lists of texts, and arrays of numbers, by key."""
 
     tensors: dict[str, TensorPlace]
 
@@ -140,7 +133,7 @@ class _Walk:
             if key in metadata:
                 raise self._damaged(f"metadata {key!r} is there twice")
             metadata[key] = self._value(f"metadata {key!r}")
-        return GGUFHeader(metadata, self._tensors(tensors, metadata))
+        return GGUFHeader((self.path,), metadata, self._tensors(tensors, metadata))
 
     def _value(self, what: str) -> Any:
         kind = self._kind(what)
@@ -187,7 +180,7 @@ class _Walk:
                 raise self._damaged(f"tensor {name!r} is there twice")
             found[name] = self._tensor(f"tensor {name!r}")
         start = -(-self.at // alignment) * alignment
-        found = {name: tensor._replace(offset=start + tensor.offset) for name, tensor in found.items()}
+        found = {name: replace(tensor, offset=start + tensor.offset) for name, tensor in found.items()}
         end = start  # of the tensor before
         for name, tensor in sorted(found.items(), key=lambda item: item[1].offset):
             if tensor.offset % alignment:
@@ -255,20 +248,7 @@ class _Walk:
         )
 
 
-class GGUFParts(NamedTuple):
-    """A model, whether it is in one file or in parts."""
-
-    files: tuple[Path, ...]
-    """In order."""
-
-    metadata: dict[str, Any]
-    """That of the first part; see `GGUFHeader`."""
-
-    tensors: dict[str, TensorPlace]
-    """The tensors of all parts, by name."""
-
-
-def read_parts(path: Path) -> GGUFParts:
+def read_parts(path: Path) -> GGUFHeader:
     """Read the headers of a GGUF file, or of all parts if it is one of them.
 
     Raises `ModelError`, which names the file, if a part is missing, damaged, or belongs to another model.
@@ -276,7 +256,7 @@ def read_parts(path: Path) -> GGUFParts:
     header = read_header(path)
     number, count = _place(path, header)
     if count == 1:
-        return GGUFParts((path,), header.metadata, header.tensors)
+        return header
     files = _files(path, number, count)
     headers = [header if file == path else read_header(file) for file in files]
     tensors: dict[str, TensorPlace] = {}
@@ -292,7 +272,7 @@ def read_parts(path: Path) -> GGUFParts:
         stated = _number(file, part, "split.tensors.count")
         if stated != len(tensors):
             raise _foreign(file, f"its model has {stated:,} tensors, and the parts have {len(tensors):,}")
-    return GGUFParts(files, headers[0].metadata, tensors)
+    return GGUFHeader(files, headers[0].metadata, tensors)
 
 
 def _files(path: Path, number: int, count: int) -> tuple[Path, ...]:

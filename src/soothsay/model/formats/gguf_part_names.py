@@ -44,6 +44,20 @@ FUSED = "ffn_gate_up_exps"
 
 FUSED_HALVES = "ffn_gate_exps", "ffn_up_exps"
 
+_STATES = {
+    "ssm_conv1d": "conv1d",
+    "ssm_dt.bias": "dt_bias",
+    "ssm_a": "A_log",
+    "ssm_norm": "norm",
+    "ssm_out": "out_proj",
+}
+
+
+def _states(module: str) -> dict[str, str]:
+    """Parts of a layer with states, all of one of our modules."""
+    return {part: f"{module}:0:.{name}" for part, name in _STATES.items()}
+
+
 # what architectures have beside the usual parts, or in their place
 AFTER = {"post_attention_norm": "attention_post_norm", "post_ffw_norm": "mlp_post_norm"}
 BEFORE_MLP = {"post_attention_norm": "mlp_norm"}
@@ -68,22 +82,14 @@ DELTA = {
     "attn_gate": "attention.qkvz:1",
     "ssm_beta": "attention.gates:0",
     "ssm_alpha": "attention.gates:-1",
-    "ssm_conv1d": "attention.recurrence:0:.conv1d",
-    "ssm_dt.bias": "attention.recurrence:0:.dt_bias",
-    "ssm_a": "attention.recurrence:0:.A_log",
-    "ssm_norm": "attention.recurrence:0:.norm",
-    "ssm_out": "attention.recurrence:0:.out_proj",
+    **_states("attention.recurrence"),
 }
 DELTA_AND_EXPERTS = {**DELTA, **EXPERTS_AND_SHARED, "ffn_gate_inp_shexp": "mlp.shared_gate"}
 QWEN3_NEXT = {**DELTA_AND_EXPERTS, "ssm_ba": "attention.gates"}
 _MAMBA2 = {
     "ssm_in": "attention.zxbct",
-    "ssm_conv1d": "attention.rule:0:.conv1d",
-    "ssm_dt.bias": "attention.rule:0:.dt_bias",
-    "ssm_a": "attention.rule:0:.A_log",
     "ssm_d": "attention.rule:0:.D",
-    "ssm_norm": "attention.rule:0:.norm",
-    "ssm_out": "attention.rule:0:.out_proj",
+    **_states("attention.rule"),
 }
 GRANITE = {**_MAMBA2, **EXPERTS_AND_SHARED}
 FALCON_H1 = {  # whose converter may name a norm without `.weight`

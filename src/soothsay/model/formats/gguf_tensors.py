@@ -17,7 +17,7 @@ from torch import Tensor
 from soothsay.errors import ModelError
 from soothsay.model.formats.gguf_architectures import Architecture, Change
 from soothsay.model.formats.gguf_blocks import DECODERS, BlockRows
-from soothsay.model.formats.gguf_header import MAX_TENSORS
+from soothsay.model.formats.gguf_header import MAX_TENSORS, TensorPlace
 from soothsay.model.formats.gguf_metadata import Metadata
 from soothsay.model.formats.gguf_part_names import FUSED, FUSED_HALVES, block_names, outer_names
 from soothsay.model.quantized import dequantized
@@ -33,14 +33,9 @@ def map_file(path: Path) -> npt.NDArray[np.uint8]:
 
 
 @dataclass(frozen=True)
-class Stored:
+class Stored(TensorPlace):
     """A tensor's place in a file, and its differences from the tensor that Hugging Face stores."""
 
-    kind: str  # GGML's name of the element type
-    shape: tuple[int, ...]  # [out, in]
-    offset: int  # bytes
-    size: int  # bytes
-    path: Path
     heads: int = 0  # number of heads whose rows are interleaved for llama.cpp's rotation; 0: none
     centred: bool = False  # a norm's weight w, stored as 1 + w
     change: Change | None = None  # from the stored numbers to those of Hugging Face
