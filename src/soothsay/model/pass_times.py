@@ -1,8 +1,8 @@
 """T(rows, context): the seconds that one pass of the target takes, as a curve that follows the machine.
 
 Speculation pays because a pass of 16 rows costs little more than a pass of one row. How much more depends on
-the model, the number format and the machine. So it is measured (`pass_measuring`), and remembered on disk
-(`pass_times_file`).
+the model, the number format and the machine. So it is measured (`pass_measuring`), and remembered on disk.
+Files are checked: anybody may have written them.
 
 """
 

@@ -39,9 +39,7 @@ class Architecture:
     modules: parts.ModuleNames | None = None  # names of MTP modules
     theta: float = 1e4  # base of rotary positions, where a file does not say
     eps: str = "rms_norm_eps"  # the key of the epsilon of norms
-    interleaved: bool = (
-        False  # llama.cpp rotates by neighbours: its converter interleaves the rows of q and k
-    )
+    interleaved: bool = False  # rows of q and k take turns, since llama.cpp rotates by neighbours
     centred: bool = False  # norms' weights w are stored as 1 + w
     partial: bool = False  # `rope.dimension_count` may be less than the size of a head
     varied: bool = False  # layers have sizes of their own
