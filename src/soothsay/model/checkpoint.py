@@ -99,10 +99,9 @@ class SafetensorsCheckpoint:
         if not (path / "config.json").is_file():
             _refuse_adapter(path)
         self.config = read_json_object(path / "config.json")
-        generation = path / GENERATION_CONFIG
-        self.eos_ids: tuple[int, ...] = _eos_ids(generation) if generation.is_file() else ()
-        if not self.eos_ids:
-            self.eos_ids = _eos_ids(path / "config.json", self.config)
+        file = path / GENERATION_CONFIG
+        generation = read_json_object(file) if file.is_file() else {}
+        self.eos_ids = _eos_ids(file, generation) or _eos_ids(path / "config.json", self.config)
         self._files = _files_of_tensors(path)
         for shard in self.files:
             if not shard.is_file():
@@ -333,9 +332,9 @@ def _read_index(index: Path, suffix: str) -> dict[str, Path]:
     return {name: index.parent / str(file) for name, file in files.items()}
 
 
-def _eos_ids(file: Path, content: dict[str, Any] | None = None) -> tuple[int, ...]:
-    """Token ids at `eos_token_id`, one or several. `content`: that of the file, if it has been read."""
-    eos = (read_json_object(file) if content is None else content).get("eos_token_id")
+def _eos_ids(file: Path, content: dict[str, Any]) -> tuple[int, ...]:
+    """Token ids at `eos_token_id` of a file, one or several."""
+    eos = content.get("eos_token_id")
     ids = [] if eos is None else eos if isinstance(eos, list) else [eos]
     try:
         return tuple(_TOKEN_IDS.accept(ids))

@@ -3,7 +3,6 @@
 Speculation pays because a pass of 16 rows costs little more than a pass of one row. How much more depends on
 the model, the number format and the machine. So it is measured (`pass_measuring`), and remembered on disk.
 Files are checked: anybody may have written them.
-
 """
 
 from __future__ import annotations
