@@ -133,6 +133,7 @@ def glm4(data: Metadata, config: Config, shapes: Shapes) -> Config:
 def glm4_moe(data: Metadata, config: Config, shapes: Shapes) -> Config:
     """Heads are normed if the file has norms."""
     own = _deepseek_experts(data, config, normalized=True)
+    own["topk_group"] = data.number("expert_group_used_count", 1)
     return own | {"use_qk_norm": "blk.0.attn_q_norm.weight" in shapes}
 
 
