@@ -38,7 +38,7 @@ LAYERS = (
     ("model",),
     ("drafters",),
     ("engine",),
-    ("inputs", "options", "request_builder", "result", "llm", "api"),
+    ("options", "request_builder", "result", "llm", "api"),
     ("quantizing",),
     ("server",),
     ("train",),

@@ -15,7 +15,7 @@ from slow import mostly_slow
 
 from soothsay import LLM, Grammar, Request, SamplingParams
 from soothsay.core.tenant import EVERYBODY, Tenant
-from soothsay.inputs import Prompt
+from soothsay.request_builder import Prompt
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*guessed right in:UserWarning")  # untrained heads cause it
 

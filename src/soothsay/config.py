@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
-from typing import Literal
+from typing import Any, Literal
 
 from soothsay.errors import ModelError
 
@@ -85,3 +85,11 @@ class EngineConfig:
         stall = self.max_stall
         if stall is not None and (not isinstance(stall, Real) or not stall > 0):
             raise ModelError(f"max_stall={stall!r} is not possible: it must be above 0 seconds, or None")
+
+    def with_options(self, **options: Any) -> EngineConfig:
+        """Replace single numbers. Raises `TypeError` for a name that is not the engine's."""
+        known = self.__dataclass_fields__
+        for name in options:
+            if name not in known:
+                raise TypeError(f"LLM has no option {name!r}; the engine's are {', '.join(known)}")
+        return replace(self, **options)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Self, overload
 
 from soothsay.chat_layout import conversation
 from soothsay.config import DType, EngineConfig
-from soothsay.core.answer import FinishReason, SpeculationStats
 from soothsay.core.constraint import Constraint
 from soothsay.core.params import SamplingParams
 from soothsay.core.request import Request
@@ -22,33 +20,15 @@ from soothsay.drafters.registry import DrafterSpec, build_drafter
 from soothsay.engine.engine import Engine
 from soothsay.engine.sizing import complete_config
 from soothsay.errors import DrafterError, ModelError, RequestError
-from soothsay.inputs import Prompt, check_params, for_each, listed
 from soothsay.model.checkpoint import open_checkpoint
-from soothsay.model.described_mode import described_mode
 from soothsay.model.generation_config import sampling_in_folder
 from soothsay.model.load import load_model, named_kernels
+from soothsay.model.numeric_mode import described_mode
 from soothsay.model.pipeline.pipeline import Stages, load_pipeline
 from soothsay.model.transformer import Transformer
-from soothsay.request_builder import RequestBuilder
-from soothsay.result import Choice, Result, Stream
+from soothsay.request_builder import Prompt, RequestBuilder, check_params, for_each, listed
+from soothsay.result import Result, Stream, Submitted, refusal
 from soothsay.tokenizer import NO_TOKENIZER, Message, Tokenizer, with_layout
-
-
-@dataclass(frozen=True, slots=True)
-class _Submitted:
-    """A prompt whose requests are in the engine."""
-
-    ids: list[int]
-    streams: list[Stream]
-
-    def result(self, *, failing: bool) -> Result:
-        """Wait for the answers. Raises `StepError` if one fails, and `failing` is set."""
-        return Result(self.ids, [stream.choice if failing else stream.outcome for stream in self.streams])
-
-    def cancel(self) -> None:
-        """End the requests."""
-        for stream in self.streams:
-            stream.cancel()
 
 
 class LLM:
@@ -106,7 +86,7 @@ class LLM:
         config: EngineConfig | None = None,
         **engine_options: Any,
     ):
-        config = _with_options(config or EngineConfig(), engine_options)
+        config = (config or EngineConfig()).with_options(**engine_options)
         eos_ids: tuple[int, ...] = ()
         path = None
         self.sampling_defaults: dict[str, float] = {}
@@ -252,7 +232,7 @@ class LLM:
         many, alone = listed(prompts)
         own_params = [self._params(one) for one in for_each(params, len(many), "params")]
         own_drafters = for_each(drafter, len(many), "drafters")
-        answers = list[_Submitted | RequestError]()
+        answers = list[Submitted | RequestError]()
         try:
             for prompt, own, own_drafter in zip(many, own_params, own_drafters, strict=True):
                 try:
@@ -262,12 +242,12 @@ class LLM:
                         raise
                     answers.append(error)
             results = [
-                _refusal(one) if isinstance(one, RequestError) else one.result(failing=alone)
+                refusal(one) if isinstance(one, RequestError) else one.result(failing=alone)
                 for one in answers
             ]
         except BaseException:  # an interrupt or a wrong argument leaves no request in the engine
             for one in answers:
-                if isinstance(one, _Submitted):
+                if isinstance(one, Submitted):
                     one.cancel()
             raise
         return results[0] if alone else results
@@ -402,13 +382,13 @@ class LLM:
 
     def _submit(
         self, prompt: Prompt, params: SamplingParams, drafter: DrafterSpec | None, traced: bool
-    ) -> _Submitted:
+    ) -> Submitted:
         """Check a prompt and add its `n` requests to the engine."""
         requests = self.requests(prompt, params, drafter=drafter, traced=traced)
         for request in requests:
             self.engine.add(request)
         ids = requests[0].tokens[: requests[0].num_prompt].tolist()
-        return _Submitted(ids, [Stream(self.engine, request) for request in requests])
+        return Submitted(ids, [Stream(self.engine, request) for request in requests])
 
     def _drafter(self, spec: DrafterSpec) -> Drafter:
         """Return the drafter that `spec` names. Each spec is built once."""
@@ -417,16 +397,3 @@ class LLM:
         if spec not in self._drafters:
             self._drafters[spec] = build_drafter(spec, self.engine.target)
         return self._drafters[spec]
-
-
-def _with_options(config: EngineConfig, options: dict[str, Any]) -> EngineConfig:
-    """Replace single numbers. Raises `TypeError` for a name that is not the engine's."""
-    known = EngineConfig.__dataclass_fields__
-    for name in options:
-        if name not in known:
-            raise TypeError(f"LLM has no option {name!r}; the engine's are {', '.join(known)}")
-    return replace(config, **options)
-
-
-def _refusal(error: RequestError) -> Result:
-    return Result([], [Choice("", [], FinishReason.ERROR, SpeculationStats(), 0, error=str(error))])

@@ -10,7 +10,7 @@ from weakref import finalize
 from soothsay.core.answer import FinishReason, Piece, SpeculationStats, StepTrace, TokenLogprobs
 from soothsay.core.request import Request
 from soothsay.engine.engine import Engine
-from soothsay.errors import StepError
+from soothsay.errors import RequestError, StepError
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,3 +171,25 @@ class Stream:
             reason = f"{type(failure).__name__}: {failure}"
             raise StepError(f"the engine failed at this request: {reason}") from failure
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A prompt whose requests are in the engine."""
+
+    ids: list[int]
+    streams: list[Stream]
+
+    def result(self, *, failing: bool) -> Result:
+        """Wait for the answers. Raises `StepError` if one fails, and `failing` is set."""
+        return Result(self.ids, [stream.choice if failing else stream.outcome for stream in self.streams])
+
+    def cancel(self) -> None:
+        """End the requests."""
+        for stream in self.streams:
+            stream.cancel()
+
+
+def refusal(error: RequestError) -> Result:
+    """What stands in a list of answers for a prompt that cannot be served."""
+    return Result([], [Choice("", [], FinishReason.ERROR, SpeculationStats(), 0, error=str(error))])

@@ -17,8 +17,7 @@ from soothsay.chat_layout import ChatLayout, templates_in
 from soothsay.chat_layout import Message as Message
 from soothsay.errors import ModelError, RequestError, SoothsayError
 from soothsay.files import read_json_object, user_path
-from soothsay.vocabulary.added import named_special
-from soothsay.vocabulary.directory import LOOKED_FOR, form_in, tokenizer_files
+from soothsay.vocabulary.directory import LOOKED_FOR, form_in, named_special, tokenizer_files
 
 NO_TOKENIZER = f"this model has no tokenizer; files with one are {LOOKED_FOR}, or a GGUF file itself"
 """What is wrong where a model without a tokenizer is given text."""

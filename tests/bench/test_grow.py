@@ -43,8 +43,8 @@ from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.load import load_model
 from soothsay.model.specs.attention_spec import AttentionSpec
 from soothsay.model.specs.model_spec import ModelSpec
-from soothsay.model.tokenizer_files import write_tokenizer
 from soothsay.model.transformer import Transformer
+from soothsay.model.writing import write_tokenizer
 from soothsay.tokenizer import Tokenizer
 
 TOLERANCE = 1e-4  # of logits of order 1 to 10, float32

@@ -22,12 +22,12 @@ from soothsay.core.batch import Batch, Rows
 from soothsay.errors import ModelError
 from soothsay.model.linear import Packed, multiplies_bfloat16
 from soothsay.model.load import load_model
+from soothsay.model.pass_measuring import VerifyPass, filled_cache
 from soothsay.model.specs.attention_spec import AttentionSpec
 from soothsay.model.specs.feed_forward_spec import DenseSpec
 from soothsay.model.specs.rope_spec import RopeSpec
 from soothsay.model.specs.state_specs import DeltaSpec
 from soothsay.model.transformer import Transformer
-from soothsay.model.verify_pass import VerifyPass, filled_cache
 from soothsay.plotting import save_png
 
 SMALL = LlamaShape(layers=2, hidden=64, heads=4, kv_heads=2, ffn=96, vocab=80)

@@ -41,8 +41,7 @@ from soothsay.core.paths import KEY_BLOCK
 from soothsay.core.tree import DraftTree
 from soothsay.errors import ModelError
 from soothsay.model.checkpoint import open_checkpoint
-from soothsay.model.families.parsing import parse_model_config
-from soothsay.model.families.text_defaults import SIZES as SIZES_OF_TEXTS
+from soothsay.model.families.parsing import TEXT_DEFAULTS, parse_model_config
 from soothsay.model.feed_forward import Experts, SquaredReLU
 from soothsay.model.formats.stacked_experts import STACKINGS, Stacking
 from soothsay.model.kernels import StockKernels
@@ -932,7 +931,7 @@ def test_models_that_write_no_text(name: str, change: dict[str, Any], named: str
         parse_model_config({**config, **usual})
 
 
-@pytest.mark.parametrize("name", SIZES_OF_TEXTS)
+@pytest.mark.parametrize("name", TEXT_DEFAULTS)
 def test_a_text_config_that_names_only_what_differs(name: str) -> None:
     """As in LLaVA-1.5. transformers' class is the oracle."""
     own = {"vocab_size": 32_064, "rms_norm_eps": 1e-5, "layer_norm_eps": 1e-3, "num_hidden_layers": 3}

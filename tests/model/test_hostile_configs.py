@@ -19,8 +19,7 @@ from soothsay.core.params import SamplingParams
 from soothsay.errors import ModelError
 from soothsay.llm import LLM
 from soothsay.model.checkpoint import bundled_models, open_checkpoint, read_model_config
-from soothsay.model.families.parsing import parse_model_config
-from soothsay.model.families.table import FAMILIES
+from soothsay.model.families.parsing import FAMILIES, parse_model_config
 from soothsay.model.load import load_model
 from soothsay.model.specs.model_spec import ModelSpec
 

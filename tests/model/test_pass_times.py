@@ -21,7 +21,7 @@ from soothsay.errors import ModelError
 from soothsay.files import user_path
 from soothsay.machine import processor_seconds_of_others
 from soothsay.model import pass_measuring as timing
-from soothsay.model import pass_times_file
+from soothsay.model import pass_times
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.pass_measuring import (
     CONTEXTS,
@@ -29,13 +29,12 @@ from soothsay.model.pass_measuring import (
     ROWS,
     SETTLING,
     TRIES,
+    VerifyPass,
     known_or_measured,
     measure_passes,
 )
-from soothsay.model.pass_times import PassTimes
-from soothsay.model.pass_times_file import KEPT_MEASUREMENTS, parse_measurements
+from soothsay.model.pass_times import KEPT_MEASUREMENTS, PassTimes, parse_measurements
 from soothsay.model.transformer import Transformer
-from soothsay.model.verify_pass import VerifyPass
 
 Make = Callable[..., Transformer]
 
@@ -318,7 +317,7 @@ def test_a_full_disk_is_no_reason_to_stop(tiny: Make, cache: Path, monkeypatch: 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(pass_times_file, "write_json", full)
+    monkeypatch.setattr(pass_times, "write_json", full)
     with pytest.warns(UserWarning, match="No space left"):
         assert known_or_measured(tiny(), 512).rows == list(ROWS)
 

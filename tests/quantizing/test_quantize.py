@@ -32,13 +32,12 @@ from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.formats.declared import open_format
 from soothsay.model.linear import Dense
 from soothsay.model.load import load_model
-from soothsay.model.rounding import gptq
 from soothsay.model.tensor_names import TensorNames
 from soothsay.model.transformer import Transformer
-from soothsay.quantizing import calibration_run, quantized_layers
-from soothsay.quantizing import samples as sampling
-from soothsay.quantizing.quantize_model import QuantizationReport, quantize
-from soothsay.quantizing.samples import read_samples, write_samples
+from soothsay.quantizing import quantize_model as sampling
+from soothsay.quantizing import quantized_layers
+from soothsay.quantizing.quantize_model import QuantizationReport, quantize, read_samples, write_samples
+from soothsay.quantizing.quantized_layers import gptq
 from soothsay.tokenizer import Tokenizer
 
 PILOT = Path(soothsay.__file__).parent / "bundled" / "sibyl"
@@ -308,7 +307,7 @@ def test_layers_meet_the_inputs_that_earlier_ones_give(
         return gptq(weight, hessian, bits, group_size)
 
     monkeypatch.setattr(quantized_layers, "gptq", watch)
-    monkeypatch.setattr(calibration_run, "ROWS", 100)  # three samples at a time
+    monkeypatch.setattr(quantized_layers, "ROWS", 100)  # three samples at a time
     report = run(source, tmp_path / "out")
     errors = {kind: iter(values) for kind, values in report.errors.items()}
     text, hessians = sampled(source, 9)[1:], iter(seen)

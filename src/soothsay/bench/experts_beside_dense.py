@@ -22,8 +22,8 @@ from soothsay.config import DType
 from soothsay.model.blocks import record, unrecord
 from soothsay.model.feed_forward import Experts, FeedForward
 from soothsay.model.load import load_model
+from soothsay.model.pass_measuring import VerifyPass, filled_cache
 from soothsay.model.transformer import Transformer
-from soothsay.model.verify_pass import VerifyPass, filled_cache
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ from soothsay.core.integer_keys import kv_bytes
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.linear import Dense
 from soothsay.model.load import load_model
+from soothsay.model.pass_measuring import Layout, VerifyPass, filled_cache
 from soothsay.model.transformer import Transformer
-from soothsay.model.verify_pass import Layout, VerifyPass, filled_cache
 
 PRODUCT_ROWS = 256
 """Rows of the product that measures the arithmetic rate. With as many, reading the weights hardly counts."""

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from soothsay.errors import ModelError
 from soothsay.files import read_json_object, user_path
-from soothsay.model.families.fields import Each, Whole
+from soothsay.model.families.fields import each, whole
 from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.formats.declared import open_format
 from soothsay.model.formats.gguf_names import choose, is_gguf
@@ -35,7 +35,7 @@ from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.tokenizer import Tokenizer
 from soothsay.vocabulary.directory import tokenizer_files
 
-_TOKEN_IDS = Each(Whole(0, 2**31 - 1))
+_TOKEN_IDS = each(whole(0, 2**31 - 1))
 
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -99,10 +99,9 @@ class SafetensorsCheckpoint:
         if not (path / "config.json").is_file():
             _refuse_adapter(path)
         self.config = read_json_object(path / "config.json")
-        generation = path / GENERATION_CONFIG
-        self.eos_ids: tuple[int, ...] = _eos_ids(generation) if generation.is_file() else ()
-        if not self.eos_ids:
-            self.eos_ids = _eos_ids(path / "config.json", self.config)
+        file = path / GENERATION_CONFIG
+        generation = read_json_object(file) if file.is_file() else {}
+        self.eos_ids = _eos_ids(file, generation) or _eos_ids(path / "config.json", self.config)
         self._files = _files_of_tensors(path)
         for shard in self.files:
             if not shard.is_file():
@@ -144,7 +143,7 @@ class SafetensorsCheckpoint:
             yield read
 
     def _read_shapes(self, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
-        """The shapes of some tensors. Each file is opened once."""
+        """The shapes of some tensors. each file is opened once."""
         shapes: dict[str, tuple[int, ...]] = {}
         for file in self.files:
             if own := [name for name in names if self._files[name] == file]:
@@ -333,9 +332,9 @@ def _read_index(index: Path, suffix: str) -> dict[str, Path]:
     return {name: index.parent / str(file) for name, file in files.items()}
 
 
-def _eos_ids(file: Path, content: dict[str, Any] | None = None) -> tuple[int, ...]:
-    """Token ids at `eos_token_id`, one or several. `content`: that of the file, if it has been read."""
-    eos = (read_json_object(file) if content is None else content).get("eos_token_id")
+def _eos_ids(file: Path, content: dict[str, Any]) -> tuple[int, ...]:
+    """Token ids at `eos_token_id` of a file, one or several."""
+    eos = content.get("eos_token_id")
     ids = [] if eos is None else eos if isinstance(eos, list) else [eos]
     try:
         return tuple(_TOKEN_IDS.accept(ids))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from soothsay.config import DType
 from soothsay.errors import ModelError
@@ -22,35 +21,10 @@ from soothsay.model.native.kernels import NativeKernels, load_native
 from soothsay.model.native.library import VARIANTS
 from soothsay.model.native.linear import NativeLinear, PackedTable
 from soothsay.model.numeric_mode import BITS, NumericMode, numeric_mode
-from soothsay.model.quantized import dequantized
 from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.tensor_names import TensorNames
 from soothsay.model.transformer import LocalStage, Transformer
-from soothsay.model.unused import warn_of_unused
-from soothsay.model.weight_source import WeightSource
-
-
-class ModelWeights(WeightSource):
-    """The weights of a checkpoint, as the parts of a model read them. They are `StoredWeights`."""
-
-    def __init__(
-        self, model: Transformer, names: TensorNames, mode: NumericMode, chosen: Mapping[str, Tensor]
-    ):
-        super().__init__(names, mode, chosen)
-        self._kernels, self._kv_dtype = model.kernels, model.kv_dtype
-        self.zero_centred_norms = model.config.zero_centred_norms
-        self.rounds_scale = model.config.embedding.scale_rounded
-
-    def plain(self, module: str, expected: Tensor) -> Tensor:
-        """See `StoredWeights`."""
-        return dequantized(self.weight(module, expected), self.mode.dtype)
-
-    def linear(self, module: str, weight: Tensor, bias: Tensor | None) -> nn.Module:
-        """See `StoredWeights`."""
-        stored = self.weight(module, weight)
-        kept = self.mode.dtype if isinstance(stored, Tensor) else torch.float32
-        added = None if bias is None else self.tensor(module, "bias", bias).to(kept)
-        return self._kernels.linear(stored, added, self.mode.output(module, self._kv_dtype))
+from soothsay.model.weight_source import WeightSource, warn_of_unused
 
 
 def load_model(
@@ -150,7 +124,8 @@ def _load_modules(
     """Fill the modules of a model whose names begin with `prefix`."""
     if torch.device(device).type == "cpu":
         check_memory(model, mode, names, prefix)
-    with ModelWeights(model, names, mode, {} if tokens is None else {"head": tokens}) as source:
+    chosen = {} if tokens is None else {"head": tokens}
+    with WeightSource(names, mode, model.kernels, model.kv_dtype, chosen) as source:
         for name, part in list(model.named_modules()):
             if isinstance(part, LoadedPart) and name.startswith(prefix):
                 model.set_submodule(name, part.load(source, name))
@@ -202,7 +177,7 @@ def _loading_bytes(model: Transformer, mode: NumericMode, prefix: str, names: Te
 
 def table_bytes(names: TensorNames, mode: NumericMode) -> int:
     """Bytes of the table of embeddings, which stays a mapped file."""
-    with WeightSource(names, mode) as source:
+    with WeightSource(names, mode, StockKernels(), mode.dtype) as source:
         blocks = source.blocks("embedding")
         return source.read(names.require("embedding")[0]).nbytes if blocks is None else blocks.data.nbytes
 

@@ -1,4 +1,4 @@
-"""The number formats in which a model computes, and how they are chosen."""
+"""The number formats in which a model computes: how they are chosen, and how they are told."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from soothsay import __version__
 from soothsay.config import DType
 from soothsay.errors import ModelError
-from soothsay.model.formats.declared import open_format
-from soothsay.model.formats.fp8 import FP8
+from soothsay.model.formats.declared import FP8, MXFP4, open_format
 from soothsay.model.formats.gguf_blocks import GGUFFormat
-from soothsay.model.formats.mxfp4 import MXFP4
 from soothsay.model.formats.weight_format import WeightFormat
 from soothsay.model.kernels import Kernels
-from soothsay.model.linear import Dense, multiplies_bfloat16
+from soothsay.model.linear import Dense, Packed, multiplies_bfloat16
 from soothsay.model.quantized import QuantizedRows, coarser, dequantized, round_to_nearest
 from soothsay.model.specs.attention_spec import LatentSpec
 from soothsay.model.specs.model_spec import ModelSpec
@@ -209,3 +208,29 @@ def declared_mode(raw: Mapping[str, Any], path: Path, dtype: DType = "auto") -> 
     if bits is not None:
         check_bits(stored, dtype, path)
     return NumericMode(torch.bfloat16 if fast else torch.float32, bits, stored, keeps_integers=True)
+
+
+def described_mode(
+    layers: nn.Module, kernels: Kernels, dtype: torch.dtype, kv_dtype: torch.dtype, bits: int | None
+) -> str:
+    """The numeric mode of some layers. Weights are not in it.
+
+    The number of threads is in it only where the bits depend on it: where PyTorch multiplies.
+
+    Args:
+        layers: that compute.
+        kernels: by which they do.
+        dtype: of activations.
+        kv_dtype: of the KV pool.
+        bits: of weights in integers; None: all are plain.
+    """
+    linears = {type(module) for module in layers.modules() if isinstance(module, (Dense, Packed))}
+    pytorch = f"PyTorch {torch.__version__} ({torch.backends.cpu.get_cpu_capability()})"
+    parts = [kernels.name, pytorch, f"activations {str(dtype).removeprefix('torch.')}"]
+    if kv_dtype != dtype:
+        parts.append(f"KV pool {str(kv_dtype).removeprefix('torch.')}")
+    if bits is not None:
+        parts.append(f"int{bits} weights")
+    if linears:
+        parts.append(f"{torch.get_num_threads()} threads")
+    return ", ".join([*parts, f"soothsay {__version__}"])

@@ -1,20 +1,23 @@
-"""Reads the weights of a model from a checkpoint, module by module."""
+"""Reads the weights of a model from a checkpoint, module by module, and finds those that nothing reads."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+import warnings
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import accumulate
 from typing import Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from soothsay.errors import ModelError
 from soothsay.model.formats.gguf_blocks import BlockRows
 from soothsay.model.formats.weight_format import WeightFormat
+from soothsay.model.kernels import Kernels
 from soothsay.model.numeric_mode import NumericMode
-from soothsay.model.quantized import Integers, QuantizedRows, Reordered, joined
+from soothsay.model.quantized import Integers, QuantizedRows, Reordered, dequantized, joined
 from soothsay.model.tensor_names import TensorNames
 from soothsay.own_process import return_freed_memory
 
@@ -25,17 +28,31 @@ MAPPED = 2**25
 class WeightSource:
     """Reads the tensors of a module, checks their shapes and converts them. A context manager.
 
+    The parts of a model read their weights from it: it is a `StoredWeights`.
+
     Args:
         names: of the checkpoint's tensors.
         mode: in which the model computes.
+        kernels: make linear layers.
+        kv_dtype: of the model's KV pool.
         chosen: the rows that are read of the weights of some linear layers, by name: `[n]` int64; None: all.
 
     Attributes:
         used: names of the tensors that were read.
     """
 
-    def __init__(self, names: TensorNames, mode: NumericMode, chosen: Mapping[str, Tensor] | None = None):
+    def __init__(
+        self,
+        names: TensorNames,
+        mode: NumericMode,
+        kernels: Kernels,
+        kv_dtype: torch.dtype,
+        chosen: Mapping[str, Tensor] | None = None,
+    ):
         self.names, self.mode, self.chosen = names, mode, chosen or {}
+        self._kernels, self._kv_dtype = kernels, kv_dtype
+        self.zero_centred_norms = names.config.zero_centred_norms
+        self.rounds_scale = names.config.embedding.scale_rounded
         self._opened = ExitStack()
         self.used = set[str]()
         self._mapped = 0  # bytes read since the files were mapped
@@ -85,6 +102,17 @@ class WeightSource:
                 for part, order in zip(parts, orders, strict=True)
             ]
         return joined([self.mode.convert(module, *part) for part in zip(parts, held, strict=True)])
+
+    def plain(self, module: str, expected: Tensor) -> Tensor:
+        """See `StoredWeights`."""
+        return dequantized(self.weight(module, expected), self.mode.dtype)
+
+    def linear(self, module: str, weight: Tensor, bias: Tensor | None) -> nn.Module:
+        """See `StoredWeights`."""
+        stored = self.weight(module, weight)
+        kept = self.mode.dtype if isinstance(stored, Tensor) else torch.float32
+        added = None if bias is None else self.tensor(module, "bias", bias).to(kept)
+        return self._kernels.linear(stored, added, self.mode.output(module, self._kv_dtype))
 
     def _part(self, part: str, held: WeightFormat | None) -> QuantizedRows | Tensor:
         """A weight, `held` in a format or plain. Raises `ModelError` if its tensors do not make one."""
@@ -147,3 +175,50 @@ def misfit(names: Sequence[str], shapes: Sequence[tuple[int, ...]], expected: Te
     held = ", ".join(f"{name} {list(shape)}" for name, shape in zip(names, shapes, strict=True))
     together = " together" if len(names) > 1 else ""
     return f"{held}: by config.json it should be {list(expected.shape)}{together}"
+
+
+MEANINGLESS = re.compile(
+    r"rotary_emb\.(inv_freq|cos_cached|sin_cached)|attn\.(masked_)?bias|[kvq]_(scale|zero_point)|"
+    r"[a-z]+put_(scale|zero_point|global_scale)|(weight_)?g_idx|qzeros|weight_(zero_point|shape)"
+)
+"""Ends of names of tensors that repeat the configuration, or serve number formats that are not used here.
+
+Formats of integers store zero points and the order of groups in symmetric and ordered files, too."""
+
+KEYS = re.compile(r"(self_attn\.|attn_)[kv]_(proj|norm)")
+"""Tensors of keys and values, which published files also have in layers that read those of other layers."""
+
+MAX_NAMES = 4
+"""Limit of names in a warning."""
+
+
+def warn_of_unused(names: TensorNames, used: Collection[str], layers: range) -> None:
+    """Warn of tensors in the model's blocks that were not read: a bias or a norm that config.json denies.
+
+    Tensors beside the blocks (of images, of drafters, of a head that is shared) are not needed.
+
+    Args:
+        names: of the checkpoint's tensors.
+        used: the names of those that were read.
+        layers: the numbers of the blocks.
+    """
+    block = re.compile(rf"(?:{re.escape(names.prefix)}layers|blk)\.(\d+)\.")
+    left = [
+        name
+        for name in sorted(names.all.difference(used))
+        if (found := block.match(name))
+        and int(found[1][:9]) in layers
+        and not MEANINGLESS.search(name, found.end())
+        and not (names.config.kv_layers[int(found[1])] != int(found[1]) and KEYS.search(name, found.end()))
+    ]
+    with names.checkpoint.open() as read:  # GPTQ's writers give each of their layers a bias, of zeros
+        added = {name for name in left if re.sub(r"\.bias$", ".qweight", name) in names.all - {name}}
+        left = [name for name in left if name not in added or read(name).any()]
+    if left:
+        more = f" and {len(left) - MAX_NAMES:,} more" if len(left) > MAX_NAMES else ""
+        warnings.warn(
+            f"{names.checkpoint.path} has tensors that {names.config.family} with this config.json does not "
+            f"use: {', '.join(left[:MAX_NAMES])}{more}. Answers may be wrong; compare config.json with the "
+            "model's origin",
+            stacklevel=3,
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from torch import Tensor
 
 from soothsay.errors import ModelError
 from soothsay.model.checkpoint import Checkpoint
-from soothsay.model.tokenizer_files import write_tokenizer
+from soothsay.model.generation_config import FILE as GENERATION_CONFIG
+from soothsay.tokenizer import Tokenizer
 
 SHARD_BYTES = 10**9
 """Maximum size of a file in bytes, unless a single tensor is larger."""
@@ -104,3 +105,26 @@ def writing(out: Path, size: int = 0) -> Iterator[CheckpointWriter]:
         directory.mkdir()
         yield CheckpointWriter(directory)
         directory.rename(out)  # which may be an empty directory
+
+
+def write_tokenizer(directory: Path, tokenizer: Tokenizer, eos_ids: Sequence[int]) -> None:
+    """Write what `Tokenizer.from_directory` reads, and the tokens that end an answer.
+
+    The files are tokenizer.json, tokenizer_config.json with the chat templates and the special tokens, and
+    generation_config.json.
+    """
+    tokenizer.backend.save(str(directory / "tokenizer.json"))
+    settings: dict[str, object] = {"tokenizer_class": "PreTrainedTokenizerFast", **tokenizer.special}
+    if set(tokenizer.templates) == {"default"}:
+        settings["chat_template"] = tokenizer.templates["default"]
+    elif tokenizer.templates:
+        settings["chat_template"] = [
+            {"name": name, "template": source} for name, source in tokenizer.templates.items()
+        ]
+    _write(directory / "tokenizer_config.json", settings)
+    if eos_ids:
+        _write(directory / GENERATION_CONFIG, {"eos_token_id": list(eos_ids)})
+
+
+def _write(path: Path, content: dict[str, object]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,12 +1,14 @@
 """Quantizes a model: from one Hugging Face directory to another, with linear layers in 8 or 4 bits.
 
 The result is an ordinary directory in the format of compressed-tensors, which other engines load too.
-Embeddings, the output head, norms and routers keep their type.
+Embeddings, the output head, norms and routers keep their type. Calibration text is read from a file, or
+written by the model itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -14,18 +16,128 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from soothsay.config import EngineConfig
+from soothsay.core.params import SamplingParams
+from soothsay.corpus import as_entry, has_lines, plain, read_items, read_text
 from soothsay.errors import ModelError, RequestError
+from soothsay.llm import LLM
 from soothsay.model.checkpoint import Checkpoint, read_model_config
 from soothsay.model.formats.compressed_tensors import Scheme
 from soothsay.model.formats.declared import open_format
 from soothsay.model.load import load_model
+from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.tensor_names import TensorNames
 from soothsay.model.transformer import Transformer
 from soothsay.model.writing import CheckpointWriter, require_free, writing
-from soothsay.quantizing.calibration_run import CalibrationRun
-from soothsay.quantizing.quantized_layers import compensate_layers, layers_to_quantize, round_layers
-from soothsay.quantizing.samples import Progress, read_samples, write_samples
+from soothsay.quantizing.quantized_layers import (
+    CalibrationRun,
+    compensate_layers,
+    layers_to_quantize,
+    round_layers,
+)
 from soothsay.tokenizer import Tokenizer
+
+Progress = Callable[[str, int, int], None]
+"""Called with the name of the current work, how much of it is done, and how much there is."""
+
+AT_ONCE = 32
+"""Samples that the model writes together."""
+
+
+def read_samples(file: Path, tokenizer: Tokenizer | None, count: int, tokens: int) -> Tensor:
+    """Read up to `count` samples of `tokens` tokens from a file.
+
+    A file named `.jsonl` or `.json` has entries as `soothsay.corpus.as_entry` reads them. Any other file is
+    one plain text. A name that ends in `.gz` says that the file is compressed. The texts are shuffled, joined
+    and cut into samples.
+
+    Returns:
+        `[n, tokens]` int64.
+
+    Raises:
+        RequestError: a line cannot be used (the message has its number), the file has less than one sample,
+            or there is no tokenizer.
+    """
+    if tokenizer is None:
+        raise RequestError(f"{file} cannot be used: the model has no tokenizer")
+    ids: list[int] = []
+    for text in _texts(file, tokenizer):
+        ids += text
+        if len(ids) >= count * tokens:
+            break
+    whole = min(len(ids) // tokens, count)
+    if not whole:
+        raise RequestError(f"{file} has {len(ids)} tokens, less than one sample of {tokens}")
+    return torch.tensor(ids[: whole * tokens]).view(whole, tokens)
+
+
+def write_samples(
+    model: Transformer, tokenizer: Tokenizer | None, count: int, tokens: int, progress: Progress
+) -> Tensor:
+    """Let the model write `count` samples of `tokens` tokens. Each call writes the same samples.
+
+    A sample begins with a random token, in a user's message if there is a chat template. The model goes on at
+    temperature 1. The text has the distribution that the model has learned, and no data is needed (LLM-QAT,
+    Liu et al. 2023, arXiv 2305.17888).
+
+    Returns:
+        `[count, tokens]` int64.
+    """
+    config = EngineConfig(
+        max_context=tokens, max_requests=AT_ONCE, kv_tokens=AT_ONCE * (tokens + 16), prefix_caching=False
+    )
+    llm = LLM(model, tokenizer=tokenizer, drafter="none", config=config)
+    samples: list[list[int]] = []
+    for first in range(0, count, AT_ONCE):
+        seeds = range(first, min(first + AT_ONCE, count))
+        prompts = [_opening(llm, seed)[: tokens - 1] for seed in seeds]
+        streams = [
+            llm.stream(prompt, SamplingParams(seed=seed, max_tokens=tokens - len(prompt)))
+            for seed, prompt in zip(seeds, prompts, strict=True)
+        ]
+        for written, _ in enumerate(streams[0], 1):  # each step adds a token to every stream
+            done = first * tokens + (len(prompts[0]) + written) * len(streams)
+            progress("writing calibration text", done, count * tokens)
+        samples += [
+            [*prompt, *stream.choice.token_ids] for prompt, stream in zip(prompts, streams, strict=True)
+        ]
+    return torch.tensor(samples)
+
+
+def _opening(llm: LLM, seed: int) -> list[int]:
+    """The tokens that a sample begins with."""
+    token = random.Random(seed).randrange(llm.model.config.vocab_size)
+    if llm.tokenizer is None:
+        return [token]
+    word = llm.tokenizer.decode([token])
+    if llm.tokenizer.has_chat_template:
+        return llm.chat_prompt([{"role": "user", "content": word}])
+    return llm.tokenizer.encode(word) or [token]
+
+
+def _texts(file: Path, tokenizer: Tokenizer) -> Iterator[list[int]]:
+    """The token ids of each text."""
+    if not has_lines(file):
+        yield tokenizer.encode(read_text(file))
+        return
+    items = list(read_items(file))
+    random.Random(0).shuffle(items)  # files are often sorted by source
+    for where, item in items:
+        try:
+            yield _encode(item, tokenizer)
+        except ValueError as error:
+            raise RequestError(f"{where}: {error}") from None
+
+
+def _encode(item: object, tokenizer: Tokenizer) -> list[int]:
+    """The token ids of an entry. Raises `ValueError` if it is neither a conversation nor a text."""
+    entry = as_entry(item)
+    if isinstance(entry, str):
+        return tokenizer.encode(entry)
+    if tokenizer.has_chat_template:
+        return tokenizer.encode_chat(entry, add_generation_prompt=False)
+    return tokenizer.encode(plain(entry))
+
 
 IntDType = Literal["int8", "int4"]
 Method = Literal["gptq", "round"]
@@ -90,24 +202,14 @@ def quantize(
     require_free(out)
     names, scheme = _plan(checkpoint, dtype, group_size)
     modules = list(layers_to_quantize(names.config))
-    method = method or ("gptq" if dtype == "int4" else "round")
-    run = None
+    method, run = method or ("gptq" if dtype == "int4" else "round"), None
     if method == "gptq":
-        if names.config.num_sharing_layers or names.config.embedding.layers is not None:
-            raise ModelError(
-                f"{checkpoint.path}: its layers do not only read the layer before (shared keys and values, "
-                "or embeddings of their own), so they cannot be calibrated one by one: choose method round"
-            )
-        model, tokenizer = load_model(checkpoint), checkpoint.tokenizer()
-        text = _text(model, tokenizer, calibration, samples + samples // HELD_OUT, tokens, progress)
-        run = CalibrationRun(model, text, HELD_OUT)
+        run = _calibration_run(checkpoint, names.config, calibration, samples, tokens, progress)
+        layers = compensate_layers(names, scheme, modules, run)
     elif calibration is not None:
         raise RequestError("rounding takes no calibration text; leave it out, or choose the method gptq")
-    layers = (
-        round_layers(names, scheme, modules)
-        if run is None
-        else compensate_layers(names, scheme, modules, run)
-    )
+    else:
+        layers = round_layers(names, scheme, modules)
     errors: dict[str, list[float]] = {}
     with writing(out) as writer:
         for done, layer in enumerate(layers, 1):
@@ -155,21 +257,23 @@ def _plan(checkpoint: Checkpoint, dtype: str, group_size: int) -> tuple[TensorNa
     )
 
 
-def _text(
-    model: Transformer,
-    tokenizer: Tokenizer | None,
-    file: Path | None,
-    count: int,
-    tokens: int,
-    progress: Progress,
-) -> Tensor:
-    """`[n, tokens]` int64 of calibration text. Raises `RequestError` if there is none, or it does not fit."""
-    limit = model.config.max_positions
-    if not 2 <= tokens <= limit:
-        raise RequestError(f"samples of {tokens} tokens are not possible: this model takes 2 to {limit}")
+def _calibration_run(
+    checkpoint: Checkpoint, spec: ModelSpec, file: Path | None, samples: int, tokens: int, progress: Progress
+) -> CalibrationRun:
+    """A model with its calibration text. Raises `RequestError` if there is none, or it does not fit."""
+    if spec.num_sharing_layers or spec.embedding.layers is not None:
+        raise ModelError(
+            f"{checkpoint.path}: its layers do not only read the layer before (shared keys and values, "
+            "or embeddings of their own), so they cannot be calibrated one by one: choose method round"
+        )
+    model, tokenizer, count = load_model(checkpoint), checkpoint.tokenizer(), samples + samples // HELD_OUT
+    if not 2 <= tokens <= spec.max_positions:
+        raise RequestError(
+            f"samples of {tokens} tokens are not possible: this model takes 2 to {spec.max_positions}"
+        )
     if file is None:
-        return write_samples(model, tokenizer, count, tokens, progress)
-    return read_samples(file, tokenizer, count, tokens)
+        return CalibrationRun(model, write_samples(model, tokenizer, count, tokens, progress), HELD_OUT)
+    return CalibrationRun(model, read_samples(file, tokenizer, count, tokens), HELD_OUT)
 
 
 def _copy_tensors(names: TensorNames, modules: Iterable[str], writer: CheckpointWriter) -> set[str]:

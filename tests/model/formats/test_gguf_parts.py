@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from soothsay.cli.app import app
 from soothsay.errors import ModelError
 from soothsay.model.checkpoint import open_checkpoint
-from soothsay.model.formats import gguf_parts
-from soothsay.model.formats.gguf_parts import read_parts
+from soothsay.model.formats import gguf_header
+from soothsay.model.formats.gguf_header import read_parts
 from soothsay.model.load import load_model
 
 
@@ -75,7 +75,7 @@ def test_a_first_part_without_tensors(tmp_path: Path) -> None:
 def write_metadata(path: Path) -> dict[str, GGUFValue]:
     """The metadata of a file that `write_gguf` makes, to be written into another."""
     kinds = {str: GGUFValueType.STRING, int: GGUFValueType.UINT32, float: GGUFValueType.FLOAT32}
-    metadata = gguf_parts.read_header(path).metadata
+    metadata = gguf_header.read_header(path).metadata
     return {key: GGUFValue(value, kinds[type(value)]) for key, value in metadata.items()}
 
 
@@ -118,10 +118,10 @@ def test_a_part_of_a_model_with_other_parts(parts: list[Path], tmp_path: Path) -
 
 def test_a_tensor_in_two_parts(parts: list[Path]) -> None:
     content = parts[1].read_bytes()
-    name = next(name for name in gguf_parts.read_header(parts[1]).tensors if name.startswith("blk.0"))
+    name = next(name for name in gguf_header.read_header(parts[1]).tensors if name.startswith("blk.0"))
     there = next(
         other
-        for other in gguf_parts.read_header(parts[0]).tensors
+        for other in gguf_header.read_header(parts[0]).tensors
         if len(other) == len(name) and other != name
     )
     parts[1].write_bytes(content.replace(name.encode(), there.encode()))
@@ -136,9 +136,9 @@ def test_a_number_of_tensors_that_does_not_fit(tmp_path: Path, stated: int) -> N
 
 
 def test_more_tensors_than_the_limit_together(parts: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gguf_parts, "MAX_TENSORS", TENSORS)
+    monkeypatch.setattr(gguf_header, "MAX_TENSORS", TENSORS)
     read_parts(parts[0])
-    monkeypatch.setattr(gguf_parts, "MAX_TENSORS", TENSORS - 1)
+    monkeypatch.setattr(gguf_header, "MAX_TENSORS", TENSORS - 1)
     refused(parts[0], f"more than {TENSORS - 1} tensors")
 
 

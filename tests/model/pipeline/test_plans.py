@@ -17,8 +17,18 @@ from soothsay.core.batch import Rows
 from soothsay.core.cache import Move
 from soothsay.core.tree import DraftTree
 from soothsay.model.pipeline import frames
-from soothsay.model.pipeline.frames import MAX_HEADER, MAX_TENSORS, Frame, FrameError, receive, send
-from soothsay.model.pipeline.plans import read_moves, read_rows, written_moves, written_rows
+from soothsay.model.pipeline.frames import (
+    MAX_HEADER,
+    MAX_TENSORS,
+    Frame,
+    FrameError,
+    read_moves,
+    read_rows,
+    receive,
+    send,
+    written_moves,
+    written_rows,
+)
 
 BLOCKS = 4
 """Blocks of the pool."""

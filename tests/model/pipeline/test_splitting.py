@@ -8,7 +8,7 @@ import pytest
 from tiny import TINY, adapted
 
 from soothsay.errors import ModelError
-from soothsay.model.pipeline.splitting import split_layers
+from soothsay.model.pipeline.pipeline import split_layers
 from soothsay.model.specs.model_spec import ModelSpec
 
 FOUR = adapted(TINY, num_layers=4, windows=(None,) * 4)

@@ -47,7 +47,7 @@ class FindSkippedLayers:
             from soothsay.errors import DrafterError
             from soothsay.model.checkpoint import open_checkpoint
             from soothsay.model.load import load_model
-            from soothsay.quantizing.samples import read_samples, write_samples
+            from soothsay.quantizing.quantize_model import read_samples, write_samples
             from soothsay.train.skip_search import search
 
             checkpoint = open_checkpoint(model)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from soothsay.errors import DrafterError, ModelError
 from soothsay.files import read_json_object, write_json
-from soothsay.model.families.fields import MAX_LAYERS, Each, Real, Whole
+from soothsay.model.families.fields import MAX_LAYERS, each, real, whole
 
 METHOD = "layer-skip"
 """Name of the drafter, in the registry and in files."""
@@ -17,7 +17,7 @@ DEEPEST = 8
 """The largest draft length that is considered when the best length is chosen."""
 
 
-_LAYERS, _SHARE = Whole(0, MAX_LAYERS), Real(0, 1)
+_LAYERS, _SHARE = whole(0, MAX_LAYERS), real(0, 1)
 """What a file may hold."""
 
 
@@ -73,7 +73,7 @@ class SkipSet:
             )
         try:
             content = read_json_object(file)
-            known, skip = _LAYERS.accept(content["num_layers"]), Each(_LAYERS).accept(content["skip"])
+            known, skip = _LAYERS.accept(content["num_layers"]), each(_LAYERS).accept(content["skip"])
             found = cls(tuple(skip), _SHARE.accept(content["agreement"]), _SHARE.accept(content["cost"]))
         except (ModelError, ValueError, KeyError) as error:
             raise DrafterError(f"{file} is not what 'soothsay train layer-skip' writes: {error!r}") from None

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from soothsay.errors import ModelError
-from soothsay.model.families.decoder import decoder
-from soothsay.model.families.layer_fields import Raw, count
-from soothsay.model.families.part_fields import experts, latent_attentions
+from soothsay.model.families.decoder import (
+    decoder,
+    experts,
+    latent_attentions,
+)
+from soothsay.model.families.fields import require
+from soothsay.model.families.layer_fields import (
+    Raw,
+    count,
+)
 from soothsay.model.specs.model_spec import ModelSpec
 
 
@@ -13,10 +20,11 @@ def deepseek_v2(raw: Raw) -> ModelSpec:
     """`topk_method` says whether groups count."""
     raw = {"n_shared_experts": 2, **raw}
     method = raw.get("topk_method", "greedy")
-    if method not in ("greedy", "group_limited_greedy"):
-        raise ModelError(f"config.json: topk_method {method!r} is not supported in DeepSeek-V2")
-    if raw.get("norm_topk_prob"):
-        raise ModelError("config.json: norm_topk_prob is not supported in DeepSeek-V2")
+    require(
+        method in ("greedy", "group_limited_greedy"),
+        f"topk_method {method!r} is not supported in DeepSeek-V2",
+    )
+    require(not raw.get("norm_topk_prob"), "norm_topk_prob is not supported in DeepSeek-V2")
     if method == "greedy":
         raw = {**raw, "n_group": 1, "topk_group": 1}
     return decoder(raw, latent_attentions(raw), experts(raw))
@@ -34,10 +42,9 @@ def glm4_moe_lite(raw: Raw) -> ModelSpec:
     kinds = raw.get("mlp_layer_types")
     if kinds is None:
         return deepseek_v3(raw)
-    if len(kinds) != count(raw):
-        raise ModelError(
-            f"config.json: mlp_layer_types has {len(kinds)} entries, one for each layer is needed"
-        )
+    require(
+        len(kinds) == count(raw), f"mlp_layer_types has {len(kinds)} entries, one for each layer is needed"
+    )
     if unknown := set(kinds) - {"dense", "sparse"}:
         raise ModelError(f"config.json: mlp_layer_types has {min(unknown)!r}, which is not dense or sparse")
     listed = [i for i, kind in enumerate(kinds) if kind == "dense"]

@@ -7,9 +7,9 @@ can be computed. Whether the weights have these sizes is checked later, by `soot
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from soothsay.errors import ModelError
 
@@ -20,173 +20,125 @@ MAX_LAYERS = 10_000
 """Limit of decoder blocks. Published models have up to 130."""
 
 
-class Rule(Protocol):
+@dataclass(frozen=True)
+class Rule:
     """What a field may hold."""
 
-    @property
-    def wanted(self) -> str:
-        """What it may hold, for people."""
+    wanted: str
+    """What it may hold, for people."""
 
-    def accept(self, value: Any) -> Any:
-        """The value as the program uses it. Raises `ValueError` if it is refused."""
+    accept: Callable[[Any], Any]
+    """Returns the value as the program uses it. Raises `ValueError` if it is refused."""
 
 
-@dataclass(frozen=True)
-class Whole:
+def whole(least: int, most: int) -> Rule:
     """A whole number. It may be written with a fraction of zero, such as 8192.0."""
 
-    least: int
-    most: int
-
-    @property
-    def wanted(self) -> str:
-        """See `Rule`."""
-        return f"a whole number from {self.least:,} to {self.most:,}"
-
-    def accept(self, value: Any) -> int:
-        """See `Rule`."""
+    def accept(value: Any) -> int:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if not isinstance(value, int) or isinstance(value, bool) or not self.least <= value <= self.most:
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
             raise ValueError
         return value
 
+    return Rule(f"a whole number from {least:,} to {most:,}", accept)
 
-@dataclass(frozen=True)
-class Real:
+
+def real(least: float, most: float) -> Rule:
     """A finite number."""
 
-    least: float
-    most: float
-
-    @property
-    def wanted(self) -> str:
-        """See `Rule`."""
-        return f"a number from {self.least:g} to {self.most:g}"
-
-    def accept(self, value: Any) -> float:
-        """See `Rule`."""
+    def accept(value: Any) -> float:
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise ValueError
-        if not self.least <= value <= self.most:  # false for NaN
+        if not least <= value <= most:  # false for NaN
             raise ValueError
         return value
 
+    return Rule(f"a number from {least:g} to {most:g}", accept)
 
-@dataclass(frozen=True)
-class OneType:
-    """A value of one type."""
 
-    kind: type
-    wanted: str
-
-    def accept(self, value: Any) -> Any:
-        """See `Rule`."""
-        if not isinstance(value, self.kind):
+def _one_type(kind: type, wanted: str) -> Rule:
+    def accept(value: Any) -> Any:
+        if not isinstance(value, kind):
             raise ValueError
         return value
 
+    return Rule(wanted, accept)
 
-@dataclass(frozen=True)
-class Each:
+
+def each(rule: Rule) -> Rule:
     """A list whose entries follow a rule."""
 
-    rule: Rule
-
-    @property
-    def wanted(self) -> str:
-        """See `Rule`."""
-        return f"a list of at most {MAX_LAYERS:,} entries, each {self.rule.wanted}"
-
-    def accept(self, value: Any) -> list[Any]:
-        """See `Rule`."""
+    def accept(value: Any) -> list[Any]:
         if not isinstance(value, list | tuple) or len(value) > MAX_LAYERS:
             raise ValueError
-        return [self.rule.accept(entry) for entry in value]
+        return [rule.accept(entry) for entry in value]
+
+    return Rule(f"a list of at most {MAX_LAYERS:,} entries, each {rule.wanted}", accept)
 
 
-@dataclass(frozen=True)
-class Either:
+def _either(first: Rule, second: Rule) -> Rule:
     """A value that follows one of two rules."""
 
-    first: Rule
-    second: Rule
-
-    @property
-    def wanted(self) -> str:
-        """See `Rule`."""
-        return f"{self.first.wanted}, or {self.second.wanted}"
-
-    def accept(self, value: Any) -> Any:
-        """See `Rule`."""
+    def accept(value: Any) -> Any:
         try:
-            return self.first.accept(value)
+            return first.accept(value)
         except ValueError:
-            return self.second.accept(value)
+            return second.accept(value)
+
+    return Rule(f"{first.wanted}, or {second.wanted}", accept)
 
 
-@dataclass(frozen=True)
-class Equal:
+def _equal(rule: Rule) -> Rule:
     """A value, or a list for the layers in which all are equal. It becomes one value."""
 
-    rule: Rule
-
-    @property
-    def wanted(self) -> str:
-        """See `Rule`."""
-        return f"{self.rule.wanted}, the same for all layers"
-
-    def accept(self, value: Any) -> Any:
-        """See `Rule`."""
+    def accept(value: Any) -> Any:
         if not isinstance(value, list):
-            return self.rule.accept(value)
-        if not 1 <= len(value) <= MAX_LAYERS or any(each != value[0] for each in value):
+            return rule.accept(value)
+        if not 1 <= len(value) <= MAX_LAYERS or any(one != value[0] for one in value):
             raise ValueError
-        return self.rule.accept(value[0])
+        return rule.accept(value[0])
+
+    return Rule(f"{rule.wanted}, the same for all layers", accept)
 
 
-FLAG = OneType(bool, "true or false")
-TEXT = OneType(str, "a text")
-_SIZE = Whole(1, 2**22)
-_LAYER = Whole(0, MAX_LAYERS)
-_POSITIONS = Whole(1, MAX_POSITIONS)
-_TOKEN = Whole(-1, 2**31)
-_POSITIVE = Real(1e-6, 1e6)
-_BASE = Real(2, 1e15)
+FLAG = _one_type(bool, "true or false")
+TEXT = _one_type(str, "a text")
+_SIZE = whole(1, 2**22)
+_LAYER = whole(0, MAX_LAYERS)
+_POSITIONS = whole(1, MAX_POSITIONS)
+_TOKEN = whole(-1, 2**31)
+_POSITIVE = real(1e-6, 1e6)
+_BASE = real(2, 1e15)
 
-_NAMES: tuple[tuple[Rule, str], ...] = (
-    (
-        TEXT,
+_NAMES: dict[Rule, str] = {
+    TEXT: (
         "model_type hidden_act hidden_activation position_embedding_type topk_method "
         "hybrid_override_pattern mlp_hidden_act mamba_hidden_act rope_type type soothsay_method "
-        "speculators_model_type",
+        "speculators_model_type"
     ),
-    (Whole(1, 2**24), "vocab_size draft_vocab_size num_centroids centroid_intermediate_top_k"),
-    (
-        _SIZE,
+    whole(1, 2**24): "vocab_size draft_vocab_size num_centroids centroid_intermediate_top_k",
+    _SIZE: (
         "hidden_size moe_intermediate_size intermediate_size_mlp mamba_d_ssm moe_latent_size laurel_rank "
         "block_ff_dim block_multiple_of target_hidden_size block_size conv_kernel_size conv_group_size "
-        "selector_rank selector_top_k xpress_rank speculative_tokens backbone_hidden_size",
+        "selector_rank selector_top_k xpress_rank speculative_tokens backbone_hidden_size"
     ),
-    (Equal(_SIZE), "intermediate_size"),
-    (
-        Whole(1, MAX_LAYERS),
+    _equal(_SIZE): "intermediate_size",
+    whole(1, MAX_LAYERS): (
         "num_hidden_layers no_rope_layer_interval moe_layer_freq interleave_moe_layer_step "
-        "full_attention_interval target_layers num_target_layers",
+        "full_attention_interval target_layers num_target_layers"
     ),
-    (
-        Whole(1, 65_536),
+    whole(1, 65_536): (
         "num_attention_heads num_key_value_heads num_experts n_routed_experts n_group topk_group "
         "num_global_key_value_heads top_k_experts kv_lora_rank q_lora_rank qk_nope_head_dim v_head_dim "
         "linear_key_head_dim linear_value_head_dim linear_num_key_heads linear_num_value_heads "
         "mamba_n_heads mamba_n_groups mamba_d_state mamba_num_heads mamba_head_dim n_groups "
-        "ssm_state_size num_heads",
+        "ssm_state_size num_heads"
     ),
-    (Whole(2, 65_536), "head_dim global_head_dim qk_rope_head_dim rotary_dim"),
-    (_POSITIONS, "max_position_embeddings attention_chunk_size floor_scale original_max_position_embeddings"),
-    (Real(0, 1), "rms_norm_eps layer_norm_eps norm_eps layer_norm_epsilon partial_rotary_factor"),
-    (
-        FLAG,
+    whole(2, 65_536): "head_dim global_head_dim qk_rope_head_dim rotary_dim",
+    _POSITIONS: "max_position_embeddings attention_chunk_size floor_scale original_max_position_embeddings",
+    real(0, 1): "rms_norm_eps layer_norm_eps norm_eps layer_norm_epsilon partial_rotary_factor",
+    FLAG: (
         "use_qk_norm attention_bias mlp_bias tie_word_embeddings use_sliding_window "
         "attn_temperature_tuning norm_topk_prob attention_k_eq_v use_double_wide_mlp enable_moe_block "
         "rope_interleave linear_heads_tiled mamba_rms_norm mamba_norm_before_gate mamba_conv_bias "
@@ -194,66 +146,53 @@ _NAMES: tuple[tuple[Rule, str], ...] = (
         "conv_bias tie_embedding block_auto_adjust_ff_dim use_expert_bias truncate use_aux_hidden_state "
         "norm_before_residual norm_before_fc fc_norm norm_output original_lm_head zero_first "
         "parallel_drafting is_causal causal sliding_window_non_causal sample_from_anchor "
-        "use_ordered_embeddings",
+        "use_ordered_embeddings"
     ),
-    (Either(FLAG, TEXT), "use_bidirectional_attention"),
-    (Each(TEXT), "architectures layer_types layers_block_type mlp_layer_types"),
-    (
-        _POSITIVE,
+    _either(FLAG, TEXT): "use_bidirectional_attention",
+    each(TEXT): "architectures layer_types layers_block_type mlp_layer_types",
+    _POSITIVE: (
         "logit_scale query_pre_attn_scalar embedding_multiplier residual_multiplier attention_multiplier "
         "logits_scaling attn_logit_softcapping final_logit_softcapping routed_scaling_factor swiglu_limit "
         "swiglu_alpha lm_head_multiplier key_multiplier attention_in_multiplier attention_out_multiplier "
         "ssm_in_multiplier ssm_out_multiplier block_ffn_dim_multiplier factor low_freq_factor "
-        "high_freq_factor beta_fast beta_slow attention_factor input_embedding_scale output_multiplier",
+        "high_freq_factor beta_fast beta_slow attention_factor input_embedding_scale output_multiplier"
     ),
-    (Whole(0, MAX_POSITIONS), "sliding_window"),
-    (Either(_LAYER, TEXT), "sliding_window_pattern"),
-    (Real(0, 1e3), "attn_scale mscale mscale_all_dim llama_4_scaling_beta"),
-    (
-        _LAYER,
+    whole(0, MAX_POSITIONS): "sliding_window",
+    _either(_LAYER, TEXT): "sliding_window_pattern",
+    real(0, 1e3): "attn_scale mscale mscale_all_dim llama_4_scaling_beta",
+    _LAYER: (
         "max_window_layers first_k_dense_replace decoder_sparse_step num_kv_shared_layers "
-        "num_dense_layers num_layers num_nextn_predict_layers",
+        "num_dense_layers num_layers num_nextn_predict_layers"
     ),
-    (Each(Whole(0, 1)), "no_rope_layers"),
-    (Whole(0, 65_536), "num_local_experts num_experts_per_tok markov_rank"),
-    (Whole(0, 1024), "n_shared_experts"),
-    (
-        Whole(0, 2**22),
-        "shared_intermediate_size shared_expert_intermediate_size moe_shared_expert_intermediate_size",
+    each(whole(0, 1)): "no_rope_layers",
+    whole(0, 65_536): "num_local_experts num_experts_per_tok markov_rank",
+    whole(0, 1024): "n_shared_experts",
+    whole(0, 2**22): (
+        "shared_intermediate_size shared_expert_intermediate_size moe_shared_expert_intermediate_size"
     ),
-    (Each(_LAYER), "mlp_only_layers moe_layers full_attn_idxs taps aux_hidden_state_layer_ids"),
-    (Whole(0, 2**16), "hidden_size_per_layer_input"),
-    (Whole(0, 2**24), "vocab_size_per_layer_input"),
-    (Whole(2, 64), "linear_conv_kernel_dim mamba_d_conv conv_kernel altup_num_inputs conv_L_cache"),
-    (Whole(1, 64), "mamba_expand"),
-    (Each(_POSITIVE), "ssm_multipliers mlp_multipliers short_factor long_factor"),
-    (Whole(0, 63), "altup_active_idx"),
-    (Each(Real(0, 0.9999)), "activation_sparsity_pattern"),
-    (_BASE, "rope_theta rope_local_base_freq"),
-    (Whole(1, 1024), "size"),
-    (Each(Whole(-1, MAX_LAYERS)), "eagle_aux_hidden_state_layer_ids target_layer_ids"),
-    (_TOKEN, "mask_token_id ptd_token_id pard_token"),
-)
+    each(_LAYER): "mlp_only_layers moe_layers full_attn_idxs taps aux_hidden_state_layer_ids",
+    whole(0, 2**16): "hidden_size_per_layer_input",
+    whole(0, 2**24): "vocab_size_per_layer_input",
+    whole(2, 64): "linear_conv_kernel_dim mamba_d_conv conv_kernel altup_num_inputs conv_L_cache",
+    whole(1, 64): "mamba_expand",
+    each(_POSITIVE): "ssm_multipliers mlp_multipliers short_factor long_factor",
+    whole(0, 63): "altup_active_idx",
+    each(real(0, 0.9999)): "activation_sparsity_pattern",
+    _BASE: "rope_theta rope_local_base_freq",
+    whole(1, 1024): "size",
+    each(whole(-1, MAX_LAYERS)): "eagle_aux_hidden_state_layer_ids target_layer_ids",
+    _TOKEN: "mask_token_id ptd_token_id pard_token",
+}
 """The keys that follow each rule."""
 
-FIELDS: Mapping[str, Rule] = {name: rule for rule, names in _NAMES for name in names.split()}
+FIELDS: Mapping[str, Rule] = {name: rule for rule, names in _NAMES.items() for name in names.split()}
 """Rules by key. A key that is not here is not read, or is checked where it is read."""
 
-PARTS = frozenset(
-    {
-        "text_config",
-        "rope_scaling",
-        "rope_parameters",
-        "full_attention",
-        "sliding_attention",
-        "transformer_layer_config",
-        "block",
-        "eagle_config",
-        "dflash_config",
-        "dspark_config",
-        "soothsay",
-    }
+_PARTS = (
+    "text_config rope_scaling rope_parameters full_attention sliding_attention transformer_layer_config "
+    "block eagle_config dflash_config dspark_config soothsay"
 )
+PARTS = frozenset(_PARTS.split())
 """Keys whose values are objects with fields of these names."""
 
 
@@ -285,6 +224,12 @@ def checked_fields(raw: Mapping[str, Any], where: str = "config.json") -> dict[s
                 raise _refusal(name, value, FIELDS[key].wanted) from None
         checked[key] = value
     return checked
+
+
+def require(condition: object, message: str) -> None:
+    """Raise `ModelError` with a message about config.json unless a condition holds."""
+    if not condition:
+        raise ModelError(f"config.json: {message}")
 
 
 def _refusal(name: str, value: Any, wanted: str) -> ModelError:

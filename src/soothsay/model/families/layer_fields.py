@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from soothsay.errors import ModelError
-from soothsay.model.families.fields import MAX_POSITIONS
+from soothsay.model.families.fields import MAX_POSITIONS, require
 from soothsay.model.specs.rope_spec import NO_ROTATION, HeadRotation, RopeSpec
 
 Raw = Mapping[str, Any]
@@ -22,6 +22,22 @@ Chooser = Callable[[Raw], Sequence[bool]]
 def count(raw: Raw) -> int:
     """Number of layers."""
     return int(raw["num_hidden_layers"])
+
+
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+)
+
+
+def sizes(*values: int | None, **more: Any) -> Raw:
+    """A model's `SIZES`, in order, and more keys. None: a file may leave the key out."""
+    return {**dict(zip(SIZES, values, strict=True)), **more}
 
 
 def no_layer(raw: Raw) -> list[bool]:
@@ -69,8 +85,7 @@ def even(raw: Raw) -> list[bool]:
 def all_but_each(default: int, raw: Raw) -> list[bool]:
     """Each layer but every `sliding_window_pattern`-th."""
     pattern = raw.get("sliding_window_pattern") or default
-    if isinstance(pattern, str):
-        raise ModelError("config.json: sliding_window_pattern should be a number")
+    require(not isinstance(pattern, str), "sliding_window_pattern should be a number")
     return [(i + 1) % pattern != 0 for i in range(count(raw))]
 
 
@@ -83,8 +98,7 @@ def unrotated(raw: Raw) -> list[bool]:
     """Layers with 0 in `no_rope_layers`. Without it, each `no_rope_layer_interval`-th (default: fourth)."""
     interval, layers = int(raw.get("no_rope_layer_interval") or 4), count(raw)
     rotated = raw.get("no_rope_layers") or [(i + 1) % interval for i in range(layers)]
-    if len(rotated) < layers:
-        raise ModelError(f"config.json: no_rope_layers has {len(rotated)} entries for {layers} layers")
+    require(len(rotated) >= layers, f"no_rope_layers has {len(rotated)} entries for {layers} layers")
     return [not rotates for rotates in rotated[:layers]]
 
 
@@ -101,6 +115,12 @@ def are(wanted: str, raw: Raw) -> list[bool]:
 
 KINDS = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 
+ROPE_NUMBERS = (
+    *("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"),
+    *("attention_factor", "mscale", "mscale_all_dim"),
+)
+"""Fields of `RopeSpec` that files have under the same names."""
+
 ALIASES = {"su": "longrope", "mrope": "default", "dynamic": "default"}
 """Kinds that compute what another one computes.
 
@@ -115,11 +135,12 @@ def heads_of(raw: Raw) -> tuple[int, int, int]:
     kv_heads = int(raw.get("num_key_value_heads") or heads)
     if heads % kv_heads:
         raise ModelError(f"{heads} attention heads cannot share {kv_heads} key-value heads evenly")
-    if "head_dim" not in raw and hidden % heads:
-        raise ModelError(f"config.json: {heads} attention heads do not divide hidden_size {hidden}")
+    require(
+        "head_dim" in raw or hidden % heads == 0,
+        f"{heads} attention heads do not divide hidden_size {hidden}",
+    )
     size = int(raw.get("head_dim") or hidden // heads)
-    if size % 2:
-        raise ModelError(f"config.json: heads of {size} dimensions cannot be rotated; head_dim must be even")
+    require(size % 2 == 0, f"heads of {size} dimensions cannot be rotated; head_dim must be even")
     return heads, kv_heads, size
 
 
@@ -152,11 +173,11 @@ def rotated_dimensions(raw: Raw, size: int, share: float) -> int | None:
     """Dimensions of a head that rotate; None: all. `share` of them, where the file does not say so."""
     share = (raw.get("rope_parameters") or {}).get("partial_rotary_factor", share)
     rotated = int(size * raw.get("partial_rotary_factor", share))
-    if rotated < 2 or rotated % 2:
-        raise ModelError(
-            f"config.json: by its partial_rotary_factor, {rotated} of {size} dimensions of each head rotate; "
-            "the number must be even"
-        )
+    require(
+        rotated >= 2 and rotated % 2 == 0,
+        f"by its partial_rotary_factor, {rotated} of {size} dimensions of each head rotate; "
+        "the number must be even",
+    )
     return None if rotated == size else rotated
 
 
@@ -190,10 +211,10 @@ def scaled_context(raw: Raw, rope: RopeSpec, *, states_scaled: bool = False) -> 
         positions = max(positions, int(rope.original_max_positions * rope.factor))
     elif rope.kind == "linear" and not states_scaled:
         positions = int(positions * rope.factor)
-    if not 1 <= positions <= MAX_POSITIONS:
-        raise ModelError(
-            f"config.json: a context of {positions:,} tokens, scaled by {rope.factor:g}, is not possible"
-        )
+    require(
+        1 <= positions <= MAX_POSITIONS,
+        f"a context of {positions:,} tokens, scaled by {rope.factor:g}, is not possible",
+    )
     return positions
 
 
@@ -219,45 +240,33 @@ def parse_rope(
     if kind not in ("default", "longrope", "proportional") and scaling.get("factor") is None:
         raise ModelError(f"rope_scaling of type {kind!r} has no 'factor' in config.json")
 
-    def number(key: str, default: float) -> float:
-        value = scaling.get(key)
-        return default if value is None else float(value)
-
-    attention_factor = scaling.get("attention_factor")
-    if number("high_freq_factor", 4.0) < number("low_freq_factor", 1.0):
-        raise ModelError("config.json: high_freq_factor must not be below low_freq_factor")
+    own: dict[str, Any] = {key: float(scaling[key]) for key in ROPE_NUMBERS if scaling.get(key) is not None}
+    require(
+        own.get("high_freq_factor", 4.0) >= own.get("low_freq_factor", 1.0),
+        "high_freq_factor must not be below low_freq_factor",
+    )
     original = int(scaling.get("original_max_position_embeddings") or original)
+    if kind == "longrope":
+        own = {"factor": positions / original, **own, **_longrope(scaling, positions, original, dims)}
     return RopeSpec(
-        theta=number("rope_theta", theta),
+        theta=float(scaling.get("rope_theta", theta)),
         kind=kind,
-        factor=number("factor", positions / original if kind == "longrope" else 1.0),
         original_max_positions=original,
-        low_freq_factor=number("low_freq_factor", 1.0),
-        high_freq_factor=number("high_freq_factor", 4.0),
-        beta_fast=number("beta_fast", 32.0),
-        beta_slow=number("beta_slow", 1.0),
-        attention_factor=None if attention_factor is None else float(attention_factor),
-        mscale=number("mscale", 0.0),
-        mscale_all_dim=number("mscale_all_dim", 0.0),
         truncate=bool(scaling.get("truncate", True)),
-        share=number("partial_rotary_factor", 1.0) if kind == "proportional" else 1.0,
-        **(_longrope(scaling, positions, original, dims) if kind == "longrope" else {}),
+        share=float(scaling.get("partial_rotary_factor", 1.0)) if kind == "proportional" else 1.0,
+        **own,
     )
 
 
 def _longrope(scaling: Mapping[str, Any], positions: int, original: int, dims: int) -> dict[str, Any]:
     """The fields that only longrope has."""
-    if original < 2:
-        raise ModelError(
-            f"config.json: longrope with a context of {original} tokens before scaling is not possible"
-        )
+    require(original >= 2, f"longrope with a context of {original} tokens before scaling is not possible")
     factors = {}
     for ours, key in (("short_factors", "short_factor"), ("long_factors", "long_factor")):
         given = tuple(float(value) for value in scaling.get(key) or ())
-        if len(given) != dims // 2:
-            raise ModelError(
-                f"config.json: {key!r} of longrope has {len(given)} values, and {dims // 2} pairs of "
-                "dimensions rotate"
-            )
+        require(
+            len(given) == dims // 2,
+            f"{key!r} of longrope has {len(given)} values, and {dims // 2} pairs of dimensions rotate",
+        )
         factors[ours] = given
     return {**factors, "context": positions}

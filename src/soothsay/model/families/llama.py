@@ -1,23 +1,42 @@
-"""Families that are Llama but for a few fields."""
+"""Families that are Llama but for a few fields, or have norms, windows and rotations in other places."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
 from soothsay.errors import ModelError
-from soothsay.model.families.decoder import llama_like
+from soothsay.model.families.decoder import (
+    attentions,
+    decoder,
+    dense,
+    experts,
+    head_norms,
+    llama_like,
+    query_growth,
+)
+from soothsay.model.families.fields import require
 from soothsay.model.families.layer_fields import (
     Raw,
+    Windows,
+    all_but_each,
+    count,
     even,
     every,
     heads_of,
     main_rope,
+    of_type,
     rotations,
     scaled_context,
     unrotated,
     windows,
 )
-from soothsay.model.families.part_fields import experts, head_norms, query_growth
+from soothsay.model.specs.attention_spec import AttentionSpec
 from soothsay.model.specs.feed_forward_spec import CLIPPED
 from soothsay.model.specs.model_spec import ModelSpec
+from soothsay.model.specs.rope_spec import HeadRotation
 
 
 def phi3(raw: Raw) -> ModelSpec:
@@ -66,8 +85,7 @@ def ernie(raw: Raw) -> ModelSpec:
 
 def seed_oss(raw: Raw) -> ModelSpec:
     """Seed-OSS: attention's output has no bias."""
-    if raw.get("attention_out_bias"):
-        raise ModelError("config.json: attention_out_bias is supported only as false")
+    require(not raw.get("attention_out_bias"), "attention_out_bias is supported only as false")
     return llama_like({"attention_bias": True, "head_dim": 128, **raw}, o_bias=False)
 
 
@@ -95,3 +113,121 @@ def minimax_m2(raw: Raw) -> ModelSpec:
     mlps = experts(raw, correction="e_score_correction_bias", routing={"normalize": True})
     rotated = rotations(raw, share=1.0)
     return llama_like(raw, rotated=rotated, mlps=mlps, norms=head_norms(raw, over_heads=True))
+
+
+def cohere(raw: Raw) -> ModelSpec:
+    """Attention and the feed-forward part read the same stream, whose mean is subtracted."""
+    return _cohere(raw, windows(raw), unrotated=())
+
+
+def cohere2(raw: Raw) -> ModelSpec:
+    """Layers without a window do not rotate."""
+    windowed = windows(raw, partial(all_but_each, 4))
+    return _cohere(raw, windowed, unrotated=[window is None for window in windowed])
+
+
+def _cohere(raw: Raw, windowed: Windows, unrotated: Sequence[bool]) -> ModelSpec:
+    defaults = {"tie_word_embeddings": True, "logit_scale": 0.0625}
+    raw = {**defaults, **raw, "rms_norm_eps": raw.get("layer_norm_eps", 1e-5)}
+    rotated = rotations(raw, neighbours=True, unrotated=unrotated)
+    return decoder(raw, attentions(raw, windowed, rotated), dense(raw), parallel=True, centred_norms=True)
+
+
+def olmo2(raw: Raw) -> ModelSpec:
+    """All queries are normed together, and all keys."""
+    raw = {"rms_norm_eps": 1e-5, **raw}
+    return _normed_after(raw, windows(raw), rotations(raw), over_heads=True)
+
+
+def olmo3(raw: Raw) -> ModelSpec:
+    """OLMo 2 with windows, whose layers rotate without scaling."""
+    raw = {"rms_norm_eps": 1e-5, "rope_theta": 5e5, **raw}
+    windowed = windows(raw, partial(all_but_each, 4))
+    return _normed_after(raw, windowed, rotations(raw, local=windowed), over_heads=True)
+
+
+def exaone4(raw: Raw) -> ModelSpec:
+    """Layers without a window do not rotate, where others have one. A text such as LLLG may list them."""
+    raw = {"rms_norm_eps": 1e-5, **raw}
+    pattern = raw.get("sliding_window_pattern")
+    if isinstance(pattern, str):
+        require(
+            pattern and not set(pattern) - {"L", "G"},
+            f"sliding_window_pattern is {pattern!r:.40}, not letters L and G",
+        )
+        kinds = {"L": "sliding_attention", "G": "full_attention"}
+        listed = [kinds[pattern[i % len(pattern)]] for i in range(count(raw))]
+        raw = {"layer_types": listed, **raw, "sliding_window_pattern": None}
+    windowed = windows(raw, partial(all_but_each, 4))
+    unrotated = [window is None and any(windowed) for window in windowed]
+    return _normed_after(raw, windowed, rotations(raw, unrotated=unrotated))
+
+
+def _normed_after(raw: Raw, windowed: Windows, rotated: Sequence[HeadRotation], **norms: bool) -> ModelSpec:
+    mixers = attentions(raw, windowed, rotated, norms=head_norms(raw, **norms))
+    return decoder(raw, mixers, dense(raw), pre_norms=False, post_norms=True)
+
+
+def glm(raw: Raw, **layer: Any) -> ModelSpec:
+    """Half of each head rotates, by pairs of neighbours."""
+    raw = {"attention_bias": True, "rms_norm_eps": 1.5625e-7, **raw}
+    rotated = rotations(raw, share=0.5, neighbours=True)
+    return decoder(raw, attentions(raw, rotated=rotated, o_bias=False), dense(raw), **layer)
+
+
+def glm4(raw: Raw) -> ModelSpec:
+    """Norms stand after each part too."""
+    return glm(raw, post_norms=True)
+
+
+def glm4_moe(raw: Raw) -> ModelSpec:
+    """GLM-4.5: experts as in DeepSeek-V3. Heads are normed if the file says so."""
+    defaults = {"first_k_dense_replace": 1, "n_shared_experts": 1, "norm_topk_prob": True}
+    raw = {"rms_norm_eps": 1e-5, **defaults, **raw}
+    norms = head_norms(raw) if raw.get("use_qk_norm") else None
+    mlps = experts(raw, correction="e_score_correction_bias")
+    return llama_like(raw, None, rotations(raw, share=0.5), mlps, norms=norms, o_bias=False)
+
+
+LLAMA4_DEFAULTS = {
+    "rope_theta": 5e5,
+    "rms_norm_eps": 1e-5,
+    "head_dim": 128,
+    "attention_chunk_size": 8192,
+    "num_local_experts": 16,
+    "num_experts_per_tok": 1,
+}
+
+
+def llama4(raw: Raw) -> ModelSpec:
+    """`moe_layers` have experts, and other layers a size of their own.
+
+    Most layers rotate, norm their heads and see chunks. The others do not, and their queries grow with the
+    position.
+    """
+    raw = {**LLAMA4_DEFAULTS, **raw}
+    layers, step = count(raw), int(raw.get("interleave_moe_layer_step") or 1)
+    sparse = raw.get("moe_layers")
+    sparse = range(step - 1, layers, step) if sparse is None else sparse
+    raw = {
+        **raw,
+        "n_shared_experts": 1,
+        "moe_intermediate_size": raw["intermediate_size"],
+        "intermediate_size": raw.get("intermediate_size_mlp", 16_384),
+        "mlp_only_layers": [layer for layer in range(layers) if layer not in sparse],
+    }
+    still, size = unrotated(raw), heads_of(raw)[2]
+    chunk = -int(raw["attention_chunk_size"])
+    windowed = of_type(raw, "chunked_attention", chunk, lambda raw: [not each for each in unrotated(raw)])
+    growth = None
+    if raw.get("attn_temperature_tuning", True):
+        span, context = int(raw.get("floor_scale") or 8192), scaled_context(raw, main_rope(raw, size))
+        growth = query_growth(raw.get("attn_scale", 0.1), span, context, "floor_scale", shift=1)
+    norms = head_norms(raw, learned=False) if raw.get("use_qk_norm", True) else None
+
+    def own(attention: AttentionSpec, is_still: bool) -> AttentionSpec:
+        return replace(attention, growth=growth) if is_still else replace(attention, norms=norms)
+
+    rotated = rotations(raw, neighbours=True, unrotated=still)
+    mixers = map(own, attentions(raw, windowed, rotated), still)
+    return decoder(raw, [*mixers], experts(raw, routing={"sigmoid": True, "scales_inputs": True}))

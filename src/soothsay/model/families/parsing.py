@@ -1,15 +1,113 @@
-"""How the `config.json` of each family becomes a `ModelSpec`."""
+"""How the config.json of each family becomes a `ModelSpec`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from soothsay.errors import ModelError
-from soothsay.model.families.fields import checked_fields
-from soothsay.model.families.layer_fields import Raw
-from soothsay.model.families.table import FAMILIES, UNSUPPORTED
-from soothsay.model.families.text_defaults import completed
+from soothsay.model.families import deepseek, gemma, hybrids, llama, qwen
+from soothsay.model.families.decoder import llama_like
+from soothsay.model.families.fields import checked_fields, require
+from soothsay.model.families.layer_fields import Raw, sizes
 from soothsay.model.specs.model_spec import ModelSpec
+
+TEXT_DEFAULTS: Mapping[str, Raw] = {
+    "llama": sizes(32_000, 4096, 11_008, 32, 32, None, 2048),
+    "mistral": sizes(32_000, 4096, 14_336, 32, 32, 8, 131_072, sliding_window=4096),
+    "qwen2": sizes(151_936, 4096, 22_016, 32, 32, 32, 32_768, sliding_window=4096),
+    "qwen3": sizes(151_936, 4096, 22_016, 32, 32, 32, 32_768, head_dim=128, sliding_window=4096),
+    "phi3": sizes(32_064, 3072, 8192, 32, 32, None, 4096, rms_norm_eps=1e-5),
+    "granite": sizes(32_000, 4096, 11_008, 32, 32, None, 2048),
+    "smollm3": sizes(128_256, 2048, 11_008, 36, 16, 4, 32_768),
+    "cohere": sizes(256_000, 8192, 22_528, 40, 64, None, 8192, rope_theta=5e5),
+    "cohere2": sizes(256_000, 8192, 22_528, 40, 64, None, 8192, sliding_window=4096),
+}
+"""What the `text_config` of a multimodal model may leave out, as its class in transformers has it.
+
+LLaVA-1.5 names only what differs from transformers' `LlamaConfig`. A whole model's config.json names all."""
+
+FAMILIES: dict[str, Callable[[Raw], ModelSpec]] = {
+    "llama": llama_like,
+    "phi3": llama.phi3,
+    "mistral": llama.mistral,
+    "mixtral": llama.mixtral,
+    "ministral3": llama.ministral3,
+    "qwen2": qwen.qwen2,
+    **dict.fromkeys(("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), qwen.qwen2_vl),
+    "qwen3": qwen.qwen3,
+    "qwen3_vl_text": qwen.qwen3_vl,
+    "qwen3_moe": qwen.qwen3_moe,
+    "qwen3_vl_moe_text": qwen.qwen3_vl_moe,
+    "qwen3_next": qwen.qwen3_next,
+    "qwen3_next_gguf": qwen.qwen3_next_gguf,
+    **dict.fromkeys(("qwen3_5", "qwen3_5_text"), qwen.qwen3_5),
+    **dict.fromkeys(("qwen3_5_moe", "qwen3_5_moe_text"), qwen.qwen3_5_moe),
+    "smollm3": llama.smollm3,
+    "granite": hybrids.granite,
+    # granitemoe_gguf, granitemoehybrid_gguf: our own: gate and up are matrices of their own
+    **dict.fromkeys(("granitemoe", "granitemoeshared", "granitemoe_gguf"), hybrids.granite_moe),
+    **dict.fromkeys(("granitemoehybrid", "granitemoehybrid_gguf"), hybrids.granite_hybrid),
+    "falcon_h1": hybrids.falcon_h1,
+    "nemotron_h": hybrids.nemotron_h,
+    "glm": llama.glm,
+    "glm4": llama.glm4,
+    "glm4_moe": llama.glm4_moe,
+    "deepseek_v2": deepseek.deepseek_v2,
+    **dict.fromkeys(("deepseek_v3", "kimi_k2"), deepseek.deepseek_v3),
+    "glm4_moe_lite": deepseek.glm4_moe_lite,
+    "gpt_oss": llama.gpt_oss,
+    "llama4_text": llama.llama4,
+    "lfm2": hybrids.lfm2,
+    "lfm2_moe": hybrids.lfm2_moe,
+    "minimax_m2": llama.minimax_m2,
+    "cohere": llama.cohere,
+    "cohere2": llama.cohere2,
+    "ernie4_5": llama.ernie,
+    "seed_oss": llama.seed_oss,
+    "exaone4": llama.exaone4,
+    "olmo2": llama.olmo2,
+    "olmo3": llama.olmo3,
+    "gemma2": gemma.gemma2,
+    "gemma3_text": gemma.gemma3,
+    "gemma3n_text": gemma.gemma3n,
+    "gemma4_text": gemma.gemma4,
+    "gemma4_unified_text": gemma.gemma4_unified,
+}
+
+_SPARSE = "its attention reads keys that an indexer chooses"
+_BLOCKS = "its attention reads chosen blocks of keys"
+_RECURRENT = "it has Mamba layers"
+_NORMED_LAST = "its norms of queries and keys come after the rotation"
+UNSUPPORTED: dict[str, str] = {  # by `model_type`
+    "apertus": "its feed-forward parts have an activation of their own (xIELU)",
+    "arcee": "its feed-forward parts have no gate",
+    "bamba": _RECURRENT,
+    "bert": "it is an encoder",
+    "deepseek_ref": "it is DeepSeek-V4 in its authors' own format",
+    "deepseek_v32": _SPARSE,
+    "deepseek_v4": "its attention runs over compressed keys, and its layers have several residual streams",
+    "ernie4_5_moe": "its experts have not been tried",
+    "exaone_moe": "its experts have not been tried",
+    "glm_moe_dsa": _SPARSE,
+    "hunyuan_v1_dense": _NORMED_LAST,
+    "hunyuan_v1_moe": _NORMED_LAST,
+    "jamba": _RECURRENT,
+    "kimi_linear": "it has layers of Kimi Delta Attention",
+    "mamba": _RECURRENT,
+    "mamba2": _RECURRENT,
+    "mimo": "it has not been tried: its code comes with its weights",
+    "mimo_v2_flash": "its heads of keys and of values differ in size",
+    "minimax_m3": _BLOCKS,
+    "minimax_m3_vl": _BLOCKS,
+    "nemotron": "its feed-forward parts have no gate",
+    "nemotron-nas": "each of its blocks has a shape of its own",
+    "rwkv7": "it has no attention",
+    "step3p7": "its attention has a gate for each head",
+    "t5": "it has an encoder",
+    "whisper": "it reads speech",
+}
+"""Why some families do not run that people may try."""
+
 
 NO_DECODERS = ("Classification", "QuestionAnswering", "MaskedLM", "RewardModel")
 """Ends of names in `architectures` of models with another head than one for tokens."""
@@ -23,7 +121,7 @@ def parse_model_config(raw: Raw) -> ModelSpec:
     text = raw.get("text_config")
     _require_family(text if isinstance(text, Mapping) else raw)  # before fields, which may mean other things
     if isinstance(text, Mapping):
-        raw = {**raw, "text_config": completed(text)}
+        raw = {**raw, "text_config": {**TEXT_DEFAULTS.get(str(text.get("model_type")), {}), **text}}
     raw = checked_fields(raw)
     if "text_config" in raw:  # a multimodal wrapper, such as gemma3: the decoder's part is inside
         shared = "tie_word_embeddings", "architectures"
@@ -45,10 +143,10 @@ def _require_decoder(raw: Raw) -> None:
                 f"config.json: {key} {raw[key]!r} makes an encoder, not a decoder; it writes no text"
             )
     for name in raw.get("architectures") or ():
-        if str(name).endswith(NO_DECODERS):
-            raise ModelError(
-                f"config.json: a {name:.80} judges texts, and writes none; take the causal model"
-            )
+        require(
+            not str(name).endswith(NO_DECODERS),
+            f"a {name:.80} judges texts, and writes none; take the causal model",
+        )
 
 
 def _require_family(raw: Raw) -> None:

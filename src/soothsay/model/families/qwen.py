@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from soothsay.model.families.decoder import decoder, llama_like
-from soothsay.model.families.layer_fields import Raw, are, count, every, last, no_layer, rotations, windows
-from soothsay.model.families.part_fields import (
+from soothsay.model.families.decoder import (
     attentions,
+    decoder,
     delta,
     dense,
     experts,
     head_norms,
+    llama_like,
     norm_eps,
 )
+from soothsay.model.families.layer_fields import Raw, are, count, every, last, no_layer, rotations, windows
 from soothsay.model.specs.model_spec import ModelSpec
 
 HYBRID_DEFAULTS = {  # which files may leave out, as those of transformers do

@@ -1,19 +1,276 @@
-"""The format of quantized weights that a config.json declares. A new format is one line here."""
+"""Formats of quantized weights that a config.json declares: AWQ, GPTQ, FP8 and MXFP4."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from soothsay.errors import ModelError
 from soothsay.files import read_json_object
-from soothsay.model.formats.awq import AWQ
 from soothsay.model.formats.compressed_tensors import CompressedTensors
-from soothsay.model.formats.fp8 import FP8
-from soothsay.model.formats.gptq import GPTQ
-from soothsay.model.formats.mxfp4 import MXFP4
-from soothsay.model.formats.weight_format import Settings, WeightFormat
+from soothsay.model.formats.weight_format import (
+    FLAGS,
+    Reader,
+    Settings,
+    WeightFormat,
+    checked,
+    kind,
+    require_runs,
+    unpack,
+)
+from soothsay.model.quantized import Quantized
+
+
+@dataclass(frozen=True, slots=True)
+class AWQ:
+    """The format of AutoAWQ for its GEMM kernels.
+
+    `qweight` `[in, out / 8]` int32 and `qzeros` `[groups, out / 8]` are packed along `out`, with columns
+    0 2 4 6 1 3 5 7 in a word. `scales` is `[groups, out]`.
+    """
+
+    path: Path
+    group_size: int | None
+    bits: int = 4
+
+    @classmethod
+    def of(cls, settings: Settings) -> AWQ:
+        """Read the configuration. Raises `ModelError` for an unknown setting."""
+        short = "w_bit" in settings.values  # the keys of AutoAWQ's own quant_config.json
+        settings.one_of("w_bit" if short else "bits", {4: 4})
+        settings.one_of("version", {"gemm": 0, "GEMM": 0}, default="gemm")
+        return cls(settings.path, settings.group_size("q_group_size" if short else "group_size"))
+
+    @property
+    def name(self) -> str:
+        """See `WeightFormat`."""
+        return f"{kind(4, self.group_size)} (AWQ)"
+
+    def holds(self, names: frozenset[str], module: str) -> bool:
+        """See `WeightFormat`."""
+        return f"{module}.qweight" in names
+
+    def tensors(self, module: str) -> list[str]:
+        """See `WeightFormat`."""
+        return [f"{module}.{suffix}" for suffix in ("qweight", "qzeros", "scales")]
+
+    def read(self, read: Reader, module: str) -> Quantized:
+        """See `WeightFormat`."""
+        weight, zeros, scales = (read(name) for name in self.tensors(module))
+        values, zeros, scales = self._columns(weight).t(), self._columns(zeros).t(), scales.t()
+        return checked(f"{self.path}: {module}", 4, self.group_size, values, scales, zeros)
+
+    @staticmethod
+    def _columns(packed: Tensor) -> Tensor:
+        """`[n, out / 8]` -> `[n, out]`."""
+        return unpack(packed, 4).view(len(packed), -1, 8)[..., [0, 4, 1, 5, 2, 6, 3, 7]].flatten(1)
+
+
+@dataclass(frozen=True, slots=True)
+class GPTQ:
+    """The format of AutoGPTQ and GPTQModel.
+
+    `qweight` `[in * bits / 32, out]` int32 is packed along `in`, `qzeros` `[groups, out * bits / 32]` along
+    `out`. `scales` is `[groups, out]`, and `g_idx` `[in]` has the group of each input.
+    """
+
+    path: Path
+    bits: int
+    group_size: int | None
+    symmetric: bool
+    desc_act: bool
+    zero_shift: int  # subtracted from zero points before packing
+
+    @classmethod
+    def of(cls, settings: Settings) -> GPTQ:
+        """Read the configuration. Raises `ModelError` for an unknown setting."""
+        # GPTQModel's; "-:regex" means modules that are not quantized
+        for rule in settings.part("dynamic").values:
+            if not rule.startswith("-:"):
+                raise settings.refusal(f"gptq with settings of its own for {rule!r} (dynamic)")
+        return cls(
+            settings.path,
+            bits=settings.one_of("bits", {4: 4, 8: 8}),
+            group_size=settings.group_size(),
+            symmetric=settings.one_of("sym", FLAGS, default=True),
+            desc_act=settings.one_of("desc_act", FLAGS, default=False),
+            zero_shift=settings.one_of("checkpoint_format", {"gptq": 1, "gptq_v2": 0}, default="gptq"),
+        )
+
+    @property
+    def name(self) -> str:
+        """See `WeightFormat`."""
+        return f"{kind(self.bits, self.group_size)} (GPTQ)"
+
+    def holds(self, names: frozenset[str], module: str) -> bool:
+        """See `WeightFormat`."""
+        return f"{module}.qweight" in names
+
+    def tensors(self, module: str) -> list[str]:
+        """See `WeightFormat`."""
+        suffixes = ["qweight", "scales"]
+        suffixes += [] if self.symmetric else ["qzeros"]
+        suffixes += ["g_idx"] if self.desc_act else []
+        return [f"{module}.{suffix}" for suffix in suffixes]
+
+    def read(self, read: Reader, module: str) -> Quantized:
+        """See `WeightFormat`."""
+        held = {name.removeprefix(f"{module}."): read(name) for name in self.tensors(module)}
+        zeros = None
+        if not self.symmetric:  # added to whole words, which undoes the borrow of a zero point 0
+            ones = 0x11111111 if self.bits == 4 else 0x01010101
+            zeros = unpack(held["qzeros"] + self.zero_shift * ones, self.bits).t()
+        if self.desc_act:
+            require_runs(held["g_idx"], self.group_size, f"{self.path}: {module}", "desc_act")
+        values, scales = unpack(held["qweight"].t(), self.bits), held["scales"].t()
+        return checked(f"{self.path}: {module}", self.bits, self.group_size, values, scales, zeros)
+
+
+@dataclass(frozen=True, slots=True)
+class FP8:
+    """Floats of 8 bits, and factors of their blocks.
+
+    Kernels multiply integers and not floats of 8 bits, so weights are dequantized and rounded to integers of
+    8 bits in groups of 32 inputs. They take as much memory. The error is small beside FP8's own: 0.6% of a
+    weight matrix's norm, and 2.6% (both measured on normally distributed weights).
+    """
+
+    path: Path
+    scale: str = "weight_scale_inv"
+    """Suffix of the factors' name: `[ceil(out / rows), ceil(in / columns)]`, `[out, 1]`, or one number."""
+
+    block: tuple[int, int] | None = None
+    """Rows and columns of a block; None: one factor for each row, or for all."""
+
+    bits: int = 8
+    name: str = "FP8"
+
+    @classmethod
+    def of(cls, settings: Settings) -> FP8:
+        """Read the configuration of DeepSeek and Qwen. Raises `ModelError` for an unknown setting."""
+        settings.one_of("fmt", {"e4m3": 1, "float8_e4m3fn": 1}, default="e4m3")
+        written_by_autofp8 = "ignored_layers" in settings.values
+        return cls(
+            settings.path,
+            "weight_scale" if written_by_autofp8 else "weight_scale_inv",
+            _block(settings, "weight_block_size"),
+        )
+
+    @classmethod
+    def of_compressed_tensors(cls, settings: Settings) -> FP8:
+        """Read the configuration of compressed-tensors. Raises `ModelError` for an unknown setting."""
+        blocks = set()
+        groups = settings.part("config_groups")
+        for name in groups.values:
+            scheme = groups.part(name).part("weights")
+            scheme.one_of("type", {"float": 1})
+            scheme.one_of("num_bits", {8: 8})
+            scheme.one_of("symmetric", {True: True}, default=True)
+            by_block = scheme.one_of("strategy", {"tensor": False, "channel": False, "block": True})
+            blocks.add(_block(scheme, "block_structure") if by_block else None)
+        if len(blocks) != 1:
+            raise settings.refusal(f"compressed-tensors of floats with {len(blocks)} sizes of blocks")
+        return cls(settings.path, "weight_scale", blocks.pop())
+
+    def holds(self, names: frozenset[str], module: str) -> bool:
+        """See `WeightFormat`."""
+        return f"{module}.{self.scale}" in names
+
+    def tensors(self, module: str) -> list[str]:
+        """See `WeightFormat`."""
+        return [f"{module}.weight", f"{module}.{self.scale}"]
+
+    def read(self, read: Reader, module: str) -> Tensor:
+        """The weight of `module`, `[out, in]` float32."""
+        values, scales = (read(name) for name in self.tensors(module))
+        if values.dtype != torch.float8_e4m3fn or values.ndim != 2:
+            raise ValueError(f"a weight of {values.dtype}, {list(values.shape)}, and not a matrix in e4m3")
+        if scales.dtype == torch.uint8:  # exponents of two
+            scales = scales.view(torch.float8_e8m0fnu)
+        if not scales.is_floating_point():
+            raise ValueError(f"scales of {scales.dtype}")
+        factors = scales.float()
+        if scales.numel() == 1:
+            return values.float() * factors.reshape(1, 1)
+        out, size = values.shape
+        rows, columns = self.block or (1, size)
+        expected = -(-out // rows), -(-size // columns)
+        if factors.reshape(len(factors), -1).shape != expected:
+            raise ValueError(
+                f"scales {list(scales.shape)} for {list(values.shape)}, {list(expected)} are needed"
+            )
+        factors = factors.reshape(expected).repeat_interleave(columns, 1)[:, :size]
+        weight = values.float()
+        weight *= factors.repeat_interleave(rows, 0)[:out] if rows > 1 else factors
+        return weight
+
+
+def _block(settings: Settings, key: str) -> tuple[int, int] | None:
+    """Rows and columns of a block. Raises `ModelError` for values that are none."""
+    size = settings.values.get(key)
+    if size is None:
+        return None
+    if (
+        not isinstance(size, list)
+        or len(size) != 2
+        or not all(type(n) is int and 0 < n < 2**31 for n in size)
+    ):
+        raise settings.refusal(f"{key} {size!r:.80}")
+    return size[0], size[1]
+
+
+MXFP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""The values (E2M1), doubled."""
+
+MXFP4_GROUP = 32
+
+
+def mxfp4_scales(exponents: Tensor) -> Tensor:
+    """Half of the scales, so that they fit doubled values: uint8 (E8M0) to float32 of the same shape."""
+    exponent = exponents.int()
+    bits = torch.where(exponent < 2, 0x00200000 << exponent.clamp(max=1), (exponent - 1) << 23)
+    return bits.view(torch.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class MXFP4:
+    """The format that gpt-oss declares, for experts alone. Other layers are plain.
+
+    A matrix has `blocks` `[out, groups, 16]` uint8, two values a byte, the first in its lower half, and
+    `scales` `[out, groups]` uint8.
+    """
+
+    bits: int = 4
+    name: str = "MXFP4 experts"
+
+    @classmethod
+    def of(cls, settings: Settings) -> MXFP4:
+        """The format. It has no settings that matter: tensors say what is quantized."""
+        return cls()
+
+    def holds(self, names: frozenset[str], module: str) -> bool:
+        """See `WeightFormat`."""
+        return f"{module}.blocks" in names
+
+    def tensors(self, module: str) -> list[str]:
+        """See `WeightFormat`."""
+        return [f"{module}.blocks", f"{module}.scales"]
+
+    def read(self, read: Reader, module: str) -> Quantized:
+        """See `WeightFormat`."""
+        blocks, exponents = (read(name) for name in self.tensors(module))
+        shapes = tuple(blocks.shape), (*exponents.shape, MXFP4_GROUP // 2)
+        if shapes[0] != shapes[1] or blocks.dtype != torch.uint8 or exponents.dtype != torch.uint8:
+            found = [f"{list(tensor.shape)} {tensor.dtype}" for tensor in (blocks, exponents)]
+            raise ValueError(f"blocks {found[0]}, scales {found[1]}")
+        values = torch.stack([blocks & 15, blocks >> 4], dim=-1).flatten(1)
+        table = torch.tensor(MXFP4_VALUES, dtype=torch.int8)
+        return Quantized(4, values, mxfp4_scales(exponents), table=table)
 
 
 def _compressed_tensors(settings: Settings) -> WeightFormat:

@@ -16,7 +16,7 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from torch import Tensor
 
-from soothsay.model.formats import mxfp4
+from soothsay.model.formats.declared import MXFP4_VALUES, mxfp4_scales
 from soothsay.model.formats.weight_format import Reader
 from soothsay.model.quantized import Kind, Quantized
 
@@ -181,24 +181,14 @@ def _iq4_xs(data: Tensor) -> Blocks:
 
 
 def _mxfp4(data: Tensor) -> Blocks:
-    return Blocks(4, _cut(data[:, 1:], 4, 16), mxfp4.scales(data[:, :1]), table=mxfp4.HALVES)
+    return Blocks(4, _cut(data[:, 1:], 4, 16), mxfp4_scales(data[:, :1]), table=MXFP4_VALUES)
 
 
-DECODERS: dict[str, Decode] = {
-    "Q4_0": _q4_0,
-    "Q4_1": _q4_1,
-    "Q5_0": _q5_0,
-    "Q5_1": _q5_1,
-    "Q8_0": _q8_0,
-    "Q2_K": _q2_k,
-    "Q3_K": _q3_k,
-    "Q4_K": _q4_k,
-    "Q5_K": _q5_k,
-    "Q6_K": _q6_k,
-    "IQ4_NL": _iq4_nl,
-    "IQ4_XS": _iq4_xs,
-    "MXFP4": _mxfp4,
-}
+_ALL = (
+    *(_q4_0, _q4_1, _q5_0, _q5_1, _q8_0, _q2_k, _q3_k, _q4_k, _q5_k, _q6_k),
+    *(_iq4_nl, _iq4_xs, _mxfp4),
+)
+DECODERS: dict[str, Decode] = {one.__name__[1:].upper(): one for one in _ALL}
 """By GGML's names."""
 
 

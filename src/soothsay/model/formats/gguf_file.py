@@ -6,7 +6,7 @@ A tensor means what llama.cpp's converter writes and its runtime computes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,19 +18,12 @@ from torch import Tensor
 
 from soothsay.errors import ModelError
 from soothsay.model.families.fields import checked_fields
+from soothsay.model.formats.gguf_architectures import architecture_of, read_config
 from soothsay.model.formats.gguf_blocks import DECODERS, GGUFFormat
-from soothsay.model.formats.gguf_config import (
-    LONGROPE_FACTORS,
-    ROPE_DIVISORS,
-    Header,
-    read_config,
-    read_rope_scaling,
-)
-from soothsay.model.formats.gguf_families import own_config
-from soothsay.model.formats.gguf_gemma4 import rope_parameters
-from soothsay.model.formats.gguf_parts import read_parts
-from soothsay.model.formats.gguf_rename import rename
-from soothsay.model.formats.gguf_tensors import DTYPES, Stored, map_file
+from soothsay.model.formats.gguf_gemma_keys import gemma4_rotations
+from soothsay.model.formats.gguf_header import TensorPlace, read_parts
+from soothsay.model.formats.gguf_metadata import LONGROPE_FACTORS, ROPE_DIVISORS, Metadata, read_rope_scaling
+from soothsay.model.formats.gguf_tensors import DTYPES, Renaming, Stored, map_file
 from soothsay.model.formats.gguf_tokenizer import build_tokenizer, check_types, stop_ids
 from soothsay.model.formats.weight_format import Reader, WeightFormat
 from soothsay.model.generation_config import sampling_in_gguf
@@ -44,22 +37,25 @@ class GGUFCheckpoint:
     """
 
     def __init__(self, path: Path):
-        self.files, self._metadata, stored = _read(path)
+        header = read_parts(path)
+        stored = _places(path, header.tensors)
+        self.files, self._metadata = header.files, header.metadata
         self.path = path = self.files[0]
         check_types(self._metadata, path)
-        header = Header(path, self._metadata)
+        data = Metadata(path, self._metadata)
+        kind = architecture_of(data)
         divisors = stored.pop(ROPE_DIVISORS, None)
         factors = {LONGROPE_FACTORS[name]: stored.pop(name) for name in LONGROPE_FACTORS if name in stored}
-        shapes = {name: tensor.shape for name, tensor in stored.items()}
-        config = read_config(header, shapes)
-        self.config: dict[str, Any] = checked_fields(config | own_config(header, config, shapes), str(path))
+        config = read_config(data, kind, {name: tensor.shape for name, tensor in stored.items()})
+        self.config: dict[str, Any] = checked_fields(config, str(path))
         divided_by = None if divisors is None else divisors.read(map_file)
         longrope = {key: tensor.read(map_file) for key, tensor in factors.items()}
-        if header.family == "gemma4_text":
-            self.config["rope_parameters"] = rope_parameters(header, divided_by)
-        elif scaling := read_rope_scaling(header, divided_by, longrope, self.config):
+        if kind.family == "gemma4_text":
+            self.config["rope_parameters"] = gemma4_rotations(data, divided_by)
+        elif scaling := read_rope_scaling(data, divided_by, longrope, self.config["rope_theta"], kind.yarn):
             self.config["rope_scaling"] = scaling
-        self._tensors, self._modules = rename(header, stored, self.config)
+        renamed = Renaming(data, kind, stored, self.config)
+        self._tensors, self._modules = renamed.own, renamed.modules
         self.eos_ids = stop_ids(self._metadata)
 
     def names(self) -> frozenset[str]:
@@ -133,9 +129,8 @@ class GGUFCheckpoint:
         return sampling_in_gguf(self._metadata, self.path)
 
 
-def _read(path: Path) -> tuple[tuple[Path, ...], dict[str, Any], dict[str, Stored]]:
-    """The files, the metadata, and places of the tensors by GGUF's names."""
-    files, metadata, tensors = read_parts(path)
+def _places(path: Path, tensors: Mapping[str, TensorPlace]) -> dict[str, Stored]:
+    """Places of the tensors by GGUF's names. Raises `ModelError` for a type that is not computed."""
     for name, place in tensors.items():
         if place.kind not in DTYPES and place.kind not in DECODERS:
             raise ModelError(
@@ -143,4 +138,4 @@ def _read(path: Path) -> tuple[tuple[Path, ...], dict[str, Any], dict[str, Store
                 "this model's file in Q4_K_M or Q8_0, or make one from its F16 file with llama-quantize. The "
                 f"types that are computed: {', '.join((*DTYPES, *DECODERS))}"
             )
-    return files, metadata, {name: Stored(*place) for name, place in tensors.items()}
+    return {name: Stored(**vars(place)) for name, place in tensors.items()}

@@ -5,6 +5,9 @@ time and memory are bounded by the size of the file, and by the limits below.
 
 The layout: magic, version, number of tensors, number of metadata entries; the entries;
 the tensors' names, shapes, types and offsets; the tensors.
+
+A file may be in several parts, as llama.cpp's `llama-gguf-split` writes them: `NAME-00001-of-00003.gguf` and
+so on, in one folder. Each has a header with its own tensors. Only the first has the metadata of the model.
 """
 
 from __future__ import annotations
@@ -12,15 +15,19 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import IntEnum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
 from soothsay.errors import ModelError
+from soothsay.model.formats.gguf_names import MAX_PARTS, part_names
+
+AnyType = TypeVar("AnyType", bound=IntEnum)
 
 VERSIONS = (2, 3)
 
@@ -37,6 +44,9 @@ MAX_NAME = 4096
 """Limit of a key or a tensor's name in bytes. Their writers stop at 64."""
 
 MAX_DIMENSIONS = 4
+
+MAX_NAMED = 10
+"""Limit of missing parts that a message names."""
 
 _SCALARS = {
     GGUFValueType.UINT8: "B",
@@ -57,31 +67,24 @@ _LENGTH = struct.Struct("=Q")
 """The length of a text, before it."""
 
 
-class TensorPlace(NamedTuple):
+@dataclass(frozen=True)
+class TensorPlace:
     """Where a tensor is."""
 
-    kind: str
-    """GGML's name of the element type."""
-
-    shape: tuple[int, ...]
-    """`[out, in]`: the file has the sizes in the other order."""
-
-    offset: int
-    """Bytes from the start of the file."""
-
-    size: int
-    """Bytes."""
-
+    kind: str  # GGML's name of the element type
+    shape: tuple[int, ...]  # [out, in]: the file has the sizes in the other order
+    offset: int  # bytes from the start of the file
+    size: int  # bytes
     path: Path
-    """The file."""
 
 
 @dataclass(frozen=True)
 class GGUFHeader:
-    """The content of a header."""
+    """The content of a header, or of those of all parts of a model."""
 
+    files: tuple[Path, ...]  # in order
     metadata: dict[str, Any]
-    """Numbers, truth values, texts, lists of texts, and numpy's arrays of numbers, by key."""
+    """The first part's: numbers, truth values, texts, lists of texts, and arrays of numbers, by key."""
 
     tensors: dict[str, TensorPlace]
 
@@ -130,7 +133,7 @@ class _Walk:
             if key in metadata:
                 raise self._damaged(f"metadata {key!r} is there twice")
             metadata[key] = self._value(f"metadata {key!r}")
-        return GGUFHeader(metadata, self._tensors(tensors, metadata))
+        return GGUFHeader((self.path,), metadata, self._tensors(tensors, metadata))
 
     def _value(self, what: str) -> Any:
         kind = self._kind(what)
@@ -177,7 +180,7 @@ class _Walk:
                 raise self._damaged(f"tensor {name!r} is there twice")
             found[name] = self._tensor(f"tensor {name!r}")
         start = -(-self.at // alignment) * alignment
-        found = {name: tensor._replace(offset=start + tensor.offset) for name, tensor in found.items()}
+        found = {name: replace(tensor, offset=start + tensor.offset) for name, tensor in found.items()}
         end = start  # of the tensor before
         for name, tensor in sorted(found.items(), key=lambda item: item[1].offset):
             if tensor.offset % alignment:
@@ -198,21 +201,20 @@ class _Walk:
             raise self._damaged(f"{what} has {dimensions} dimensions, and 1 to {MAX_DIMENSIONS} are possible")
         shape = tuple(self._number("Q", what) for _ in range(dimensions))[::-1]
         number, offset = self._number("I", what), self._number("Q", what)
-        try:
-            kind = GGMLQuantizationType(number)
-        except ValueError:
-            raise self._damaged(f"{what} is of type {number}, which is not known") from None
+        kind = self._type(GGMLQuantizationType, number, what)
         block, block_bytes = GGML_QUANT_SIZES[kind]
         if min(shape) < 1 or shape[-1] % block:
             raise self._damaged(f"{what} of type {kind.name} has shape {list(shape)}, which is not possible")
         return TensorPlace(kind.name, shape, offset, math.prod(shape) // block * block_bytes, self.path)
 
-    def _kind(self, what: str) -> GGUFValueType:
-        number = self._number("I", what)
+    def _type(self, types: type[AnyType], number: int, what: str) -> AnyType:
         try:
-            return GGUFValueType(number)
+            return types(number)
         except ValueError:
             raise self._damaged(f"{what} is of type {number}, which is not known") from None
+
+    def _kind(self, what: str) -> GGUFValueType:
+        return self._type(GGUFValueType, self._number("I", what), what)
 
     def _count(self, what: str, least: int, limit: int) -> int:
         """A count of things of at least `least` bytes each."""
@@ -244,3 +246,72 @@ class _Walk:
         return ModelError(
             f"{self.path} is damaged or cut short (at byte {self.at:,}: {why}); download it again"
         )
+
+
+def read_parts(path: Path) -> GGUFHeader:
+    """Read the headers of a GGUF file, or of all parts if it is one of them.
+
+    Raises `ModelError`, which names the file, if a part is missing, damaged, or belongs to another model.
+    """
+    header = read_header(path)
+    number, count = _place(path, header)
+    if count == 1:
+        return header
+    files = _files(path, number, count)
+    headers = [header if file == path else read_header(file) for file in files]
+    tensors: dict[str, TensorPlace] = {}
+    for i, (file, part) in enumerate(zip(files, headers, strict=True)):
+        if (place := _place(file, part)) != (i, count):
+            raise _foreign(file, f"its header says that it is part {place[0] + 1} of {place[1]}")
+        if twice := sorted(tensors.keys() & part.tensors.keys()):
+            raise _foreign(file, f"it has tensor {twice[0]!r}, as {tensors[twice[0]].path.name} has")
+        if len(tensors) + len(part.tensors) > MAX_TENSORS:
+            raise ModelError(f"{path} and its other parts have more than {MAX_TENSORS:,} tensors")
+        tensors |= part.tensors
+    for file, part in zip(files, headers, strict=True):
+        stated = _number(file, part, "split.tensors.count")
+        if stated != len(tensors):
+            raise _foreign(file, f"its model has {stated:,} tensors, and the parts have {len(tensors):,}")
+    return GGUFHeader(files, headers[0].metadata, tensors)
+
+
+def _files(path: Path, number: int, count: int) -> tuple[Path, ...]:
+    """All parts, of which `path` is one. Raises `ModelError` if some are missing."""
+    files = tuple(path.with_name(name) for name in part_names(path.name))
+    if len(files) != count or files[number] != path:
+        raise ModelError(
+            f"{path} is part {number + 1} of {count}, so its name should end with "
+            f"-{number + 1:05d}-of-{count:05d}.gguf; give all parts the names that they were published with"
+        )
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        more = f" and {len(missing) - MAX_NAMED} more" if len(missing) > MAX_NAMED else ""
+        raise ModelError(
+            f"{path} is one of {count} parts; download these to the same folder too: "
+            f"{', '.join(missing[:MAX_NAMED])}{more}"
+        )
+    return files
+
+
+def _place(file: Path, header: GGUFHeader) -> tuple[int, int]:
+    """Which part a file is, from 0, and the number of parts. Raises `ModelError` if that is not possible."""
+    count = max(_number(file, header, "split.count"), 1)  # 0, too, means that the file is whole
+    number = _number(file, header, "split.no")
+    if number >= count or count > MAX_PARTS:
+        raise ModelError(
+            f"{file} is part {number + 1:,} of {count:,} by its header; {MAX_PARTS:,} parts are the limit; "
+            "the file is damaged"
+        )
+    return number, count
+
+
+def _number(file: Path, header: GGUFHeader, key: str) -> int:
+    """A number in the metadata, 0 without it. Raises `ModelError` for another value."""
+    value = header.metadata.get(key, 0)
+    if not isinstance(value, int) or value < 0:
+        raise ModelError(f"{file}: {key} is {value!r:.80} and should be a number; the file is damaged")
+    return value
+
+
+def _foreign(file: Path, why: str) -> ModelError:
+    return ModelError(f"{file} belongs to another model than the parts beside it: {why}; download it again")

@@ -1,13 +1,15 @@
 """Names of the tensors of GGUF files, by our modules and by Hugging Face's names.
 
 GGUF's names are those of llama.cpp's converter (`gguf-py/gguf/constants.py`).
+A part stands for our module, which of its tensors it is, and how its name goes on; or for a name after =.
+A part with its suffix stands for a whole name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
-from soothsay.model.formats import gguf_gemma3n
 from soothsay.model.hf_names import names_of
 
 _OUTER_PARTS = {
@@ -17,6 +19,10 @@ _OUTER_PARTS = {
     "per_layer_token_embd": "layer_embeddings.table",
     "per_layer_model_proj": "layer_embeddings.projection",
     "per_layer_proj_norm": "layer_embeddings.norm",
+}
+_STREAMS = {  # of Gemma 3n; {} stands for the number in a stack
+    "altup_proj": "model.altup_projections.{}",
+    "altup_unembd_proj": "model.altup_unembed_projections.{}",
 }
 _BLOCK_PARTS = {
     "attn_norm": "attention_norm",
@@ -31,141 +37,159 @@ _BLOCK_PARTS = {
     "ffn_up": "mlp.gate_up:-1",
     "ffn_down": "mlp.down",
 }
-"""Parts of most files -> our module, which of its tensors it is, and how its name goes on; or a name after =.
+"""Parts of most files."""
 
-A part with its suffix stands for a whole name."""
-_AFTER = {"post_attention_norm": "attention_post_norm", "post_ffw_norm": "mlp_post_norm"}
-_BEFORE_MLP = {"post_attention_norm": "mlp_norm"}
-_EXPERTS = {
+FUSED = "ffn_gate_up_exps"
+"""Experts' gates and up, one after the other in one matrix: the halves of `FUSED_HALVES`."""
+
+FUSED_HALVES = "ffn_gate_exps", "ffn_up_exps"
+
+_STATES = {
+    "ssm_conv1d": "conv1d",
+    "ssm_dt.bias": "dt_bias",
+    "ssm_a": "A_log",
+    "ssm_norm": "norm",
+    "ssm_out": "out_proj",
+}
+
+
+def _states(module: str) -> dict[str, str]:
+    """Parts of a layer with states, all of one of our modules."""
+    return {part: f"{module}:0:.{name}" for part, name in _STATES.items()}
+
+
+# what architectures have beside the usual parts, or in their place
+AFTER = {"post_attention_norm": "attention_post_norm", "post_ffw_norm": "mlp_post_norm"}
+BEFORE_MLP = {"post_attention_norm": "mlp_norm"}
+EXPERTS = {
     "ffn_gate_inp": "mlp.router",
     "ffn_gate_exps": "mlp.experts.gate_up:0",
     "ffn_up_exps": "mlp.experts.gate_up:-1",
     "ffn_down_exps": "mlp.experts.down",
 }
-_CORRECTION = {"exp_probs_b.bias": "mlp.correction:0:.e_score_correction_bias"}
+CORRECTED_EXPERTS = {**EXPERTS, "exp_probs_b.bias": "mlp.correction:0:.e_score_correction_bias"}
 _SHARED = {
     "ffn_gate_shexp": "mlp.shared.gate_up:0",
     "ffn_up_shexp": "mlp.shared.gate_up:-1",
     "ffn_down_shexp": "mlp.shared.down",
 }
-_DELTA = {
-    **_BEFORE_MLP,
+EXPERTS_AND_SHARED = {**EXPERTS, **_SHARED}
+GLM4_MOE = {**BEFORE_MLP, **CORRECTED_EXPERTS, **_SHARED}
+GPT_OSS = {**BEFORE_MLP, **EXPERTS, "attn_sinks.weight": "attention.sinks:0:.sinks"}
+DELTA = {
+    **BEFORE_MLP,
     "attn_qkv": "attention.qkvz:0",
     "attn_gate": "attention.qkvz:1",
     "ssm_beta": "attention.gates:0",
     "ssm_alpha": "attention.gates:-1",
-    "ssm_conv1d": "attention.recurrence:0:.conv1d",
-    "ssm_dt.bias": "attention.recurrence:0:.dt_bias",
-    "ssm_a": "attention.recurrence:0:.A_log",
-    "ssm_norm": "attention.recurrence:0:.norm",
-    "ssm_out": "attention.recurrence:0:.out_proj",
+    **_states("attention.recurrence"),
 }
-_DELTA_AND_EXPERTS = {**_DELTA, **_EXPERTS, **_SHARED, "ffn_gate_inp_shexp": "mlp.shared_gate"}
+DELTA_AND_EXPERTS = {**DELTA, **EXPERTS_AND_SHARED, "ffn_gate_inp_shexp": "mlp.shared_gate"}
+QWEN3_NEXT = {**DELTA_AND_EXPERTS, "ssm_ba": "attention.gates"}
 _MAMBA2 = {
     "ssm_in": "attention.zxbct",
-    "ssm_conv1d": "attention.rule:0:.conv1d",
-    "ssm_dt.bias": "attention.rule:0:.dt_bias",
-    "ssm_a": "attention.rule:0:.A_log",
     "ssm_d": "attention.rule:0:.D",
-    "ssm_norm": "attention.rule:0:.norm",
-    "ssm_out": "attention.rule:0:.out_proj",
+    **_states("attention.rule"),
+}
+GRANITE = {**_MAMBA2, **EXPERTS_AND_SHARED}
+FALCON_H1 = {  # whose converter may name a norm without `.weight`
+    **_MAMBA2,
+    **dict.fromkeys(("ffn_norm", "ffn_norm.weight"), "mlp_norm:0:.weight"),
+}
+NEMOTRON_H = {  # queries and keys are permuted alike, which changes no score: nothing rotates
+    **_MAMBA2,
+    **CORRECTED_EXPERTS,
+    **_SHARED,
+    "attn_norm": "part_norm",
+    "ffn_latent_down": "mlp.latent_in",
+    "ffn_latent_up": "mlp.latent_out",
+}
+LFM2 = {
+    **EXPERTS,
+    "exp_probs_b.bias": "mlp.correction:0:.expert_bias",
+    "shortconv.conv": "attention.taps",
+    "shortconv.in_proj": "attention.bcx",
+    "shortconv.out_proj": "=conv.out_proj",
+}
+LATENT = {
+    **CORRECTED_EXPERTS,
+    **_SHARED,
+    "attn_q_a": "attention.q_a",
+    "attn_q_a_norm": "attention.q_a_norm",
+    "attn_q_b": "attention.q_b",
+    "attn_kv_a_mqa": "attention.kv_a",
+    "attn_kv_a_norm": "attention.kv_a_norm",
+    "attn_kv_b": "attention.kv_b",
+    "attn_k_b": "=self_attn.k_b_proj",
+    "attn_v_b": "=self_attn.v_b_proj",
 }
 _LAYER_INPUTS = {
     "inp_gate": "layer_input.gate",
     "proj": "layer_input.projection",
     "post_norm": "layer_input.post_norm",
 }
-_LFM2 = {
-    **_EXPERTS,
-    "exp_probs_b.bias": "mlp.correction:0:.expert_bias",
-    "shortconv.conv": "attention.taps",
-    "shortconv.in_proj": "attention.bcx",
-    "shortconv.out_proj": "=conv.out_proj",
+GEMMA3N = {
+    **AFTER,
+    **_LAYER_INPUTS,
+    "altup_correct_coef": "alternate.corrections",
+    "altup_correct_scale.weight": "alternate.scale:0:.correct_output_scale",
+    "altup_predict_coef": "alternate.predictions",
+    "altup_router": "alternate.router",
+    "altup_router_norm": "alternate.router_norm",
+    "laurel_l": "laurel_in",
+    "laurel_r": "laurel_out",
+    "laurel_post_norm": "laurel_norm",
 }
-_GRANITE = {**_MAMBA2, **_EXPERTS, **_SHARED}
-FUSED = "ffn_gate_up_exps"
-"""Experts' gates and up, one after the other in one matrix: the halves of `FUSED_HALVES`."""
+GEMMA4 = {
+    **AFTER,
+    **_LAYER_INPUTS,
+    "pre_ffw_norm_2": "mlp.experts_norm",
+    "post_ffw_norm_1": "mlp.dense_post_norm",
+    "post_ffw_norm_2": "mlp.experts_post_norm",
+    "layer_output_scale.weight": "=layer_scalar",
+    "ffn_gate_inp": "mlp.mixture.router",
+    "ffn_gate_inp.scale": "mlp.router_norm:0:.scale",
+    "ffn_gate_exps": "mlp.mixture.experts.gate_up:0",
+    "ffn_up_exps": "mlp.mixture.experts.gate_up:1",
+    "ffn_down_exps": "mlp.mixture.experts.down",
+    "ffn_down_exps.scale": "mlp.mixture.scales:0:.per_expert_scale",
+}
 
-FUSED_HALVES = "ffn_gate_exps", "ffn_up_exps"
-FAMILY_PARTS: dict[str, Mapping[str, str]] = {
-    **dict.fromkeys(("gemma2", "gemma3_text", "exaone4", "olmo2", "olmo3", "glm4"), _AFTER),
-    "gemma3n_text": {
-        **_AFTER,
-        **_LAYER_INPUTS,
-        "altup_correct_coef": "alternate.corrections",
-        "altup_correct_scale.weight": "alternate.scale:0:.correct_output_scale",
-        "altup_predict_coef": "alternate.predictions",
-        "altup_router": "alternate.router",
-        "altup_router_norm": "alternate.router_norm",
-        "laurel_l": "laurel_in",
-        "laurel_r": "laurel_out",
-        "laurel_post_norm": "laurel_norm",
-    },
-    "gemma4_text": {
-        **_AFTER,
-        **_LAYER_INPUTS,
-        "pre_ffw_norm_2": "mlp.experts_norm",
-        "post_ffw_norm_1": "mlp.dense_post_norm",
-        "post_ffw_norm_2": "mlp.experts_post_norm",
-        "layer_output_scale.weight": "=layer_scalar",
-        "ffn_gate_inp": "mlp.mixture.router",
-        "ffn_gate_inp.scale": "mlp.router_norm:0:.scale",
-        "ffn_gate_exps": "mlp.mixture.experts.gate_up:0",
-        "ffn_up_exps": "mlp.mixture.experts.gate_up:1",
-        "ffn_down_exps": "mlp.mixture.experts.down",
-        "ffn_down_exps.scale": "mlp.mixture.scales:0:.per_expert_scale",
-    },
-    "seed_oss": _BEFORE_MLP,
-    "phi3": {"attn_qkv": "attention.qkv"},
-    **dict.fromkeys(("granitemoe_gguf", "granitemoehybrid_gguf"), _GRANITE),
-    "falcon_h1": {  # whose converter may name a norm without `.weight`
-        **_MAMBA2,
-        **dict.fromkeys(("ffn_norm", "ffn_norm.weight"), "mlp_norm:0:.weight"),
-    },
-    **dict.fromkeys(("lfm2", "lfm2_moe"), _LFM2),
-    **dict.fromkeys(("mixtral", "qwen3_moe"), _EXPERTS),
-    "minimax_m2": {**_EXPERTS, **_CORRECTION},
-    "nemotron_h": {  # queries and keys are permuted alike, which changes no score: nothing rotates
-        **_MAMBA2,
-        **_EXPERTS,
-        **_CORRECTION,
-        **_SHARED,
-        "attn_norm": "part_norm",
-        "ffn_latent_down": "mlp.latent_in",
-        "ffn_latent_up": "mlp.latent_out",
-    },
-    "glm4_moe": {**_BEFORE_MLP, **_EXPERTS, **_CORRECTION, **_SHARED},
-    "deepseek_v3": {
-        **_EXPERTS,
-        **_CORRECTION,
-        **_SHARED,
-        "attn_q_a": "attention.q_a",
-        "attn_q_a_norm": "attention.q_a_norm",
-        "attn_q_b": "attention.q_b",
-        "attn_kv_a_mqa": "attention.kv_a",
-        "attn_kv_a_norm": "attention.kv_a_norm",
-        "attn_kv_b": "attention.kv_b",
-        "attn_k_b": "=self_attn.k_b_proj",
-        "attn_v_b": "=self_attn.v_b_proj",
-    },
-    "llama4_text": {**_EXPERTS, **_SHARED},
-    "gpt_oss": {**_BEFORE_MLP, **_EXPERTS, "attn_sinks.weight": "attention.sinks:0:.sinks"},
-    "qwen3_5_text": _DELTA,
-    "qwen3_5_moe_text": _DELTA_AND_EXPERTS,
-    "qwen3_next_gguf": {**_DELTA_AND_EXPERTS, "ssm_ba": "attention.gates"},
-}
-"""Parts of blocks that a family has beside the usual ones, or in their place."""
+
+class ModuleNames(NamedTuple):
+    """How Hugging Face's checkpoints name an MTP module. {} stands for the block, and for its number.
+
+    llama.cpp's converter counts modules as further blocks, and writes their number as `nextn_predict_layers`.
+    """
+
+    beside: Mapping[str, str]  # names of the parts beside its block
+    block: str  # prefix of the block's tensors
+
+
+_BESIDE = tuple(
+    f"nextn.{part}"
+    for part in ("eh_proj", "enorm", "hnorm", "shared_head_norm", "embed_tokens", "shared_head_head")
+)
+_IN_MTP = ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm", "embed_tokens", "shared_head.head")
+_IN_LAYERS = ("eh_proj", "enorm", "hnorm", "shared_head.norm", "embed_tokens", "shared_head.head")
+IN_MTP = ModuleNames(
+    {part: f"mtp.{name}" for part, name in zip(_BESIDE, _IN_MTP, strict=True)}, "mtp.layers.{1}"
+)
+IN_LAYERS = ModuleNames(
+    {part: f"model.layers.{{0}}.{name}" for part, name in zip(_BESIDE, _IN_LAYERS, strict=True)},
+    "model.layers.{0}",
+)
 
 
 def outer_names(family: str) -> dict[str, str]:
     """Hugging Face's names of what a family has outside of its blocks, by GGUF's."""
     found = {part: f"model.{name}" for part, name in _resolved(family, _OUTER_PARTS)}
-    return {**found, "output": "lm_head", **(gguf_gemma3n.OUTER_NAMES if family == "gemma3n_text" else {})}
+    return {**found, "output": "lm_head", **(_STREAMS if family == "gemma3n_text" else {})}
 
 
-def block_names(family: str) -> dict[str, str]:
+def block_names(family: str, parts: Mapping[str, str]) -> dict[str, str]:
     """Hugging Face's names of a block's parts, by GGUF's. {} stands for the expert."""
-    return dict(_resolved(family, {**_BLOCK_PARTS, **FAMILY_PARTS.get(family, {})}))
+    return dict(_resolved(family, {**_BLOCK_PARTS, **parts}))
 
 
 def _resolved(family: str, parts: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from gguf import TokenType
-from tokenizers import AddedToken, processors
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from soothsay.chat_layout import TEMPLATE_NAMES
 from soothsay.errors import ModelError
 from soothsay.tokenizer import Tokenizer, backend_errors
 from soothsay.vocabulary.byte_level import byte_level
+from soothsay.vocabulary.directory import surround
 from soothsay.vocabulary.merges import check_lengths
 from soothsay.vocabulary.sentencepiece import add_spaces, merge_bpe, score_bpe
 from soothsay.vocabulary.words import REFUSED, WORDS
@@ -50,7 +51,7 @@ _MARK = re.compile(r"<[^\s<>]{1,64}>|\[[A-Z_/]{1,64}\]")
 _CONTROL_MARK = re.compile(r"<(\||\uff5c)[^\s<>]+\1>")
 """The same, of those that are no part of an answer's text."""
 
-_KINDS: Mapping[str, type] = {
+_KINDS: Mapping[str, type | UnionType] = {
     "model": str,
     "pre": str,
     "add_bos_token": int,
@@ -65,17 +66,14 @@ _ENTRIES = {"tokens": "O", "merges": "O", "scores": "fiu", "token_type": "iu"}
 
 def check_types(metadata: Mapping[str, Any], path: Path) -> None:
     """Raise `ModelError` if the metadata of the tokenizer have wrong types. Others rely on them."""
-    kinds = {f"tokenizer.ggml.{key}": kind for key, kind in _KINDS.items()}
-    kinds |= dict.fromkeys((f"tokenizer.ggml.{key}_token_id" for key in _IDS), int)
-    for key, kind in kinds.items():
+    named = (f"{key}_token_id" for key in _IDS)
+    kinds = {**_KINDS, **dict.fromkeys(named, int), **dict.fromkeys(_ENTRIES, list | np.ndarray)}
+    for name, kind in kinds.items():
+        key = f"tokenizer.ggml.{name}"
         if key in metadata and not isinstance(metadata[key], kind):
             raise ModelError(f"{path}: {key} is a {type(metadata[key]).__name__}; convert the model again")
     for name, letters in _ENTRIES.items():
         value = metadata.get(f"tokenizer.ggml.{name}", [])
-        if not isinstance(value, list | np.ndarray):
-            raise ModelError(
-                f"{path}: tokenizer.ggml.{name} is a {type(value).__name__}; convert the model again"
-            )
         if len(value) and ("O" if isinstance(value, list) else value.dtype.kind) not in letters:
             raise ModelError(
                 f"{path}: tokenizer.ggml.{name} has entries of a wrong type; convert the model again"
@@ -115,16 +113,19 @@ def build_tokenizer(metadata: Mapping[str, Any], path: Path) -> Tokenizer | None
         if f"tokenizer.ggml.{needed}" not in metadata:
             raise ModelError(f"{path} has no metadata 'tokenizer.ggml.{needed}'; convert the model again")
     try:
-        vocabulary = _vocabulary(metadata)
+        vocabulary = _Vocabulary(metadata)
+        named = {name: vocabulary.special.get(key) for key, name in _SPECIAL_NAMES.items()}
+        special = {name: text for name, text in named.items() if text is not None}
         with backend_errors(
             lambda why: ModelError(f"the tokenizer is damaged ({why}); convert the model again")
         ):
-            backend = builders[kind](metadata, vocabulary)
+            backend, add_bos = builders[kind](metadata, vocabulary)
+            given = {key: metadata.get(f"tokenizer.ggml.{key}") for key in ("add_bos_token", "add_eos_token")}
+            settings = {key: bool(value) for key, value in given.items() if value is not None}
+            surround(backend, special, settings, bos=add_bos)
             _add_special(backend, vocabulary)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None
-    ids = _special_ids(metadata)
-    special = {name: vocabulary.tokens[ids[key]] for key, name in _SPECIAL_NAMES.items() if key in ids}
     templates = {name: metadata[key] for name, key in _TEMPLATE_KEYS.items() if key in metadata}
     return Tokenizer(backend, templates, special)
 
@@ -133,31 +134,33 @@ _Types = npt.NDArray[np.integer[Any]]
 """The type of each token (`TokenType`)."""
 
 
-@dataclass(frozen=True)
+Built = tuple[Backend, bool]
+"""A tokenizer, and whether a text begins with the token BOS if the file does not say."""
+
+
 class _Vocabulary:
-    """The tokens by id, their ids, and their types (`TokenType`)."""
+    """The tokens by id, their ids, their types (`TokenType`), and the texts of special tokens.
 
-    tokens: Sequence[str]
-    ids: dict[str, int]
-    types: _Types
+    Raises `ModelError` if a text is there twice, or if there are too few or too many types.
+    """
 
-
-def _vocabulary(metadata: Mapping[str, Any]) -> _Vocabulary:
-    """Raises `ModelError` if a text is there twice, or if there are too few or too many types."""
-    tokens = list(metadata["tokenizer.ggml.tokens"])
-    if "" in tokens:  # it cannot be found in the vocabulary
-        tokens = [text or f"[EMPTY_{i}]" for i, text in enumerate(tokens)]
-    ids = dict(zip(tokens, range(len(tokens)), strict=True))
-    if len(ids) != len(tokens):
-        raise ModelError("several tokens have the same text; convert the model again")
-    types = np.asarray(metadata.get("tokenizer.ggml.token_type", []))
-    if not len(types):
-        types = np.full(len(tokens), TokenType.NORMAL)
-    if len(types) != len(tokens):
-        raise ModelError(
-            f"there are {len(types):,} types of tokens for {len(tokens):,} tokens; convert the model again"
-        )
-    return _Vocabulary(tokens, ids, _corrected(types, ids, metadata))
+    def __init__(self, metadata: Mapping[str, Any]):
+        self.tokens: list[str] = list(metadata["tokenizer.ggml.tokens"])
+        if "" in self.tokens:  # it cannot be found in the vocabulary
+            self.tokens = [text or f"[EMPTY_{i}]" for i, text in enumerate(self.tokens)]
+        count = len(self.tokens)
+        self.ids = dict(zip(self.tokens, range(count), strict=True))
+        if len(self.ids) != count:
+            raise ModelError("several tokens have the same text; convert the model again")
+        types = np.asarray(metadata.get("tokenizer.ggml.token_type", []))
+        if not len(types):
+            types = np.full(count, TokenType.NORMAL)
+        if len(types) != count:
+            raise ModelError(
+                f"there are {len(types):,} types of tokens for {count:,} tokens; convert the model again"
+            )
+        self.types = _corrected(types, self.ids, metadata)
+        self.special = {key: self.tokens[i] for key, i in _special_ids(metadata).items()}
 
 
 def _corrected(types: _Types, ids: Mapping[str, int], metadata: Mapping[str, Any]) -> _Types:
@@ -195,7 +198,7 @@ def _special_ids(metadata: Mapping[str, Any]) -> dict[str, int]:
     return {key: int(i) for key, i in found.items() if i is not None and 0 <= i < size}
 
 
-def _sentencepiece(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> Backend:
+def _sentencepiece(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> Built:
     """SentencePiece's BPE: the neighbours that form the token with the best score merge first."""
     tokens, scores = vocabulary.tokens, np.asarray(metadata["tokenizer.ggml.scores"])
     if len(scores) != len(tokens):
@@ -204,23 +207,17 @@ def _sentencepiece(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> Back
         )
     best_first = np.argsort(-scores.astype(np.float64), kind="stable")
     normal = best_first[vocabulary.types[best_first] == TokenType.NORMAL]
-    unknown = _special_ids(metadata).get("unknown")
     ranked = [tokens[i] for i in normal.tolist()]
-    backend = score_bpe(vocabulary.ids, ranked, None if unknown is None else tokens[unknown])
+    backend = score_bpe(vocabulary.ids, ranked, vocabulary.special.get("unknown"))
     add_spaces(backend, bool(metadata.get("tokenizer.ggml.add_space_prefix", True)))
-    _add_template(backend, metadata, vocabulary.tokens, add_bos=True)
-    return backend
+    return backend, True
 
 
-def _merged_sentencepiece(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> Backend:
+def _merged_sentencepiece(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> Built:
     """BPE over SentencePiece's characters, with the merges that the file lists (Gemma 4)."""
-    unknown = _special_ids(metadata).get("unknown")
-    backend = merge_bpe(
-        vocabulary.ids, _merges(metadata), None if unknown is None else vocabulary.tokens[unknown]
-    )
+    backend = merge_bpe(vocabulary.ids, _merges(metadata), vocabulary.special.get("unknown"))
     add_spaces(backend, bool(metadata.get("tokenizer.ggml.add_space_prefix", False)))
-    _add_template(backend, metadata, vocabulary.tokens, add_bos=True)
-    return backend
+    return backend, True
 
 
 def _merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -230,7 +227,7 @@ def _merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _byte_level(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> Backend:
+def _byte_level(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> Built:
     """GPT-2's BPE over bytes, with the merges that the file lists."""
     name = metadata.get("tokenizer.ggml.pre")
     if name is None:
@@ -246,9 +243,7 @@ def _byte_level(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> Backend
             f"the pre-tokenizer {name!r:.80} (tokenizer.ggml.pre) is not supported: {why}; "
             "load the model from its Hugging Face directory instead"
         )
-    backend = byte_level(vocabulary.ids, _merges(metadata), WORDS[name])
-    _add_template(backend, metadata, vocabulary.tokens, add_bos=WORDS[name].add_bos)
-    return backend
+    return byte_level(vocabulary.ids, _merges(metadata), WORDS[name]), WORDS[name].add_bos
 
 
 def _add_special(backend: Backend, vocabulary: _Vocabulary) -> None:
@@ -260,20 +255,3 @@ def _add_special(backend: Backend, vocabulary: _Vocabulary) -> None:
 
     backend.add_special_tokens(added(TokenType.CONTROL, TokenType.UNKNOWN))
     backend.add_tokens(added(TokenType.USER_DEFINED))
-
-
-def _add_template(
-    backend: Backend, metadata: Mapping[str, Any], tokens: Sequence[str], *, add_bos: bool
-) -> None:
-    """Add the tokens around a text. `add_bos` is the default of the tokenizer's kind."""
-    ids = _special_ids(metadata)
-    wanted = {
-        "bos": metadata.get("tokenizer.ggml.add_bos_token", add_bos),
-        "eos": metadata.get("tokenizer.ggml.add_eos_token", False),
-    }
-    around = [key for key, want in wanted.items() if want and key in ids]
-    if around:
-        backend.post_processor = processors.TemplateProcessing(
-            single=[*(["bos"] if "bos" in around else []), "$A", *(["eos"] if "eos" in around else [])],
-            special_tokens=[{"id": key, "ids": [ids[key]], "tokens": [tokens[ids[key]]]} for key in around],
-        )

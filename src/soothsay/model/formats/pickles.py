@@ -25,28 +25,13 @@ MAX_PICKLE = 2**21
 MAX_ENTRIES = 100_000
 """Limit of entries in a file. There is one for each tensor."""
 
+_STORAGES = "BFloat16 Bool Byte Char Double Float Half Int Long Short"
 ALLOWED = frozenset(
     {
         "collections OrderedDict",
         "torch Size",
-        "torch._utils _rebuild_parameter",
-        "torch._utils _rebuild_tensor",
-        "torch._utils _rebuild_tensor_v2",
-        *(
-            f"torch {kind}Storage"
-            for kind in (
-                "BFloat16",
-                "Bool",
-                "Byte",
-                "Char",
-                "Double",
-                "Float",
-                "Half",
-                "Int",
-                "Long",
-                "Short",
-            )
-        ),
+        *(f"torch._utils _rebuild_{name}" for name in ("parameter", "tensor", "tensor_v2")),
+        *(f"torch {kind}Storage" for kind in _STORAGES.split()),
     }
 )
 """What a state dict needs. Most of what PyTorch allows besides makes tensors of any size from nothing."""

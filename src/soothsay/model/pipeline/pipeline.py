@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Protocol, Self
@@ -18,10 +19,10 @@ from soothsay.config import DType
 from soothsay.errors import ModelError
 from soothsay.handshake import call
 from soothsay.model.checkpoint import open_checkpoint, read_model_config
-from soothsay.model.described_mode import described_mode
 from soothsay.model.load import load_model, named_kernels
+from soothsay.model.numeric_mode import described_mode
 from soothsay.model.pipeline.remote_stage import RemoteStage
-from soothsay.model.pipeline.splitting import split_layers
+from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.transformer import Transformer
 from soothsay.own_process import module_environment
 
@@ -153,3 +154,34 @@ def _has_file(stream: object) -> bool:
     except (AttributeError, OSError, ValueError):
         return False
     return True
+
+
+def split_layers(spec: ModelSpec, count: int) -> list[range]:
+    """Split a model's layers into `count` consecutive ranges with about equal weights.
+
+    The first range has the output head too. Layers that share keys and values stay together.
+
+    Raises `ModelError` if the model has fewer places to split it.
+
+    Example:
+        >>> split_layers(spec, 2)  # of 4 equal layers, and a head as large as 2 of them
+        [range(0, 1), range(1, 4)]
+    """
+    head = spec.vocab_size * spec.hidden_size
+    sums = list(accumulate((layer.num_parameters(spec.hidden_size) for layer in spec.layers), initial=head))
+    cuts = [i for i in range(1, spec.num_layers) if _may_split(spec, i)]
+    if not 1 <= count <= len(cuts) + 1:
+        raise ModelError(
+            f"a model with {spec.num_layers} layers can have 1 to {len(cuts) + 1} stages, not {count}"
+        )
+    ends = [0]
+    for number in range(1, count):
+        left = [cut for cut in cuts if cut > ends[-1]]
+        left = left[: len(left) - (count - 1 - number)]  # one for each later border
+        ends.append(min(left, key=lambda cut: abs(sums[cut] - sums[-1] * number / count)))
+    return [range(*pair) for pair in pairwise([*ends, spec.num_layers])]
+
+
+def _may_split(spec: ModelSpec, place: int) -> bool:
+    """Whether no layer from `place` on reads keys and values of one before it."""
+    return all(source >= place for source in spec.kv_layers[place:])

@@ -17,8 +17,7 @@ from torch import Tensor
 from soothsay.core.batch import Batch
 from soothsay.core.cache import KVPool, Move
 from soothsay.errors import ModelError, StageError
-from soothsay.model.pipeline.frames import Frame, FrameError, receive, send
-from soothsay.model.pipeline.plans import written_moves, written_rows
+from soothsay.model.pipeline.frames import Frame, FrameError, receive, send, written_moves, written_rows
 from soothsay.model.stage import PoolSize
 
 SILENCE = 600.0

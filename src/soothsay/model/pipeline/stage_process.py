@@ -21,10 +21,9 @@ from soothsay.errors import SoothsayError
 from soothsay.handshake import CALLERS, Caller, CallerGate
 from soothsay.machine import available_memory
 from soothsay.model.checkpoint import open_checkpoint
-from soothsay.model.described_mode import described_mode
 from soothsay.model.load import load_stage, named_kernels
-from soothsay.model.pipeline.frames import Frame, FrameError, receive, send
-from soothsay.model.pipeline.plans import read_moves, read_rows
+from soothsay.model.numeric_mode import described_mode
+from soothsay.model.pipeline.frames import Frame, FrameError, read_moves, read_rows, receive, send
 from soothsay.model.stage import PoolSize
 from soothsay.model.transformer import LocalStage
 

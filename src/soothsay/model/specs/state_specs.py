@@ -23,7 +23,7 @@ class DeltaSpec:
     norm_eps: float
     # value head h belongs to key head h mod `key_heads`, not to h divided by the heads of each
     tiled: bool = False
-    # modules whose rows checkpoints store key head by key head; see `soothsay.model.head_order`
+    # modules whose rows checkpoints store key head by key head; see `soothsay.model.tensor_names`
     by_key_head: tuple[str, ...] = ()
 
     @property

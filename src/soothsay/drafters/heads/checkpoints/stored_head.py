@@ -16,11 +16,11 @@ from soothsay.drafters.heads.checkpoints.feature_views import ENDS
 from soothsay.drafters.heads.checkpoints.fit import TargetFit
 from soothsay.drafters.heads.trained_head import Head
 from soothsay.errors import DrafterError
-from soothsay.model.head_order import row_order
 from soothsay.model.norm import RMSNorm
 from soothsay.model.rope import Rope
 from soothsay.model.specs.attention_spec import AttentionSpec
 from soothsay.model.specs.model_spec import ModelSpec
+from soothsay.model.tensor_names import row_order
 from soothsay.model.weight_source import misfit
 
 Names = Mapping[str, tuple[str, ...]]

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from soothsay.model import rounding as module
 from soothsay.model.quantized import Quantized
-from soothsay.model.rounding import fit_scales, gptq, round_fitted
+from soothsay.quantizing import quantized_layers as module
+from soothsay.quantizing.quantized_layers import fit_scales, gptq, round_fitted
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:

@@ -1,0 +1,257 @@
+"""Families whose layers keep states: Granite 3 and 4, Falcon-H1, Nemotron-H and LFM2."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from soothsay.errors import ModelError
+from soothsay.model.families.decoder import (
+    attentions,
+    decoder,
+    dense,
+    experts,
+    head_norms,
+    norm_eps,
+    state_space,
+)
+from soothsay.model.families.fields import require
+from soothsay.model.families.layer_fields import Raw, are, count, every, rotations, sizes
+from soothsay.model.specs.attention_spec import AttentionSpec
+from soothsay.model.specs.feed_forward_spec import SQUARED_RELU
+from soothsay.model.specs.model_spec import EmbeddingSpec, MixerSpec, MLPSpec, ModelSpec
+from soothsay.model.specs.rope_spec import HeadRotation
+from soothsay.model.specs.state_specs import BesideStatesSpec, ConvolutionSpec
+
+MAMBA_DEFAULTS = {
+    "mamba_n_heads": 128,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 256,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+}
+GRANITE_DEFAULTS = {**MAMBA_DEFAULTS, "num_local_experts": 8, "num_experts_per_tok": 2}
+"""What files may leave out, as transformers has it."""
+
+
+def granite(raw: Raw) -> ModelSpec:
+    """Granite 3."""
+    return _scaled(raw, _attentions(raw), dense(raw))
+
+
+def granite_moe(raw: Raw) -> ModelSpec:
+    """Granite 3 with experts."""
+    return _scaled(raw, _attentions(raw), _experts(raw))
+
+
+def granite_hybrid(raw: Raw) -> ModelSpec:
+    """Granite 4: most layers are Mamba-2's. The others do not rotate, unless the file says so."""
+    raw = {**GRANITE_DEFAULTS, **raw}
+    kinds = raw.get("layer_types") or raw.get("layers_block_type")
+    kinds = ["mamba"] * count(raw) if kinds is None else kinds
+    usual = {"mamba": "linear_attention", "attention": "full_attention"}
+    raw = {**raw, "layer_types": [usual.get(kind, kind) for kind in kinds]}
+    if not raw["num_local_experts"]:
+        require(
+            raw["shared_intermediate_size"], "without experts, shared_intermediate_size should be above 0"
+        )
+        raw = {**raw, "intermediate_size": raw["shared_intermediate_size"]}
+    still = [raw.get("position_embedding_type") != "rope"] * count(raw)
+    read = _attentions(raw, rotations(raw, unrotated=still))
+    own, is_own = state_space(raw, norm_eps(raw)), are("linear_attention", raw)
+    mixers = [own if kept else other for kept, other in zip(is_own, read, strict=True)]
+    return _scaled(raw, mixers, _experts(raw))
+
+
+def _attentions(raw: Raw, rotated: Sequence[HeadRotation] | None = None) -> list[AttentionSpec]:
+    return attentions(raw, rotated=rotated, scale=float(raw.get("attention_multiplier", 1.0)))
+
+
+def _experts(raw: Raw) -> list[MLPSpec]:
+    shared = int(raw.get("shared_intermediate_size") or 0)
+    return experts(raw, shared_size=shared, routing={"normalize": True})
+
+
+def _scaled(raw: Raw, mixers: Sequence[MixerSpec], mlps: Sequence[MLPSpec]) -> ModelSpec:
+    return decoder(
+        raw,
+        mixers,
+        mlps,
+        embedding=EmbeddingSpec(float(raw.get("embedding_multiplier", 1.0))),
+        residual=float(raw.get("residual_multiplier", 1.0)),
+        logit_scale=1 / float(raw.get("logits_scaling", 1.0)),
+    )
+
+
+BIASES = ("attention_bias", "mlp_bias", "projectors_bias")
+
+
+def falcon_h1(raw: Raw) -> ModelSpec:
+    """All layers have Mamba-2 beside attention."""
+    if biased := [name for name in BIASES if raw.get(name)]:
+        raise ModelError(f"config.json: {biased[0]} is supported only as false")
+    raw = {**MAMBA_DEFAULTS, "rms_norm_eps": 1e-5, **raw}
+
+    def number(name: str) -> float:
+        return float(raw.get(f"{name}_multiplier", 1.0))
+
+    def numbers(name: str, count: int) -> tuple[float, ...]:
+        values = raw.get(f"{name}_multipliers", [1.0] * count)
+        require(len(values) == count, f"{name}_multipliers has {len(values)} entries, and not {count}")
+        return tuple(map(float, values))
+
+    inputs, (gates, outputs) = number("attention_in"), numbers("mlp", 2)
+    own = tuple(number("ssm_in") * part for part in numbers("ssm", 5))
+    states = replace(
+        state_space(raw, norm_eps(raw)),
+        normed=bool(raw.get("mamba_rms_norm", False)),
+        norm_first=bool(raw.get("mamba_norm_before_gate", True)),
+        multipliers=() if set(own) == {1.0} else own,
+    )
+    mixers = [
+        BesideStatesSpec(
+            replace(read, scale=read.scale * inputs**2 * number("key")),
+            states,
+            of_states=number("ssm_out"),
+            of_attention=inputs * number("attention_out"),  # inputs: of the values
+        )
+        for read in attentions(raw)
+    ]
+    return decoder(
+        raw,
+        mixers,
+        dense(raw, multipliers=None if gates == outputs == 1.0 else (gates, outputs)),
+        embedding=EmbeddingSpec(number("embedding")),
+        logit_scale=number("lm_head"),
+    )
+
+
+NEMOTRON_DEFAULTS: Raw = {
+    **sizes(131_072, 4096, 21_504, None, 32, 8, 4096),
+    "head_dim": 128,
+    "mamba_num_heads": 128,
+    "mamba_head_dim": 64,
+    "n_groups": 8,
+    "ssm_state_size": 128,
+    "conv_kernel": 4,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 7688,
+    "moe_shared_expert_intermediate_size": 7688,
+    "norm_topk_prob": True,
+}
+"""What files may leave out, as transformers has it."""
+
+KINDS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
+"""The letters of `hybrid_override_pattern`."""
+
+MIXERS = ("linear_attention", "full_attention")
+KNOWN = {SQUARED_RELU: SQUARED_RELU}  # activations
+OLDER_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
+
+
+def nemotron_h(raw: Raw) -> ModelSpec:
+    """Each layer is one part, and none rotates."""
+    raw = {**NEMOTRON_DEFAULTS, **raw}
+    kinds = _kinds(raw)
+    require(raw.get("mamba_hidden_act", "silu") == "silu", "mamba_hidden_act is supported only as silu")
+    require(not raw.get("attention_bias"), "attention_bias is supported only as false")
+    raw = {
+        **raw,
+        "num_hidden_layers": len(kinds),
+        "layer_types": None,
+        "hidden_act": raw.get("mlp_hidden_act", SQUARED_RELU),
+        "rms_norm_eps": raw.get("layer_norm_epsilon", 1e-5),
+        "mamba_n_heads": raw["mamba_num_heads"],
+        "mamba_d_ssm": int(raw["mamba_num_heads"]) * int(raw["mamba_head_dim"]),
+        "mamba_d_head": raw["mamba_head_dim"],
+        "mamba_n_groups": raw["n_groups"],
+        "mamba_d_state": raw["ssm_state_size"],
+        "mamba_d_conv": raw["conv_kernel"],
+        "mamba_conv_bias": raw.get("use_conv_bias", True),
+        "mamba_proj_bias": raw.get("use_bias", False),
+    }
+    still = rotations(raw, unrotated=every(raw))
+    parts: dict[str, Sequence[Any]] = {
+        "full_attention": attentions(raw, rotated=still),
+        "linear_attention": [state_space(raw, norm_eps(raw))] * len(kinds),
+        "mlp": dense(raw, KNOWN),
+        "moe": _nemotron_experts(raw) if "moe" in kinds else (),
+    }
+    mixers = [parts[kind][i] if kind in MIXERS else None for i, kind in enumerate(kinds)]
+    mlps = [None if kind in MIXERS else parts[kind][i] for i, kind in enumerate(kinds)]
+    return decoder(raw, mixers, mlps)
+
+
+def _nemotron_experts(raw: Raw) -> Sequence[MLPSpec]:
+    latent, shared = raw.get("moe_latent_size"), int(raw["moe_shared_expert_intermediate_size"])
+    return experts(
+        {**raw, "num_local_experts": int(raw["n_routed_experts"])},
+        known=KNOWN,
+        correction="e_score_correction_bias",
+        shared_size=shared,
+        latent_size=None if latent is None else int(latent),
+    )
+
+
+def _kinds(raw: Raw) -> Sequence[str]:
+    """The kind of each layer. At least one should have attention."""
+    listed = raw.get("layers_block_type")
+    if listed is None:
+        pattern = raw["hybrid_override_pattern"]
+        kinds = [KINDS.get(letter, letter) for letter in pattern]
+    else:
+        kinds = [OLDER_KINDS.get(kind, kind) for kind in listed]
+    if unknown := set(kinds) - set(KINDS.values()):
+        raise ModelError(f"config.json: layers of kind {min(unknown)!r:.40} are not supported")
+    require("full_attention" in kinds, "a model without attention is not supported")
+    return kinds
+
+
+LFM2_DEFAULTS = {
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 128_000,
+    "conv_L_cache": 3,
+    "rope_theta": 1e6,
+}
+LFM2_EXPERTS = {
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 1792,
+    "norm_topk_prob": True,
+}
+
+
+def lfm2(raw: Raw) -> ModelSpec:
+    """The size of feed-forward parts may be derived."""
+    size = int(raw.get("block_ff_dim") or raw["intermediate_size"])
+    if raw.get("block_auto_adjust_ff_dim", True):
+        step = int(raw.get("block_multiple_of") or 256)
+        size = int(float(raw.get("block_ffn_dim_multiplier") or 1.0) * int(2 * size / 3))
+        size = -(-size // step) * step
+    raw = {**raw, "intermediate_size": size}
+    return _convolutions(raw, dense(raw))
+
+
+def lfm2_moe(raw: Raw) -> ModelSpec:
+    """`num_dense_layers` takes the place of `first_k_dense_replace`."""
+    raw = {**LFM2_EXPERTS, **raw, "first_k_dense_replace": int(raw.get("num_dense_layers", 2))}
+    return _convolutions(raw, experts(raw, correction="expert_bias"))
+
+
+def _convolutions(raw: Raw, mlps: Sequence[MLPSpec]) -> ModelSpec:
+    require(not raw.get("conv_bias"), "conv_bias (convolutions with a bias) is not supported")
+    full = raw.get("full_attn_idxs")
+    kinds = ["full_attention" if full is None or i in full else "conv" for i in range(count(raw))]
+    raw = {
+        **LFM2_DEFAULTS,
+        **raw,
+        "rms_norm_eps": raw.get("norm_eps", 1e-5),
+        "layer_types": raw.get("layer_types") or kinds,
+        "tie_word_embeddings": raw.get("tie_embedding", raw.get("tie_word_embeddings", True)),
+    }
+    own = ConvolutionSpec(int(raw["hidden_size"]), int(raw["conv_L_cache"]))
+    read = attentions(raw, norms=head_norms(raw))
+    mixers = [own if kept else other for kept, other in zip(are("conv", raw), read, strict=True)]
+    return decoder(raw, mixers, mlps)

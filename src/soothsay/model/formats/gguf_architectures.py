@@ -1,0 +1,207 @@
+"""What GGUF files of each architecture have: keys of a config.json, parts of blocks, and changes of tensors.
+
+Names and keys are those of llama.cpp's converter (`conversion/`, `gguf-py/gguf/constants.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from soothsay.errors import ModelError
+from soothsay.model.formats import gguf_gemma_keys as gemma
+from soothsay.model.formats import gguf_own_keys as keys
+from soothsay.model.formats import gguf_part_names as parts
+from soothsay.model.formats.gguf_metadata import Metadata, Own
+from soothsay.model.formats.gguf_own_keys import Config, Shapes
+
+Change = Callable[[Tensor], Tensor]
+"""From the stored numbers of a tensor to those of Hugging Face."""
+
+
+def _nothing(*_: object) -> Config:
+    return {}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What the files of an architecture have."""
+
+    family: str  # its `model_type`
+    blocks: Mapping[str, str] = field(default_factory=dict)  # parts of blocks, beside the usual ones
+    own: Callable[[Metadata, Config, Shapes], Config] = _nothing  # keys that not all files have
+    changes: Mapping[str, Change] = field(default_factory=dict)  # by part of a block
+    yarn: Own = _nothing  # what a `rope_scaling` of YaRN has besides
+    modules: parts.ModuleNames | None = None  # names of MTP modules
+    theta: float = 1e4  # base of rotary positions, where a file does not say
+    eps: str = "rms_norm_eps"  # the key of the epsilon of norms
+    interleaved: bool = False  # rows of q and k take turns, since llama.cpp rotates by neighbours
+    centred: bool = False  # norms' weights w are stored as 1 + w
+    partial: bool = False  # `rope.dimension_count` may be less than the size of a head
+    varied: bool = False  # layers have sizes of their own
+
+
+def architecture_of(data: Metadata) -> Architecture:
+    """The architecture of a file. Raises `ModelError` for an unknown one."""
+    name = data.architecture
+    if name not in ARCHITECTURES:
+        raise ModelError(
+            f"{data.path} holds a model of architecture {name!r}; "
+            f"the known ones are {', '.join(ARCHITECTURES)}"
+        )
+    if name == "llama" and data.number("expert_count", 0) > 0:
+        return _MIXTRAL
+    if name == "olmo2" and data.number("attention.sliding_window", 0) > 0:
+        return _OLMO3
+    return ARCHITECTURES[name]
+
+
+def read_config(data: Metadata, kind: Architecture, shapes: Shapes) -> Config:
+    """The keys of config.json, without those of rotary scaling."""
+    if "token_embd.weight" not in shapes:
+        raise ModelError(
+            f"{data.path} has no tensor 'token_embd.weight'; is it a whole model, not an adapter?"
+        )
+    get, require = data.number, data.require
+    hidden, heads = require("embedding_length"), require("attention.head_count")
+    if heads < 1:
+        raise ModelError(f"{data.path}: attention.head_count is {heads}; the file is damaged")
+    head_dim, rotated = _head_sizes(data, kind, hidden // heads)
+    layers = require("block_count")
+    if kind.varied:
+        size = min(data.layers("feed_forward_length", layers), default=0)
+    else:
+        size = get("feed_forward_length", get("expert_feed_forward_length")) or require("feed_forward_length")
+    config = {
+        "model_type": kind.family,
+        "vocab_size": shapes["token_embd.weight"][0],
+        "hidden_size": hidden,
+        "intermediate_size": size,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads if kind.varied else get("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": require("context_length"),
+        kind.eps: _norm_eps(data, kind),
+        "rope_theta": get("rope.freq_base", kind.theta),
+        "hidden_act": "silu",
+        "tie_word_embeddings": "output.weight" not in shapes,
+        "attention_bias": "blk.0.attn_q.bias" in shapes,
+        "mlp_bias": "blk.0.ffn_gate.bias" in shapes,
+        "is_causal": data.raw("attention.causal", True) is not False,
+    }
+    if kind.partial:
+        config["partial_rotary_factor"] = rotated / head_dim
+    return config | kind.own(data, config, shapes)
+
+
+def _head_sizes(data: Metadata, kind: Architecture, usual: int) -> tuple[int, int]:
+    """The dimensions of a head, and those that rotate. `usual`: of a head, where the file has none.
+
+    Latent attention has sizes of its own: only the dimensions that rotate count here.
+    """
+    get = data.number
+    if kind.family == "deepseek_v3":
+        return (data.require("rope.dimension_count"),) * 2
+    head_dim = get("attention.key_length", usual)
+    if kind.family == "nemotron_h":  # nothing rotates, whatever the file says
+        return head_dim, head_dim
+    rotated = get("rope.dimension_count", head_dim)
+    checked = ("attention.value_length", "rope.dimension_count")
+    for key in checked[:1] if kind.partial and rotated <= head_dim else checked:
+        if get(key, head_dim) != head_dim:
+            raise ModelError(
+                f"{data.path}: {key} {get(key)} is not the size of a head, {head_dim}: not supported"
+            )
+    return head_dim, rotated
+
+
+def _norm_eps(data: Metadata, kind: Architecture) -> Any:
+    """The epsilon of norms. Some converters write it under the key of the other kind of norms."""
+    keys = ["attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"]
+    own, other = reversed(keys) if kind.eps == "layer_norm_eps" else keys
+    given = data.number(own, data.number(other))
+    return data.require(own) if given is None else given
+
+
+def _log_rates(rates: Tensor) -> Tensor:
+    """A from the stored -e^A. Raises `ModelError` for rates at which a state would grow."""
+    if not bool((rates < 0).all()):
+        raise ModelError("a tensor ssm_a has rates that are not below 0; the file is damaged")
+    return (-rates.float()).log()
+
+
+_QWEN3_5_CHANGES: dict[str, Change] = {
+    "ssm_a": _log_rates,
+    "ssm_conv1d": lambda taps: taps[:, None],
+    "ffn_gate_inp_shexp": lambda gate: gate.reshape(1, -1),
+}
+_MAMBA2_CHANGES: dict[str, Change] = {
+    "ssm_a": lambda rates: _log_rates(rates).flatten(),
+    "ssm_d": lambda skips: skips.flatten(),
+    "ssm_norm": lambda scale: scale.flatten(),
+    "ssm_conv1d": lambda stored: stored[:, None] if stored.ndim == 2 else stored,  # or the bias
+}
+_LFM2_CHANGES: dict[str, Change] = {"shortconv.conv": lambda taps: taps[:, None]}
+
+_MIXTRAL = Architecture("mixtral", parts.EXPERTS, keys.mixtral, interleaved=True)
+_OLMO3 = Architecture("olmo3", parts.AFTER, keys.typed_windows)
+_NEMOTRON_H = Architecture(
+    *("nemotron_h", parts.NEMOTRON_H, keys.nemotron_h, _MAMBA2_CHANGES),
+    modules=parts.IN_LAYERS,
+    eps="layer_norm_epsilon",
+    varied=True,
+)
+_QWEN3_5 = partial(Architecture, changes=_QWEN3_5_CHANGES, modules=parts.IN_MTP, centred=True, partial=True)
+_LFM2 = partial(Architecture, blocks=parts.LFM2, changes=_LFM2_CHANGES, eps="norm_eps", varied=True)
+
+ARCHITECTURES = {
+    "llama": Architecture("llama", interleaved=True),  # Mistral's files too; Mixtral's have experts
+    "qwen2": Architecture("qwen2"),
+    "qwen3": Architecture("qwen3"),
+    "qwen3moe": Architecture("qwen3_moe", parts.EXPERTS, keys.qwen3_moe),
+    "qwen2vl": Architecture("qwen2"),  # text has one position in all three axes
+    "qwen3vl": Architecture("qwen3"),
+    "phi3": Architecture("phi3", {"attn_qkv": "attention.qkv"}, keys.windowed, partial=True),
+    "smollm3": Architecture("smollm3", interleaved=True),
+    "granite": Architecture("granite", own=keys.granite, interleaved=True),
+    "granitemoe": Architecture("granitemoe_gguf", parts.GRANITE, keys.granite_moe, interleaved=True),
+    "granitehybrid": Architecture(
+        *("granitemoehybrid_gguf", parts.GRANITE, keys.granite_hybrid, _MAMBA2_CHANGES),
+        interleaved=True,
+        varied=True,
+    ),
+    "falcon-h1": Architecture("falcon_h1", parts.FALCON_H1, keys.falcon_h1, _MAMBA2_CHANGES),
+    "nemotron_h": _NEMOTRON_H,
+    "nemotron_h_moe": _NEMOTRON_H,
+    "ernie4_5": Architecture("ernie4_5"),
+    "seed_oss": Architecture("seed_oss", parts.BEFORE_MLP),
+    "exaone4": Architecture("exaone4", parts.AFTER, keys.typed_windows),
+    "olmo2": Architecture("olmo2", parts.AFTER),  # OLMo 3's files too, which have a sliding window
+    "mistral3": Architecture("ministral3", yarn=keys.ministral_scaling, interleaved=True),
+    "glm4": Architecture("glm4", parts.AFTER, keys.glm4, partial=True),
+    "glm4moe": Architecture("glm4_moe", parts.GLM4_MOE, keys.glm4_moe, modules=parts.IN_LAYERS, partial=True),
+    "deepseek2": Architecture(  # V2's files too, which have no sigmoids
+        "deepseek_v3", parts.LATENT, keys.latent, yarn=keys.latent_scaling, modules=parts.IN_LAYERS
+    ),
+    "command-r": Architecture("cohere", own=keys.cohere, eps="layer_norm_eps"),
+    "cohere2": Architecture("cohere2", own=keys.cohere2, eps="layer_norm_eps"),
+    "gemma2": Architecture("gemma2", parts.AFTER, gemma.gemma2, centred=True),
+    "gemma3": Architecture("gemma3_text", parts.AFTER, gemma.gemma3, theta=1e6, centred=True),
+    "gemma3n": Architecture("gemma3n_text", parts.GEMMA3N, gemma.gemma3n, theta=1e6),
+    "gemma4": Architecture("gemma4_text", parts.GEMMA4, gemma.gemma4, varied=True),
+    # the range of YaRN is not rounded, as in training; llama.cpp rounds
+    "gpt-oss": Architecture("gpt_oss", parts.GPT_OSS, keys.gpt_oss, yarn=lambda _: {"truncate": False}),
+    "llama4": Architecture("llama4_text", parts.EXPERTS_AND_SHARED, keys.llama4),
+    "minimax-m2": Architecture("minimax_m2", parts.CORRECTED_EXPERTS, keys.minimax_m2, partial=True),
+    "lfm2": _LFM2("lfm2", own=keys.lfm2),
+    "lfm2moe": _LFM2("lfm2_moe", own=keys.lfm2_moe),
+    "qwen3next": _QWEN3_5("qwen3_next_gguf", parts.QWEN3_NEXT, keys.qwen3_5_moe),
+    "qwen35": _QWEN3_5("qwen3_5_text", parts.DELTA, keys.qwen3_5),
+    "qwen35moe": _QWEN3_5("qwen3_5_moe_text", parts.DELTA_AND_EXPERTS, keys.qwen3_5_moe),
+}
+"""By llama.cpp's names."""

@@ -1,0 +1,338 @@
+"""Keys of a Hugging Face config.json that GGUF files of single architectures have.
+
+Functions get the metadata, the keys that all files have, and the tensors' shapes. Names and keys are those of
+llama.cpp's converter (`conversion/`, `gguf-py/gguf/constants.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from soothsay.errors import ModelError
+from soothsay.model.families.fields import MAX_LAYERS
+from soothsay.model.families.gemma import GLOBAL, LOCAL
+from soothsay.model.formats.gguf_metadata import Metadata
+
+Config = dict[str, Any]
+Shapes = Mapping[str, tuple[int, ...]]
+"""Of the tensors, by GGUF's names."""
+
+SOFTMAX, SIGMOID = 1, 2
+"""Values of `expert_gating_func`."""
+
+
+def _experts(data: Metadata) -> Config:
+    """How many experts a row chooses, and of how many."""
+    used = data.require("expert_used_count")
+    return {"num_experts_per_tok": used, "num_local_experts": data.require("expert_count")}
+
+
+def own_experts(data: Metadata) -> Config:
+    """Experts with a size of their own."""
+    return {**_experts(data), "moe_intermediate_size": data.require("expert_feed_forward_length")}
+
+
+def _sized_experts(data: Metadata, config: Config) -> Config:
+    """Experts in a family that has no other feed-forward parts."""
+    size = data.number("expert_feed_forward_length", config["intermediate_size"])
+    return {**_experts(data), "intermediate_size": size}
+
+
+def _grouped_experts(data: Metadata, *, normalized: bool) -> Config:
+    """Experts that are chosen from groups. `normalized`: weights add up to 1, if a file does not say."""
+    groups = data.number("expert_group_count", 0) or 1
+    return {
+        **own_experts(data),
+        "norm_topk_prob": bool(data.get("expert_weights_norm", normalized)),
+        "routed_scaling_factor": data.number("expert_weights_scale", 0) or 1.0,
+        "n_group": groups,
+        "topk_group": data.number("expert_group_used_count", 0) or groups,
+    }
+
+
+def _deepseek_experts(data: Metadata, config: Config, *, normalized: bool) -> Config:
+    """The same beside a shared part, after some dense layers. MTP modules are the last blocks."""
+    return {
+        "num_hidden_layers": config["num_hidden_layers"] - data.number("nextn_predict_layers", 0),
+        **_grouped_experts(data, normalized=normalized),
+        "n_shared_experts": data.number("expert_shared_count", 0),
+        "first_k_dense_replace": data.number("leading_dense_block_count", 0),
+    }
+
+
+def mixtral(data: Metadata, config: Config, shapes: Shapes) -> Config:
+    """Mistral with experts."""
+    return _experts(data)
+
+
+def qwen3_moe(data: Metadata, config: Config, shapes: Shapes) -> Config:
+    """Experts without a size of their own share the dense one."""
+    found = _experts(data)
+    usual = config["intermediate_size"] // max(found["num_experts_per_tok"], 1)
+    size = data.number("expert_feed_forward_length", usual)
+    return found | {"moe_intermediate_size": size, "norm_topk_prob": True}  # llama.cpp always normalizes
+
+
+def minimax_m2(data: Metadata, config: Config, shapes: Shapes) -> Config:
+    """Not all dimensions of a head rotate."""
+    return _sized_experts(data, config) | {
+        "rotary_dim": data.number("rope.dimension_count", config["head_dim"])
+    }
+
+
+def gpt_oss(data: Metadata, config: Config, shapes: Shapes) -> Config:
+    """Experts, and a window."""
+    return _sized_experts(data, config) | windowed(data, config, shapes)
+
+
+def windowed(data: Metadata, config: Config, shapes: Shapes) -> Config:
+    """The window."""
+    return {"sliding_window": data.number("attention.sliding_window")}
+
+
+def typed_windows(data: Metadata, config: Config, shapes: Shapes) -> Config:
+    """The window, and the layers that have it."""
+    return windowed(data, config, shapes) | layer_types(data, config)
+
+
+def layer_types(data: Metadata, config: Config) -> Config:
+    """The layers with a sliding window, if the file says which."""
+    pattern, layers = data.raw("attention.sliding_window_pattern"), int(config["num_hidden_layers"])
+    if pattern is None:
+        return {}
+    if not isinstance(pattern, np.ndarray | int) or layers > MAX_LAYERS:
+        raise ModelError(f"{data.path}: sliding_window_pattern {pattern!r:.80} of {layers} layers is damaged")
+    local = (  # an array of booleans, or n: every n-th layer is global
+        pattern.tolist()
+        if isinstance(pattern, np.ndarray)
+        else [not pattern or (i + 1) % pattern for i in range(layers)]
+    )
+    return {"layer_types": [LOCAL if is_local else GLOBAL for is_local in local]}
+
+
+def cohere(data: Metadata, config: Config, shapes: Shapes) -> Config:
+    """The factor of logits."""
+    return {"logit_scale": data.require("logit_scale")}
+
+
+def cohere2(data: Metadata, config: Config, shapes: Shapes) -> Config:
+    """The same, and a window."""
+    return windowed(data, config, shapes) | cohere(data, config, shapes)
+
+
+def glm4(data: Metadata, config: Config, shapes: Shapes) -> Config:
+    """Raises `ModelError` for the text part of GLM-4V."""
+    if data.raw("rope.dimension_sections") is not None:
+        raise ModelError(f"{data.path}: the text part of GLM-4V is not supported, only GLM-4")
+    return {}
+
+
+def glm4_moe(data: Metadata, config: Config, shapes: Shapes) -> Config:
+    """Heads are normed if the file has norms."""
+    own = _deepseek_experts(data, config, normalized=True)
+    own["topk_group"] = data.number("expert_group_used_count", 1)
+    return own | {"use_qk_norm": "blk.0.attn_q_norm.weight" in shapes}
+
+
+def latent(data: Metadata, config: Config, shapes: Shapes) -> Config:
+    """Latent attention: DeepSeek-V2, V3 and R1, Kimi K2, GLM-4.7-Flash. V2 has no sigmoids."""
+    if data.number("attention.temperature_scale"):
+        raise ModelError(
+            f"{data.path}: latent attention with a temperature that grows (as in Mistral Large 3) is not "
+            "supported; take another model"
+        )
+    get, require = data.number, data.require
+    if not get("expert_count", 0):
+        raise ModelError(
+            f"{data.path}: latent attention without experts is not supported; take another model"
+        )
+    corrected = any(name.endswith("exp_probs_b.bias") for name in shapes)
+    gating = get("expert_gating_func", 0) or (SIGMOID if corrected else SOFTMAX)  # older files do not say
+    if gating not in (SOFTMAX, SIGMOID):
+        raise ModelError(f"{data.path}: expert_gating_func {gating} is not supported, only 1 and 2")
+    rotated = require("rope.dimension_count")
+    own = _deepseek_experts(data, config, normalized=False) | {
+        "model_type": "deepseek_v3" if gating == SIGMOID else "deepseek_v2",
+        "kv_lora_rank": require("attention.kv_lora_rank"),
+        "q_lora_rank": require("attention.q_lora_rank") if "blk.0.attn_q_a.weight" in shapes else None,
+        "qk_rope_head_dim": rotated,
+        # the sizes without _mla are those of keys and values in the cache, in files that have both
+        "qk_nope_head_dim": (get("attention.key_length_mla") or require("attention.key_length")) - rotated,
+        "v_head_dim": get("attention.value_length_mla") or require("attention.value_length"),
+    }
+    if gating == SIGMOID:
+        return own | {"use_expert_bias": corrected}
+    return own | {"topk_method": "group_limited_greedy" if own["n_group"] > 1 else "greedy"}
+
+
+def latent_scaling(data: Metadata) -> Config:
+    """The file has a tenth of mscale_all_dim alone; mscale equals it in all of these models."""
+    multiplier = data.number("rope.scaling.yarn_log_multiplier")
+    return dict.fromkeys(
+        ("mscale", "mscale_all_dim"), None if multiplier is None else round(10 * multiplier, 6)
+    )
+
+
+def ministral_scaling(data: Metadata) -> Config:
+    """Queries that grow, beside YaRN."""
+    multiplier = data.number("rope.scaling.yarn_log_multiplier")
+    return {
+        "llama_4_scaling_beta": data.number("attention.temperature_scale"),
+        "mscale": None if multiplier is None else 1.0,
+        "mscale_all_dim": multiplier,
+    }
+
+
+def llama4(data: Metadata, config: Config, shapes: Shapes) -> Config:
+    """What the converter leaves out, as llama.cpp has it. Only Maverick does not norm queries and keys."""
+    unchunked = data.number("attention.sliding_window") == 0
+    own = _experts(data) | {
+        "intermediate_size": data.require("expert_feed_forward_length"),
+        "intermediate_size_mlp": config["intermediate_size"],
+        "interleave_moe_layer_step": data.number("interleave_moe_layer_step", 1),
+        "attention_chunk_size": None if unchunked else 8192,
+        "use_qk_norm": data.number("expert_count") != 128,
+    }
+    if unchunked:
+        own["no_rope_layers"] = [1] * min(int(config["num_hidden_layers"]), MAX_LAYERS)
+    return own
+
+
+def _states(data: Metadata, **names: str) -> Config:
+    """The sizes of layers that keep states, under a family's names."""
+    return {name: data.require(f"ssm.{key}") for name, key in names.items()}
+
+
+def qwen3_5(data: Metadata, config: Config, shapes: Shapes) -> Config:
+    """Sizes of recurrent layers. The converter tiles their value heads, and appends MTP modules as layers."""
+    heads = max(data.require("ssm.time_step_rank"), 1)
+    return {
+        "num_hidden_layers": config["num_hidden_layers"] - data.number("nextn_predict_layers", 0),
+        "full_attention_interval": data.number("full_attention_interval", 4),
+        **_states(
+            data,
+            linear_conv_kernel_dim="conv_kernel",
+            linear_key_head_dim="state_size",
+            linear_num_key_heads="group_count",
+        ),
+        "linear_value_head_dim": data.require("ssm.inner_size") // heads,
+        "linear_num_value_heads": heads,
+        "linear_heads_tiled": data.architecture != "qwen3next",
+    }
+
+
+def qwen3_5_moe(data: Metadata, config: Config, shapes: Shapes) -> Config:
+    """The same with experts."""
+    shared = data.require("expert_shared_feed_forward_length")
+    own = qwen3_5(data, config, shapes) | own_experts(data)
+    return own | {"shared_expert_intermediate_size": shared}
+
+
+def _mamba2(data: Metadata) -> Config:
+    return _states(
+        data,
+        mamba_d_ssm="inner_size",
+        mamba_n_heads="time_step_rank",
+        mamba_n_groups="group_count",
+        mamba_d_state="state_size",
+        mamba_d_conv="conv_kernel",
+    )
+
+
+def falcon_h1(data: Metadata, config: Config, shapes: Shapes) -> Config:
+    """The converter multiplies the weights by all multipliers."""
+    normed = "blk.0.ssm_norm.weight" in shapes
+    return _mamba2(data) | {"mamba_rms_norm": normed, "mamba_norm_before_gate": False}
+
+
+def _attention_layers(data: Metadata, config: Config, other: str, attention: str = GLOBAL) -> Config:
+    """Layers without key-value heads are others."""
+    kv = data.layers("attention.head_count_kv", config["num_hidden_layers"])
+    kinds = [attention if heads else other for heads in kv]
+    return {"layer_types": kinds, "num_key_value_heads": max(kv, default=0) or 1}
+
+
+def lfm2(data: Metadata, config: Config, shapes: Shapes) -> Config:
+    """Layers without key-value heads have a convolution. Sizes of feed-forward parts are final."""
+    own = _attention_layers(data, config, "conv")
+    return own | {"conv_L_cache": data.require("shortconv.l_cache"), "block_auto_adjust_ff_dim": False}
+
+
+def lfm2_moe(data: Metadata, config: Config, shapes: Shapes) -> Config:
+    """The same with experts after some dense layers."""
+    own = lfm2(data, config, shapes) | own_experts(data)
+    return own | {"num_dense_layers": data.number("leading_dense_block_count", 0)}
+
+
+def granite(data: Metadata, config: Config, shapes: Shapes) -> Config:
+    """Multipliers."""
+    keys = {
+        "embedding_multiplier": "embedding_scale",
+        "residual_multiplier": "residual_scale",
+        "attention_multiplier": "attention.scale",
+        "logits_scaling": "logit_scale",
+    }
+    return {name: data.number(key) or 1.0 for name, key in keys.items()}
+
+
+def granite_moe(data: Metadata, config: Config, shapes: Shapes) -> Config:
+    """Multipliers and experts."""
+    shared = data.number("expert_shared_feed_forward_length", 0)
+    return {**_experts(data), **granite(data, config, shapes), "shared_intermediate_size": shared}
+
+
+def granite_hybrid(data: Metadata, config: Config, shapes: Shapes) -> Config:
+    """Multipliers, and what experts and hybrids have. Layers without key-value heads are Mamba-2's."""
+    experts = data.number("expert_count", 0)
+    shared = data.number("expert_shared_feed_forward_length", 0)
+    return {
+        **granite(data, config, shapes),
+        **_attention_layers(data, config, "mamba", "attention"),
+        "position_embedding_type": "rope" if data.raw("rope.scaling.finetuned", True) else "nope",
+        "num_local_experts": experts,
+        "num_experts_per_tok": data.number("expert_used_count", 0),
+        "shared_intermediate_size": shared if experts else config["intermediate_size"],
+        **_mamba2(data),
+    }
+
+
+def nemotron_h(data: Metadata, config: Config, shapes: Shapes) -> Config:
+    """MTP modules are the last blocks.
+
+    A block with key-value heads has attention, one with a feed-forward size is a feed-forward part, and the
+    others are Mamba-2's.
+    """
+    blocks = int(config["num_hidden_layers"])
+    layers = blocks - data.number("nextn_predict_layers", 0)
+    kv, sizes = (
+        data.layers(key, blocks)[:layers] for key in ("attention.head_count_kv", "feed_forward_length")
+    )
+    kinds = [
+        GLOBAL if heads else ("mlp" if size else "linear_attention")
+        for heads, size in zip(kv, sizes, strict=True)
+    ]
+    heads = max(data.require("ssm.time_step_rank"), 1)
+    own = {
+        "layers_block_type": kinds,
+        "num_hidden_layers": layers,
+        "num_key_value_heads": max(kv, default=0) or 1,
+        "intermediate_size": max(sizes, default=0) or 1,
+        "mlp_bias": any(name.endswith(".ffn_up.bias") for name in shapes),
+        "mamba_num_heads": heads,
+        "mamba_head_dim": data.require("ssm.inner_size") // heads,
+        **_states(data, n_groups="group_count", ssm_state_size="state_size", conv_kernel="conv_kernel"),
+    }
+    if not data.number("expert_count", 0):
+        return own
+    sparse = [f"blk.{layer}.ffn_gate_inp.weight" in shapes for layer in range(layers)]
+    return {
+        **own,
+        **_grouped_experts(data, normalized=True),
+        "n_routed_experts": data.require("expert_count"),
+        "layers_block_type": ["moe" if has else kind for has, kind in zip(sparse, kinds, strict=True)],
+        "moe_shared_expert_intermediate_size": data.require("expert_shared_feed_forward_length"),
+        "moe_latent_size": data.number("moe_latent_size"),
+    }
