@@ -23,9 +23,15 @@ from typer.testing import CliRunner, Result
 from soothsay.bench.journal import Journal
 from soothsay.bench.peers.engines.peer import Setup, UnavailableError
 from soothsay.bench.peers.peer_bench import CONTEXT, PROMPT, VERIFIED, PeerBench, PeerPlan, turns
-from soothsay.bench.peers.peer_chart import answers_chart
 from soothsay.bench.peers.peer_process import PeerProcess
-from soothsay.bench.peers.peer_results import ANSWER, OURS, PeerRecord, PeerResults, equal_tokens
+from soothsay.bench.peers.peer_results import (
+    ANSWER,
+    OURS,
+    PeerRecord,
+    PeerResults,
+    answers_chart,
+    equal_tokens,
+)
 from soothsay.bench.peers.to_gguf import write_gguf
 from soothsay.bench.random_models import LlamaShape, RandomCheckpoint
 from soothsay.cli.app import app

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from soothsay.bench.spec.questions import Question
+from soothsay.bench.prompts import Question
 from soothsay.core.answer import FinishReason
 from soothsay.core.params import SamplingParams
 from soothsay.core.request import Request

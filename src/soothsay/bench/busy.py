@@ -15,8 +15,8 @@ from itertools import pairwise
 
 from soothsay.bench.chat_client import ChatError
 from soothsay.bench.measure import Meter, Progress, rotated
+from soothsay.bench.prompts import QUESTION
 from soothsay.bench.serve.serve_bench import LoadTarget
-from soothsay.bench.texts import QUESTION
 from soothsay.errors import SoothsayError
 
 SETTLE = 0.3

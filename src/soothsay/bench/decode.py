@@ -11,7 +11,7 @@ import torch
 from soothsay.bench.measure import Rates, Workload, interleave
 from soothsay.bench.peers.engines.hugging_face import Transformers
 from soothsay.bench.peers.engines.peer import Setup
-from soothsay.bench.texts import PASSAGE, QUESTION, TOPICS
+from soothsay.bench.prompts import PASSAGE, QUESTION, TOPICS
 from soothsay.config import DType
 from soothsay.core.params import SamplingParams
 from soothsay.llm import LLM

@@ -46,8 +46,7 @@ from typing import Any
 import torch
 
 from soothsay.bench.grown_drafters import GrownDrafters, Growth, grow_drafters
-from soothsay.bench.grown_shape import GrownShape
-from soothsay.bench.grown_tensors import Axis, GrownTensor, Rule
+from soothsay.bench.grown_tensors import Axis, GrownShape, GrownTensor, Rule
 from soothsay.errors import ModelError
 from soothsay.model.checkpoint import Checkpoint, read_model_config
 from soothsay.model.families.parsing import parse_model_config

@@ -6,16 +6,18 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from soothsay.bench.bench_plans import LearnPlan
 from soothsay.bench.measure import rotated
-from soothsay.bench.prompt_files import PromptEntry, encode
+from soothsay.bench.prompts import PromptEntry, encode
 from soothsay.core.params import SamplingParams
 from soothsay.drafters.base import Drafter
 from soothsay.drafters.learning.learning_drafter import can_learn
 from soothsay.drafters.registry import build_drafter
 from soothsay.errors import DrafterError
 from soothsay.llm import LLM
+from soothsay.plotting import new_figure, series_style, tidy
 
 PLAIN, STATIC, LEARNING = "plain", "static", "learning"
 
@@ -145,3 +147,35 @@ def _run(
     stats = [result.stats for result in results]
     run = WindowRun(sum(one.emitted for one in stats), sum(one.steps for one in stats), seconds, cpu)
     return run, [result.token_ids for result in results]
+
+
+SMOOTH = 3
+"""Number of windows that a point is the mean of."""
+
+
+def learn_chart(report: LearnReport) -> Any:
+    """Draw tokens a step along the stream, with and without learning.
+
+    Returns a matplotlib figure. Raises `SoothsayError` if matplotlib is not installed.
+    """
+    figure = new_figure(figsize=(7.5, 4.0), layout="constrained")
+    panel = figure.subplots()
+    for number, name in enumerate((STATIC, LEARNING)):
+        windows = [window for window in report.windows if name in window.runs]
+        runs = [window.runs[name] for window in windows]
+        means = []
+        for i in range(len(runs)):
+            near = runs[max(i - SMOOTH + 1, 0) : i + 1]
+            means.append(sum(run.tokens for run in near) / max(sum(run.steps for run in near), 1))
+        places = [window.first + window.size for window in windows]
+        panel.plot(places, means, color=series_style(number)[0], label=name, linewidth=1.8)
+    held_out = [window.first for window in report.windows if window.held_out]
+    if held_out:
+        panel.axvspan(held_out[0], report.windows[-1].first + report.windows[-1].size, alpha=0.08)
+    tidy(panel)
+    panel.set_ylim(bottom=1)
+    panel.set(xlabel="requests answered (shaded: held out)", ylabel="tokens a step")
+    panel.legend(frameon=False)
+    title = f"{Path(report.model).name}, {report.drafter.partition('(')[0]}, {report.share:.0%} of a core"
+    panel.set_title(title, fontsize=10)
+    return figure

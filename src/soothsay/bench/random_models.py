@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from soothsay.bench.grown_shape import SHAPES, read_sizes
+from soothsay.bench.grown_tensors import SHAPES, read_sizes
 from soothsay.errors import ModelError
 from soothsay.model.formats.weight_format import Reader
 from soothsay.tokenizer import Tokenizer

@@ -17,7 +17,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from soothsay.cli.printed_answer import PrintedAnswer
 from soothsay.cli.terminal import ACCEPTED, acceptance_summary, load_llm, report, sampling_summary, summary
 from soothsay.errors import RequestError, SoothsayError
 from soothsay.options import CommonOptions, ModelOptions, SamplingOptions, option, shared
@@ -149,6 +148,10 @@ class Conversation:
             raise RequestError(f"there is no command {name}; /help lists all commands")
 
     def _answer(self, text: str) -> None:
+        from soothsay.cli.printed_answer import (
+            PrintedAnswer,  # its libraries are as slow to import as the rest
+        )
+
         ids, dropped = self._prompt(text)
         parser, params = self._reader(ids)
         stream = self.llm.stream(ids, params, drafter=self.drafter)

@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from soothsay.bench.result_table import ResultTable
+from soothsay.bench.result_page import ResultTable
 
 Column = str | Callable[[Any], str]
 """How a cell is made of a record: a format, such as "{.rate:.1f}", or a function."""

@@ -13,9 +13,8 @@ from rich.filesize import decimal
 from rich.progress import TextColumn
 
 from soothsay.cli.command_classes import add_commands
-from soothsay.cli.progress import work_bar
 from soothsay.cli.tables import facts_table
-from soothsay.cli.terminal import notice
+from soothsay.cli.terminal import notice, work_bar
 from soothsay.options import REQUIRED, ModelOptions, argument, option, shared
 
 if TYPE_CHECKING:

@@ -13,12 +13,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from soothsay.bench.prompt_files import PromptEntry, encode, read_prompts, spread
-from soothsay.cli.fitting_drafters import try_drafters
-from soothsay.cli.progress import answer_bar
+from soothsay.bench.prompts import PromptEntry, encode, read_prompts, spread
+from soothsay.cli.demo_command import TASKS
 from soothsay.cli.tables import numbers_table
-from soothsay.cli.tasks import TASKS
-from soothsay.cli.terminal import notice
+from soothsay.cli.terminal import answer_bar, notice, try_drafters
 from soothsay.config import DType, EngineConfig
 from soothsay.errors import DrafterError
 from soothsay.options import FILE, PROMPTS, CommonOptions, ModelOptions, SamplingOptions, option, shared

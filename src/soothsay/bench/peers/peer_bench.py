@@ -23,8 +23,7 @@ from soothsay.bench.peers.engines.peer import Setup, UnavailableError
 from soothsay.bench.peers.peer_process import PeerProcess
 from soothsay.bench.peers.peer_results import AGREEMENT, ANSWER, OURS, PLAIN, PeerRecord, PeerResults
 from soothsay.bench.peers.to_gguf import write_gguf
-from soothsay.bench.prompt_files import PromptEntry, encode_with, read_prompts, spread
-from soothsay.bench.texts import PASSAGE, QUESTION
+from soothsay.bench.prompts import PASSAGE, QUESTION, PromptEntry, encode_with, read_prompts, spread
 from soothsay.errors import ModelError, SoothsayError
 from soothsay.model.checkpoint import Checkpoint, open_checkpoint
 from soothsay.model.families.parsing import parse_model_config

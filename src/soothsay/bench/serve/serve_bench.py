@@ -12,10 +12,9 @@ from typing import Any
 from soothsay.bench.chat_client import ChatClient, ChatError
 from soothsay.bench.journal import Journal, place
 from soothsay.bench.measure import Meter, Progress, rotated
-from soothsay.bench.serve.arrivals import Arrivals
-from soothsay.bench.serve.mix import Mix
+from soothsay.bench.prompts import QUESTION
+from soothsay.bench.serve.load import Arrivals, Mix
 from soothsay.bench.serve.serve_results import LoadResults, Sample, Trial
-from soothsay.bench.texts import QUESTION
 from soothsay.errors import RequestError
 from soothsay.tokenizer import Message
 

@@ -12,11 +12,9 @@ import torch
 
 from soothsay.bench.journal import Journal, place, short_hash
 from soothsay.bench.measure import Meter, Progress, rotated
-from soothsay.bench.prompt_files import PromptEntry, encode
+from soothsay.bench.prompts import QUESTION, PromptEntry, Question, encode
 from soothsay.bench.spec.contenders import AskedTurn, Contender, DrafterContender, RunTimes, TurnAnswer
-from soothsay.bench.spec.questions import Question
 from soothsay.bench.spec.spec_results import PLAIN, Key, Lap, Setting, SpecResults
-from soothsay.bench.texts import QUESTION
 from soothsay.config import EngineConfig
 from soothsay.core.params import SamplingParams
 from soothsay.core.sampling import derive_seed

@@ -1,4 +1,4 @@
-"""Options that several benchmarks share, what they mean, and how results are saved."""
+"""What benchmarks are asked: options that several share, and how results are saved."""
 
 from __future__ import annotations
 

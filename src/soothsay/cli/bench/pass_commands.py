@@ -1,4 +1,4 @@
-"""`soothsay bench step` and `soothsay bench experts`: what a forward pass costs."""
+"""`soothsay bench step`, `experts`, `quality` and `decode`: what passes cost, and how exact they are."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from soothsay.cli.bench.bench_options import (
     save_chart,
     save_numbers,
 )
-from soothsay.cli.tables import records_table
-from soothsay.cli.terminal import notice
-from soothsay.options import argument, option, shared
+from soothsay.cli.tables import numbers_table, records_table
+from soothsay.cli.terminal import notice, progress_bar
+from soothsay.config import DType
+from soothsay.options import FILE, REQUIRED, CommonOptions, ModelOptions, argument, option, shared
 
 if TYPE_CHECKING:
     from soothsay.bench.experts_beside_dense import ExpertsReport
@@ -64,8 +65,7 @@ class Step:
         counts, dtypes = row_counts(self.rows), known_dtypes(self.dtype)
         with notice("measuring ..."):
             from soothsay.bench.random_models import LlamaShape
-            from soothsay.bench.step import bench_step
-            from soothsay.bench.step_chart import step_chart
+            from soothsay.bench.step import bench_step, step_chart
 
             report = bench_step(
                 LlamaShape.parse(self.shape or "1.1B") if self.model is None else self.model,
@@ -150,3 +150,81 @@ def _experts_table(report: ExpertsReport) -> Table:
         f"{report.kernels}, {report.threads} threads",
         caption=f"median of {report.rounds} rounds; {report.bandwidth / 1e9:.1f} GB/s read",
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quality:
+    """Compare a model's distributions with those of float32, of the same weights or of a reference.
+
+    The model reads the texts in chunks. For each token of a chunk's second half, the distribution that
+    predicts it is compared: its divergence (KL) from that of float32, in nats, and whether both have the same
+    best token.
+    """
+
+    model: str = shared(CommonOptions, "model")
+    texts: list[Path] = argument(REQUIRED, "Text files to read, in order.", metavar="TEXT...", **FILE)
+    dtype: list[str] | None = shared(BenchOptions, "dtype", show_default="auto")
+    reference: str | None = option(None, "The model whose float32 is the reference.", show_default="MODEL")
+    tokens: int = option(20_000, "Tokens to read, at most.", min=1)
+    chunk: int = option(512, "Tokens that are read at once.", min=4)
+    to_json: Path | None = shared(BenchOptions, "to_json")
+
+    def run(self) -> None:
+        """Read the texts, and print a table."""
+        dtypes = known_dtypes(self.dtype, ("auto",))
+        text = "\n\n".join(file.read_text("utf-8", "replace") for file in self.texts)
+        with progress_bar(f"reading with {self.model}", "chunks") as progress:
+            from soothsay.bench.quality import bench_quality
+
+            found = bench_quality(
+                *(self.model, text),
+                dtypes=dtypes,
+                reference=self.reference,
+                tokens=self.tokens,
+                chunk=self.chunk,
+                progress=progress,
+            )
+        table = records_table(
+            found,
+            {"dtype": "{.dtype}"},
+            {
+                "bits a weight": "{.bits:.2f}",
+                "perplexity": "{.perplexity:.3f}",
+                "KL to float32": "{.divergence:.5f}",
+                "equal best": "{.equal_best:.2%}",
+            },
+            title=Path(self.model).name,
+            caption=f"{found[0].tokens:,} distributions",
+        )
+        Console(highlight=False).print(table)
+        save_numbers(self.to_json, [asdict(one) for one in found])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decode:
+    """Compare with transformers, prompt lookup with plain decoding, and a batch with one request."""
+
+    model: str = argument("sibyl", "A model with a chat template; see 'generate'.")
+    tokens: int = option(128, "Tokens of each run.", min=1)
+    rounds: int = option(7, "Number of runs of each contender; ratios are medians.", min=1)
+    batch: int = option(16, "Number of requests in the batch.", min=2, max=32)
+    dtype: DType = shared(ModelOptions, "dtype")
+
+    def run(self) -> None:
+        """Measure, and print a table."""
+        with notice(f"measuring {self.model} ..."):
+            from soothsay.bench.decode import bench_decode
+
+            comparisons = bench_decode(
+                self.model, dtype=self.dtype, tokens=self.tokens, rounds=self.rounds, batch=self.batch
+            )
+        caption = f"median of {self.rounds} rounds"
+        table = numbers_table(("greedy decoding", ""), ("tokens/s", "ratio"), caption=caption)
+        for comparison in comparisons:
+            table.add_section()
+            for name in comparison.rates.rounds:
+                first = name == comparison.base
+                ratio = "" if first else f"{comparison.rates.ratio(name, comparison.base):.2f}x"
+                rate = f"{comparison.rates.median(name):.0f}"
+                table.add_row(comparison.title if first else "", name, rate, ratio)
+        Console(highlight=False).print(table)

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-from soothsay.cli.progress import bars
-from soothsay.cli.terminal import notice
+from soothsay.cli.terminal import bars, notice
 from soothsay.options import REQUIRED, ModelOptions, argument, option, shared
 
 if TYPE_CHECKING:

@@ -1,11 +1,32 @@
-"""The benchmarks' HTML pages, which need no scripts and no other files."""
+"""Tables of results, before they are drawn, and HTML pages that need no scripts and no other files."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 
-from soothsay.bench.result_table import ResultTable
+
+@dataclass(frozen=True, slots=True)
+class ResultTable:
+    """Headings and rows of cells."""
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    names: int = 1  # the first columns, which say what a row is about; numbers follow
+    title: str = ""
+
+    def markdown(self) -> str:
+        """The table in Markdown, without its title."""
+        ruler = [*["---"] * self.names, *["---:"] * (len(self.headings) - self.names)]
+        rows = [[escaped(cell) for cell in row] for row in self.rows]
+        return "\n".join(f"| {' | '.join(row)} |" for row in (self.headings, ruler, *rows))
+
+
+def escaped(text: str) -> str:
+    """A text for Markdown, within a table or outside."""
+    return text.replace("|", r"\|")
+
 
 STYLE = """
 :root{color-scheme:light dark;--page:#fafaf8;--ink:#1d1f23;--dim:#666c75;--rule:#e2e3e6;--alarm:#b3261e}
