@@ -6,7 +6,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from soothsay.config import EngineConfig
 from soothsay.options import FILE, CommonOptions, ModelOptions, option, shared
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """The options of benchmarks. Each benchmark has some of them."""
+
+    max_tokens: int = shared(CommonOptions, "max_tokens", default=128, min=1)
+    temperature: float = shared(CommonOptions, "temperature", default=0.0, min=0)
+    nodes: int = option(
+        EngineConfig.max_tree, "Largest number of nodes of a draft tree, with the root.", min=1
+    )
+    dtype: list[str] | None = option(None, "Element type of linear layers' weights; may be repeated.")
+    rows: str = option("1", "Numbers of rows of a pass.")
+    rounds: int = option(15, "Number of passes of each kind; times are medians.", min=1)
+    to_json: Path | None = option(None, "Write all numbers to this file.", "--json", dir_okay=False)
+    journal: Path | None = option(
+        None, "Append each measurement to this file; an existing file is continued.", "--json", dir_okay=False
+    )
+    png: Path | None = option(None, "Draw a chart to this file (needs matplotlib).", dir_okay=False)
+    markdown: Path | None = option(
+        None, "Write the table as Markdown to this file; '-': print it.", dir_okay=False, allow_dash=True
+    )
+    html: Path | None = option(
+        None, "Write one self-contained page with tables and charts (needs matplotlib).", dir_okay=False
+    )
+
 
 PEERS = ("transformers", "openvino", "llama.cpp")
 
@@ -85,6 +112,34 @@ class PeerPlan:
         """The Python interpreters by peer. The one under "" is for all peers that have none of their own."""
         parts = (one.partition("=") for one in self.pythons or ())
         return {peer if equals else "": path if equals else peer for peer, equals, path in parts}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecOptions:
+    """How `bench spec` asks its questions. Temperatures, batches and verifiers are measured one by one."""
+
+    per_task: int | None = option(
+        None, "Number of questions of each task, evenly spread.", min=1, show_default="all"
+    )
+    temperatures: list[float] = option(
+        (0.0,), "Sampling temperature; may be repeated.", "--temperature", "-t", min=0, show_default="0"
+    )
+    batches: list[int] = option(
+        (1,), "Questions answered in one batch; may be repeated.", "--batch", min=1, show_default="1"
+    )
+    rounds: int = option(1, "Number of times that each question is asked; times are medians.", min=1)
+    nodes: int = shared(BenchOptions, "nodes")
+    max_tokens: int = shared(BenchOptions, "max_tokens")
+    seed: int = option(0, "Seed of all answers.", min=0)
+    verifiers: list[str] | None = option(
+        None,
+        "How draft tokens are accepted at temperatures above 0: match, rejection, specinfer, rsd, "
+        "block, traversal or typical; may be repeated, for a comparison.",
+        "--verifier",
+        show_default="match",
+    )
+    trees: bool = option(False, "Write the draft tree of each step to the file of --json too.")
+    carry: bool = option(False, "Let drafters keep what they learn from other questions.")
 
 
 @dataclass(frozen=True, kw_only=True)

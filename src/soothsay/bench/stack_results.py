@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,8 @@ from soothsay.bench.peers.peer_results import equal_tokens
 from soothsay.errors import SoothsayError
 from soothsay.plotting import COLOURS, DIM, INK, RULE, new_figure
 
-PEER, PLAIN, INTEGERS, SPECULATION = "transformers", "plain", "integers", "speculation"
-BATCHES = "at once"
-UNCACHED, CACHED = "prefix without cache", "prefix cache"
+PEER, PLAIN = "transformers", "plain"
+"""Names of the lowest rungs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +82,11 @@ class StackRow:
 class StackResults(Records[StackRun]):
     """The runs in a journal. Adding one raises `SoothsayError` for wrong answers."""
 
-    WHAT = "runs of 'bench stack'"
+    WHAT, ENTRY = "runs of 'bench stack'", StackRun
 
     def __init__(self, rungs: Sequence[Rung], journal: Journal):
         self.rungs = list(rungs)
         super().__init__(journal)
-
-    def read_entry(self, entry: Mapping[str, Any]) -> None:
-        """See `Records`."""
-        self.keep(StackRun(**entry))
 
     def keep(self, record: StackRun) -> None:
         """Keep a run, if its answers are right."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,11 +51,7 @@ class PeerRecord:
 class PeerResults(Records[PeerRecord]):
     """The measurements in a journal."""
 
-    WHAT = "measurements of 'bench peers'"
-
-    def read_entry(self, entry: Mapping[str, Any]) -> None:
-        """See `Records`."""
-        self.keep(PeerRecord(**entry))
+    WHAT, ENTRY = "measurements of 'bench peers'", PeerRecord
 
     def _of(self, measure: str, dtype: str) -> Iterator[PeerRecord]:
         return (one for one in self.by_key.values() if (one.measure, one.dtype) == (measure, dtype))

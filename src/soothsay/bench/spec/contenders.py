@@ -150,15 +150,9 @@ class TimedDrafter(DrafterProxy):
         self._proposed = None
         self.drafter.observe(observations)
         self.draft += time.perf_counter() - begin
+        times = self._drafting, verifying
         seen = [
-            SeenTree(
-                one.request,
-                one.request.num_output,
-                one.tree,
-                one.verdict.path,
-                self._drafting,
-                verifying,
-            )
+            SeenTree(one.request, one.request.num_output, one.tree, one.verdict.path, *times)
             for one in observations
             if one.tree is not None and one.verdict is not None
         ]
@@ -199,14 +193,17 @@ class DrafterContender:
         Answers are comparable if the verifier keeps the tokens.
         """
         params = [replace(one.params, verifier=self._verifier) for one in asked]
-        begin, cpu = time.perf_counter(), time.thread_time()
-        streams = [
-            self._llm.stream(one.prompt, own, drafter=self._timed)
-            for one, own in zip(asked, params, strict=True)
-        ]
-        requests = [*self._llm.engine.scheduler.waiting]
+        engine, begin, cpu = self._llm.engine, time.perf_counter(), time.thread_time()
+        pairs = zip(asked, params, strict=True)
+        streams = [self._llm.stream(one.prompt, own, drafter=self._timed) for one, own in pairs]
+        requests = [*engine.scheduler.waiting]
         try:
-            prefilled, ahead = self._answer(requests)
+            while engine.has_work and not all(request.num_output for request in requests):
+                engine.step()
+            prefilled, ahead = time.perf_counter(), sum(request.num_output for request in requests)
+            self._timed.restart()
+            while engine.has_work:
+                engine.step()
         except BaseException:  # also on Ctrl-C, no request may stay in the engine
             for stream in streams:
                 stream.cancel()
@@ -222,20 +219,6 @@ class DrafterContender:
         if any(own.rule.promise is not Promise.TOKENS for own in params):
             return run, None
         return run, [TurnAnswer(choice.token_ids, choice.text) for choice in choices]
-
-    def _answer(self, requests: Sequence[Request]) -> tuple[float, int]:
-        """Run the engine to the end.
-
-        Returns when each answer had its first token, and the tokens emitted by then.
-        """
-        engine = self._llm.engine
-        while engine.has_work and not all(request.num_output for request in requests):
-            engine.step()
-        prefilled, ahead = time.perf_counter(), sum(request.num_output for request in requests)
-        self._timed.restart()
-        while engine.has_work:
-            engine.step()
-        return prefilled, ahead
 
     def _run(self, requests: Sequence[Request], **measured: Any) -> RunTimes:
         """What was measured, with counts of steps and trees."""
@@ -257,14 +240,9 @@ class DrafterContender:
             context=before / len(timed.seen) if timed.seen else 0.0,
             tree_sizes=trees.sizes,
             accepted_ranks=trees.ranks,
-            trees=self._records(requests) if self._keep_trees else [],
+            trees=[seen.record(requests.index(seen.request)) for seen in timed.seen if self._keep_trees],
             **measured,
         )
-
-    def _records(self, requests: Sequence[Request]) -> list[dict[str, Any]]:
-        """The trees since prefill, as JSON values."""
-        number = {request: place for place, request in enumerate(requests)}
-        return [seen.record(number[seen.request]) for seen in self._timed.seen]
 
 
 class Endpoint:

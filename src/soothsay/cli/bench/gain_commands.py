@@ -13,9 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from soothsay.bench.bench_plans import LearnPlan, PeerPlan, StackPlan
+from soothsay.bench.bench_plans import BenchOptions, LearnPlan, PeerPlan, StackPlan
 from soothsay.cli.bench.bench_options import (
-    BenchOptions,
     check_charts,
     known_dtypes,
     save_chart,

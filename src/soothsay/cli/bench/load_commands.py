@@ -15,7 +15,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from soothsay.cli.bench.bench_options import BenchOptions, check_charts, save_chart, save_numbers
+from soothsay.bench.bench_plans import BenchOptions
+from soothsay.cli.bench.bench_options import check_charts, save_chart, save_numbers
 from soothsay.cli.tables import records_table, result_table
 from soothsay.cli.terminal import notice, progress_bar
 from soothsay.files import write_text

@@ -10,8 +10,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from soothsay.bench.bench_plans import BenchOptions
 from soothsay.cli.bench.bench_options import (
-    BenchOptions,
     check_charts,
     known_dtypes,
     row_counts,

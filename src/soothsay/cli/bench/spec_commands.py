@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from soothsay.cli.bench.bench_options import BenchOptions, check_charts, write_markdown
+from soothsay.bench.bench_plans import BenchOptions, SpecOptions
+from soothsay.cli.bench.bench_options import check_charts, write_markdown
 from soothsay.cli.tables import numbers_table, result_table
 from soothsay.cli.terminal import notice, progress_bar
 from soothsay.config import DType
@@ -73,27 +74,7 @@ class Spec:
     model: str = shared(CommonOptions, "model")
     spec_bench: Path = option(REQUIRED, "Questions: JSON lines with category and turns.", **FILE)
     drafter: list[str] | None = option(None, "Drafter to measure; may be repeated.", "-d")
-    per_task: int | None = option(
-        None, "Number of questions of each task, evenly spread.", min=1, show_default="all"
-    )
-    temperature: list[float] | None = option(
-        None, "Sampling temperature; may be repeated.", "-t", min=0, show_default="0"
-    )
-    batch: list[int] | None = option(
-        None, "Questions answered in one batch; may be repeated.", min=1, show_default="1"
-    )
-    rounds: int = option(1, "Number of times that each question is asked; times are medians.", min=1)
-    nodes: int = shared(BenchOptions, "nodes")
-    max_tokens: int = shared(BenchOptions, "max_tokens")
-    seed: int = option(0, "Seed of all answers.", min=0)
-    verifier: list[str] | None = option(
-        None,
-        "How draft tokens are accepted at temperatures above 0: match, rejection, specinfer, rsd, "
-        "block, traversal or typical; may be repeated, for a comparison.",
-        show_default="match",
-    )
-    trees: bool = option(False, "Write the draft tree of each step to the file of --json too.")
-    carry: bool = option(False, "Let drafters keep what they learn from other questions.")
+    options: SpecOptions
     dtype: DType = shared(ModelOptions, "dtype")
     max_context: int | None = shared(ModelOptions, "max_context")
     to_json: Path | None = shared(BenchOptions, "journal")
@@ -103,35 +84,24 @@ class Spec:
 
     def run(self) -> None:
         """Measure, and show the results."""
-        servers = self.others.servers()
+        servers, options = self.others.servers(), self.options
         if not self.drafter and not servers:
             raise typer.BadParameter("name at least one drafter, -d NAME, or a server, --endpoint URL")
-        if self.verifier and not any(self.temperature or ()):
+        if options.verifiers and not any(options.temperatures):
             raise typer.BadParameter("--verifier needs -t above 0: at temperature 0 all verifiers are match")
-        if self.trees and self.to_json is None:
+        if options.trees and self.to_json is None:
             raise typer.BadParameter("--trees needs --json FILE, where the trees go")
         check_charts(self.html)
-        batches = self.batch or [1]
         with notice(f"loading {self.model} ..."):
             from soothsay import LLM
             from soothsay.bench.prompts import read_questions
             from soothsay.bench.spec.spec_bench import SpecBench, SpecPlan, serving
             from soothsay.model.pass_measuring import measure_passes
 
-            questions = read_questions(self.spec_bench, self.per_task)
-            config = serving(max(batches), self.nodes, self.max_context)
+            questions = read_questions(self.spec_bench, options.per_task)
+            config = serving(max(options.batches), options.nodes, self.max_context)
             llm = LLM(self.model, drafter="none", dtype=self.dtype, config=config)
-            plan = SpecPlan(
-                drafters={name: name for name in self.drafter or ()},
-                temperatures=self.temperature or [0.0],
-                batches=batches,
-                rounds=self.rounds,
-                max_tokens=self.max_tokens,
-                seed=self.seed,
-                carry=self.carry,
-                verifiers=self.verifier or ["match"],
-                trees=self.trees,
-            )
+            plan = SpecPlan({name: name for name in self.drafter or ()}, **vars(options))
             found = str(llm.model.dtype).removeprefix("torch.")
             dtype = f"auto ({found})" if self.dtype == "auto" else self.dtype
         with progress_bar("answering") as progress:
