@@ -6,11 +6,11 @@ import asyncio
 import json
 import math
 import random
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, count, islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from soothsay.bench.journal import short_hash
 from soothsay.bench.prompts import TOPICS, read_prompts, read_questions
@@ -22,7 +22,7 @@ PAUSE = 0.2
 
 Kind = Literal["concurrency", "rate", "burst"]
 
-Send = Callable[[int, float], Awaitable[bool]]
+Send = Callable[[int, float], Coroutine[Any, Any, bool]]
 """Runs conversation `number`, due at a time of the loop's clock. Returns whether all requests succeeded."""
 
 
@@ -63,62 +63,57 @@ class Arrivals:
             send: see `Send`. It must not raise.
             seed: seed of the arrival times of "rate".
         """
-        begin = asyncio.get_running_loop().time()
         match self.kind:
             case "concurrency":
-                await self._closed(send, begin)
+                await self._closed(send, now())
             case "rate":
-                await self._poisson(send, begin, random.Random(seed))
+                await self._poisson(send, now(), random.Random(seed))
             case "burst":
-                await self._bursts(send, begin)
+                await self._bursts(send, self._numbers(now()))
 
     def _numbers(self, begin: float) -> Iterator[int]:
         """Yield numbers of conversations until there are enough or the time is over."""
-        clock = asyncio.get_running_loop().time
         for number in count() if self.requests is None else range(self.requests):
-            if self.duration is not None and clock() - begin >= self.duration:
+            if self.duration is not None and now() - begin >= self.duration:
                 return
             yield number
 
     async def _closed(self, send: Send, begin: float) -> None:
         numbers = self._numbers(begin)
-        clock = asyncio.get_running_loop().time
 
         async def client() -> None:
             due = begin
             for number in numbers:  # all clients take from one iterator
                 if not await send(number, due):
                     await asyncio.sleep(PAUSE)
-                due = clock()
+                due = now()
 
         async with asyncio.TaskGroup() as group:
             for _ in range(int(self.level)):
                 group.create_task(client())
 
     async def _poisson(self, send: Send, begin: float, rng: random.Random) -> None:
-        clock = asyncio.get_running_loop().time
         due = begin
         async with asyncio.TaskGroup() as group:
             for number in count() if self.requests is None else range(self.requests):
                 due += rng.expovariate(self.level)
                 if self.duration is not None and due - begin >= self.duration:
                     return
-                await asyncio.sleep(due - clock())
-                group.create_task(_whole(send, number, due))
+                await asyncio.sleep(due - now())
+                group.create_task(send(number, due))
 
-    async def _bursts(self, send: Send, begin: float) -> None:
-        clock = asyncio.get_running_loop().time
-        numbers = self._numbers(begin)
+    async def _bursts(self, send: Send, numbers: Iterator[int]) -> None:
         while burst := list(islice(numbers, int(self.level))):
-            due = clock()
+            due = now()
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(_whole(send, number, due)) for number in burst]
+                tasks = [group.create_task(send(number, due)) for number in burst]
             if not any(task.result() for task in tasks):
                 await asyncio.sleep(PAUSE)
 
 
-async def _whole(send: Send, number: int, due: float) -> bool:
-    return await send(number, due)
+def now() -> float:
+    """The time of the running event loop's clock."""
+    return asyncio.get_running_loop().time()
 
 
 REQUESTS = (
@@ -209,9 +204,8 @@ class Mix:
                 "a mix needs turns and long_words of at least 1, shared_prefix of at least 0, and long_share "
                 f"from 0 to 1; there are {turns}, {long_words}, {shared_prefix} and {long_share}"
             )
-        self._seed, self._turns = seed, turns
+        self._seed, self._turns, self._order = seed, turns, list(conversations)
         self._long_share, self._long_words = long_share, long_words
-        self._order = list(conversations)
         self._words = list(chain.from_iterable(turn.split() for one in conversations for turn in one.turns))
         self._prefix = self._passage(0, shared_prefix)
         random.Random(seed).shuffle(self._order)

@@ -58,7 +58,7 @@ def _throughput(results: LoadResults, slo: Slo) -> ResultTable:
         "req/s": lambda row, first: f"{row.median(_request_rate):.2f}",
         "tokens/s": lambda row, first: f"{row.median(_token_rate):.1f}",
     }
-    if len(results.journal.conditions["targets"]) > 1:
+    if len(results.conditions["targets"]) > 1:
         columns["ratio"] = lambda row, first: _times(row, first, _token_rate)
     if slo:
         columns["goodput"] = lambda row, first: f"{row.median(lambda trial: trial.goodput(slo)):.2f}"
@@ -66,7 +66,7 @@ def _throughput(results: LoadResults, slo: Slo) -> ResultTable:
 
 
 def _latency(results: LoadResults) -> ResultTable:
-    several = len(results.journal.conditions["targets"]) > 1
+    several = len(results.conditions["targets"]) > 1
     rows = []
     for load, own in results.by_load():
         for measure in MEASURES:
@@ -104,17 +104,15 @@ def _ms(seconds: float) -> str:
 
 def notes(results: LoadResults, slo: Slo) -> list[str]:
     """Return what a reader of the tables must know."""
-    found = [
-        f"{name}: {said}" for name in results.journal.conditions["targets"] for said in _of(results, name)
-    ]
-    trials, conversations = results.trials, results.journal.conditions["conversations"]
+    found = [f"{name}: {said}" for name in results.conditions["targets"] for said in _of(results, name)]
+    trials, conversations = results.trials, results.conditions["conversations"]
     asked = max((trial.begin + trial.begun for trial in trials), default=0)
     if asked > conversations:
         found.append(
             f"There are {conversations} conversations for {asked}: some were asked again, and may have been "
             "found in a prefix cache."
         )
-    urls = results.journal.conditions["urls"]
+    urls = results.conditions["urls"]
     if len({*urls}) < len(urls):
         found.append("Targets share a server: what one has asked, the next finds in its prefix cache.")
     late = max((sample.late for trial in trials for sample in trial.samples), default=0.0)
@@ -142,9 +140,9 @@ def _of(results: LoadResults, target: str) -> Iterator[str]:
         yield "does not count its tokens, so its chunks are counted."
     if any("ignore_eos" in trial.refused for trial in trials):
         yield "refuses ignore_eos, so answers may end early."
-    most = results.journal.conditions["max_tokens"]
+    most = results.conditions["max_tokens"]
     short = sum(sample.finish_reason != "length" and sample.tokens < most for sample in answered)
-    if short and "ignore_eos" in str(results.journal.conditions["bodies"]):
+    if short and "ignore_eos" in str(results.conditions["bodies"]):
         yield f"{short} of {len(answered)} answers ended before their {most} tokens, in spite of ignore_eos."
 
 
@@ -168,7 +166,7 @@ def load_chart(results: LoadResults) -> Any:
     matplotlib figure. Raises `SoothsayError` if matplotlib is not installed.
     """
     loads = list(results.by_load())
-    colours = {name: f"C{number}" for number, name in enumerate(results.journal.conditions["targets"])}
+    colours = {name: f"C{number}" for number, name in enumerate(results.conditions["targets"])}
     groups, size = len(loads) + (len(loads) > 1), len(MEASURES) + 2
     rows = groups * size // COLUMNS
     figure = new_figure(figsize=(WIDTH * COLUMNS, HEIGHT * rows), layout="constrained")
@@ -255,7 +253,7 @@ METHOD = (
 
 def page(results: LoadResults, slo: Slo) -> str:
     """Return the page. Raises `SoothsayError` if matplotlib, which draws the charts, is not installed."""
-    about = results.journal.conditions
+    about = results.conditions
     places = zip(about["targets"], about["urls"], strict=True)
     facts = (
         f"{', '.join(f'{name} at {url}' for name, url in places)}; answers of at most {about['max_tokens']} "

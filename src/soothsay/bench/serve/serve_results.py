@@ -102,11 +102,7 @@ class Slo:
 
     def met(self, sample: Sample) -> bool:
         """Return whether a request was answered within the limits. A latency without a value is within."""
-        pairs = (
-            (sample.first, self.first),
-            (sample.per_token, self.per_token),
-            (sample.end, self.end),
-        )
+        pairs = (sample.first, self.first), (sample.per_token, self.per_token), (sample.end, self.end)
         in_time = all(time is None or limit is None or time <= limit for time, limit in pairs)
         return not sample.error and in_time
 
@@ -186,11 +182,6 @@ class LoadRow:
     def answered(self) -> list[Sample]:
         """Samples of all rounds that did not fail."""
         return [sample for trial in self.trials.values() for sample in trial.answered]
-
-    @property
-    def errors(self) -> Counter[str]:
-        """Number of failures, by kind."""
-        return Counter(sample.error for sample in self.samples if sample.error)
 
     def median(self, rate: Callable[[Trial], float]) -> float:
         """Return the median of a rate over rounds."""
@@ -281,7 +272,7 @@ class LoadResults(Records[Trial]):
         loads = dict.fromkeys((trial.load, trial.level) for trial in self.trials)
         rows = []
         for name, level in loads:
-            for target in self.journal.conditions["targets"]:
+            for target in self.conditions["targets"]:
                 own = {t.round: t for t in self.trials if (t.load, t.target) == (name, target)}
                 if own:
                     rows.append(LoadRow(target, name, level, own))
