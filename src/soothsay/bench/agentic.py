@@ -66,9 +66,7 @@ def make_episodes(data: Path, per_task: int, seed: int = 0) -> list[Episode]:
 
     Raises `RequestError` if the file cannot be read, or has too little code or too few places.
     """
-    snippets: dict[str, None] = {}
-    places: dict[str, None] = {}
-    sentences: dict[str, None] = {}
+    snippets, places, sentences = dict[str, None](), dict[str, None](), dict[str, None]()
     for _, entry in read_entries(data, Tally()):
         if isinstance(entry, str):
             continue
@@ -166,13 +164,9 @@ def _edits(rng: random.Random, code: str) -> Episode:
         new = rng.choice(("new", "my", "current", "next")) + "_" + old
         shown = f"\n\n```\n{code}\n```" if not messages else ""
         code = re.sub(rf"\b{old}\b", new, code)
-        messages += [
-            {
-                "role": "user",
-                "content": f"Repeat the code with {old} renamed to {new}, and nothing else.{shown}",
-            },
-            {"role": "assistant", "content": f"```\n{code}\n```"},
-        ]
+        asked = f"Repeat the code with {old} renamed to {new}, and nothing else.{shown}"
+        answer = f"```\n{code}\n```"
+        messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
     return Episode(EDITS, tuple(messages))
 
 

@@ -129,11 +129,8 @@ def compare(
         name: _Witness(build_drafter(spec, llm.engine.target), advance, llm.engine.model.kernels.sampling)
         for name, spec in ({"none": "none"} | dict(drafters)).items()
     }
-    kept = [
-        i
-        for i, prompt in enumerate(prompts)
-        if len(prompt) < _most_tokens(llm, prompt, params) <= (llm.config.kv_tokens or 0)
-    ]
+    most = llm.config.kv_tokens or 0
+    kept = [i for i, one in enumerate(prompts) if len(one) < _most_tokens(llm, one, params) <= most]
     if not kept:
         raise RequestError(f"none of {len(prompts)} prompts fits into the context with its answer")
     seed = secrets.randbits(48) if params.seed is None else params.seed
@@ -145,15 +142,9 @@ def compare(
     for name, witness in witnesses.items():
         results = mixed[name]
         found = [_find(i, name, plain[i], witness.answer(asked[i], results[i])) for i in kept]
-        comparisons.append(
-            DrafterCheck(
-                name,
-                prompts=len(kept),
-                tokens=sum(result.stats.emitted for result in results.values()),
-                steps=sum(result.stats.steps for result in results.values()),
-                divergences=tuple(divergence for divergence in found if divergence is not None),
-            )
-        )
+        tokens, steps = (sum(getattr(one.stats, n) for one in results.values()) for n in ("emitted", "steps"))
+        divergences = tuple(divergence for divergence in found if divergence is not None)
+        comparisons.append(DrafterCheck(name, len(kept), tokens, steps, divergences))
     return EqualityReport(tuple(comparisons), skipped=len(prompts) - len(kept), seed=seed)
 
 
@@ -234,11 +225,8 @@ def _answer_mixed(
     """Answer each prompt with all drafters in one batch. The drafter that meets an empty cache rotates."""
     names = list(witnesses)
     order = [(i, name) for turn, i in enumerate(prompts) for name in rotated(names, turn)]
-    results = llm.generate(
-        [prompts[i] for i, _ in order],
-        [params[i] for i, _ in order],
-        drafter=[witnesses[name] for _, name in order],
-    )
+    asked, drafters = [params[i] for i, _ in order], [witnesses[name] for _, name in order]
+    results = llm.generate([prompts[i] for i, _ in order], asked, drafter=drafters)
     by_drafter: dict[str, dict[int, Result]] = {name: {} for name in names}
     for (i, name), result in zip(order, results, strict=True):
         if result.error is not None:  # an answer that was cut off would look like a difference
@@ -250,11 +238,8 @@ def _answer_mixed(
 def _find(
     prompt: int, drafter: str, plain: Sequence[Emitted], drafted: Sequence[Emitted]
 ) -> Divergence | None:
-    differences = [
-        Difference(position, *pair)
-        for position, pair in enumerate(zip_longest(plain, drafted))
-        if pair[0] != pair[1]
-    ]
+    pairs = enumerate(zip_longest(plain, drafted))
+    differences = [Difference(position, *pair) for position, pair in pairs if pair[0] != pair[1]]
     if not differences:
         return None
     token = next((difference for difference in differences if difference.what != "logits"), None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, cast
 
 import torch
@@ -95,8 +96,7 @@ def bench_experts(
         bandwidth=rates.median("read"),
         times=[
             _time(rates, models[dtype], dtype, count, contenders[f"{dtype} {count}"])
-            for dtype in dtypes
-            for count in rows
+            for dtype, count in product(dtypes, rows)
         ],
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,12 +73,7 @@ class LearnReport:
     def total(self, contender: str, *, held_out: bool) -> WindowRun:
         """The sum over windows in which all contenders ran."""
         chosen = [w.runs[contender] for w in self.windows if w.held_out == held_out and len(w.runs) == 3]
-        return WindowRun(
-            sum(run.tokens for run in chosen),
-            sum(run.steps for run in chosen),
-            sum(run.seconds for run in chosen),
-            sum(run.cpu for run in chosen),
-        )
+        return WindowRun(*(sum(getattr(run, field.name) for run in chosen) for field in fields(WindowRun)))
 
 
 def bench_learn(
@@ -108,10 +103,8 @@ def bench_learn(
         part = entries[begin : min(begin + window, stream if begin < stream else len(entries))]
         one = Window(begin, len(part), begin >= stream)
         prompts = [encode(entry, llm) for entry in part]
-        params = [
-            SamplingParams(temperature=plan.temperature, max_tokens=plan.max_tokens, seed=begin + i)
-            for i in range(len(part))
-        ]
+        own = SamplingParams(temperature=plan.temperature, max_tokens=plan.max_tokens)
+        params = [replace(own, seed=begin + i) for i in range(len(part))]
         names = CONTENDERS if one.held_out or (begin // window) % plan.every == 0 else (LEARNING,)
         answers: dict[str, list[list[int]]] = {}
         for name in rotated(names, len(report.windows)):
@@ -131,11 +124,8 @@ def _contenders(llm: LLM, drafter: str, share: float) -> dict[str, Drafter]:
     learning = build_drafter(drafter, replace(target, config=replace(target.config, learn=share)))
     if not can_learn(learning):
         raise DrafterError(f"drafter {drafter!r} has no trained part, so nothing learns; name another one")
-    return {
-        PLAIN: build_drafter("none", target),
-        STATIC: build_drafter(drafter, static),
-        LEARNING: learning,
-    }
+    plain = build_drafter("none", target)
+    return {PLAIN: plain, STATIC: build_drafter(drafter, static), LEARNING: learning}
 
 
 def _run(
@@ -163,10 +153,8 @@ def learn_chart(report: LearnReport) -> Any:
     for number, name in enumerate((STATIC, LEARNING)):
         windows = [window for window in report.windows if name in window.runs]
         runs = [window.runs[name] for window in windows]
-        means = []
-        for i in range(len(runs)):
-            near = runs[max(i - SMOOTH + 1, 0) : i + 1]
-            means.append(sum(run.tokens for run in near) / max(sum(run.steps for run in near), 1))
+        near = [runs[max(i - SMOOTH + 1, 0) : i + 1] for i in range(len(runs))]
+        means = [sum(run.tokens for run in some) / max(sum(run.steps for run in some), 1) for some in near]
         places = [window.first + window.size for window in windows]
         panel.plot(places, means, color=series_style(number)[0], label=name, linewidth=1.8)
     held_out = [window.first for window in report.windows if window.held_out]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -135,14 +136,13 @@ def bench_step(
     rows = sorted({1, *rows})
     models = {str(dtype): load_model(checkpoint, dtype) for dtype in dtypes}
     contenders: dict[str, Workload] = {"read": reading(read_bytes)}
+    kinds = [*product(contexts, rows)]
     for dtype, loaded in models.items():
         contenders[f"{dtype} product"] = multiplying(loaded)
         cache = filled_cache(loaded, max(contexts), max(rows))
-        for context in contexts:
-            for count in rows:
-                contenders[f"{dtype} {context} {count}"] = _passes(
-                    VerifyPass(loaded, cache, count, context, layout)
-                )
+        for context, count in kinds:
+            step = VerifyPass(loaded, cache, count, context, layout)
+            contenders[f"{dtype} {context} {count}"] = _passes(step)
     rates = interleave(contenders, rounds)
     arithmetic = {dtype: max(rates.rounds[f"{dtype} product"]) for dtype in models}
     return StepReport(
@@ -153,12 +153,7 @@ def bench_step(
         rounds=rounds,
         bandwidth=max(rates.rounds["read"]),
         rates=arithmetic,
-        times=[
-            _step_time(rates, loaded, dtype, context, count)
-            for dtype, loaded in models.items()
-            for context in contexts
-            for count in rows
-        ],
+        times=[_step_time(rates, loaded, dtype, *kind) for dtype, loaded in models.items() for kind in kinds],
     )
 
 

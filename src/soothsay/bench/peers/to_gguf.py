@@ -71,9 +71,8 @@ def _add_tensors(
             try:
                 shape = quant_shape_to_byte_shape(shape, type_)
             except ValueError as error:
-                raise ModelError(
-                    f"{checkpoint.path}: {name} cannot be stored as {type_.name}: {error}"
-                ) from None
+                problem = f"{name} cannot be stored as {type_.name}: {error}"
+                raise ModelError(f"{checkpoint.path}: {problem}") from None
             writer.add_tensor_info(stored, shape, np.dtype(np.uint8), math.prod(shape), type_)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -86,10 +85,10 @@ def _add_tensors(
 
 
 def _add_header(writer: GGUFWriter, config: ModelSpec) -> None:
+    attention = config.first(AttentionSpec)
     writer.add_block_count(config.num_layers)
     writer.add_context_length(config.max_positions)
     writer.add_embedding_length(config.hidden_size)
-    attention = config.first(AttentionSpec)
     writer.add_feed_forward_length(config.first(DenseSpec).size)
     writer.add_head_count(attention.heads)
     writer.add_head_count_kv(attention.kv_heads)
@@ -114,23 +113,18 @@ def _tensors(
     checkpoint: Checkpoint, config: ModelSpec, arch: gguf.MODEL_ARCH, kind: GGMLQuantizationType
 ) -> dict[str, tuple[str, GGMLQuantizationType]]:
     """Return GGUF's name and type of each tensor to write, by our name."""
-    names = gguf.get_tensor_name_map(arch, config.num_layers)
-    tensors = {}
+    names, tensors = gguf.get_tensor_name_map(arch, config.num_layers), {}
+    types = GGMLQuantizationType
+    in_head = types.Q8_0 if kind is types.Q4_0 else kind  # in a 4-bit file the head has 8 bits, as in ours
     for name in sorted(checkpoint.names()):
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if stored is None:
             raise ModelError(f"{checkpoint.path}: GGUF has no place for {name!r}")
+        plain = "norm" in name or not name.endswith(".weight")
+        is_head = ("embed_tokens" if config.head.tied else "lm_head") in name
         if name != "lm_head.weight" or not config.head.tied:
-            tensors[name] = (stored, _kind(name, config, kind))
+            tensors[name] = (stored, types.F32 if plain else in_head if is_head else kind)
     return tensors
-
-
-def _kind(name: str, config: ModelSpec, kind: GGMLQuantizationType) -> GGMLQuantizationType:
-    """Return the type of a tensor. In a 4-bit file the head has 8 bits, as in ours."""
-    if "norm" in name or not name.endswith(".weight"):
-        return GGMLQuantizationType.F32
-    head = "embed_tokens" if config.head.tied else "lm_head"
-    return GGMLQuantizationType.Q8_0 if kind is GGMLQuantizationType.Q4_0 and head in name else kind
 
 
 def _interleaved(tensor: Tensor, name: str, config: ModelSpec) -> Tensor:
