@@ -10,18 +10,13 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Literal
 
+from soothsay import LLM, Drafter, EngineConfig, Observation, Request, Result, SamplingParams
 from soothsay.bench.measure import rotated
-from soothsay.config import EngineConfig
-from soothsay.core.params import SamplingParams
-from soothsay.core.request import Request
 from soothsay.core.sampling import Nodes, perturb
 from soothsay.core.sampling_ops import SamplingOps
-from soothsay.drafters.base import Drafter, Observation
 from soothsay.drafters.proxy import DrafterProxy
 from soothsay.drafters.registry import DrafterSpec, build_drafter
 from soothsay.errors import RequestError, StepError
-from soothsay.llm import LLM
-from soothsay.result import Result
 
 
 @dataclass(frozen=True, slots=True)

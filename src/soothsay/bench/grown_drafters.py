@@ -16,8 +16,7 @@ from typing import Any
 
 import torch
 
-from soothsay.config import EngineConfig
-from soothsay.drafters.base import Target
+from soothsay import DrafterError, EngineConfig, Target
 from soothsay.drafters.heads.block.block_head import BlockHead
 from soothsay.drafters.heads.checkpoints.feature_views import FeatureView
 from soothsay.drafters.heads.checkpoints.head_directory import open_head, write_head
@@ -28,7 +27,6 @@ from soothsay.drafters.heads.medusa.medusa_head import MedusaHead
 from soothsay.drafters.heads.mtp.mtp_head import MTPHead
 from soothsay.drafters.heads.redrafter.redrafter_head import RedrafterHead
 from soothsay.drafters.places import drafters_beside, shipped_heads
-from soothsay.errors import DrafterError
 from soothsay.model.checkpoint import Checkpoint
 from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.tensor_names import TensorNames

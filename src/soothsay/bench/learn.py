@@ -8,15 +8,12 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from soothsay import LLM, Drafter, DrafterError, SamplingParams
 from soothsay.bench.bench_plans import LearnPlan
 from soothsay.bench.measure import rotated
 from soothsay.bench.prompts import PromptEntry, encode
-from soothsay.core.params import SamplingParams
-from soothsay.drafters.base import Drafter
 from soothsay.drafters.learning.learning_drafter import can_learn
 from soothsay.drafters.registry import build_drafter
-from soothsay.errors import DrafterError
-from soothsay.llm import LLM
 from soothsay.plotting import new_figure, series_style, tidy
 
 PLAIN, STATIC, LEARNING = "plain", "static", "learning"

@@ -41,7 +41,6 @@ class Quality:
 def bench_quality(
     model: str,
     text: str,
-    *,
     dtypes: Sequence[DType] = ("auto",),
     reference: str | None = None,
     tokens: int = 20_000,

@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from soothsay import ModelError, Tokenizer
 from soothsay.bench.grown_tensors import SHAPES, read_sizes
-from soothsay.errors import ModelError
 from soothsay.model.formats.weight_format import Reader
-from soothsay.tokenizer import Tokenizer
 
 Sizes = dict[str, tuple[int, ...]]
 

@@ -9,12 +9,14 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count, cycle, islice
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from soothsay import LLM, Drafter, EngineConfig, SamplingParams, Tokenizer
 from soothsay.bench.bench_plans import StackPlan
 from soothsay.bench.journal import Journal, conditions, short_hash
 from soothsay.bench.measure import Meter, Progress, turns
@@ -22,15 +24,10 @@ from soothsay.bench.peers.engines.peer import Setup, UnavailableError
 from soothsay.bench.peers.peer_process import PeerProcess
 from soothsay.bench.prompts import PASSAGE, TOPICS, PromptEntry, encode_with, read_prompts, spread
 from soothsay.bench.stack_results import PEER, PLAIN, Rung, StackResults, StackRun
-from soothsay.config import EngineConfig
-from soothsay.core.params import SamplingParams
 from soothsay.core.tenant import Tenant
-from soothsay.drafters.base import Drafter
 from soothsay.drafters.registry import build_drafter
 from soothsay.errors import ModelError, RequestError, SoothsayError
-from soothsay.llm import LLM
 from soothsay.model.checkpoint import open_checkpoint, read_model_config
-from soothsay.tokenizer import Tokenizer
 
 Ids = list[int]
 
@@ -79,8 +76,8 @@ class Ours:
         llm, params = self._llm, SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
         self._drafter.reset()
         begin = time.perf_counter()
-        own = {"drafter": self._drafter, "tenant": self._tenant}
-        requests = [request for prompt in prompts for request in llm.requests(prompt, params, **own)]
+        ask = partial(llm.requests, params=params, drafter=self._drafter, tenant=self._tenant)
+        requests = [request for prompt in prompts for request in ask(prompt)]
         try:
             for request in requests:
                 llm.engine.add(request)

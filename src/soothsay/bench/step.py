@@ -112,7 +112,6 @@ class StepReport:
 
 def bench_step(
     model: str | LlamaShape,
-    *,
     dtypes: Sequence[DType] = ("auto",),
     rows: Sequence[int] = (1, 2, 4, 8, 16, 32, 64),
     contexts: Sequence[int] = (128,),

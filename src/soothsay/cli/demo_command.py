@@ -142,9 +142,8 @@ class Demo:
     def run(self) -> None:
         """Compare. Exits with 1 if an answer differs."""
         if PLAIN in (self.drafter or ()):
-            raise typer.BadParameter(
-                f"{PLAIN!r} is plain decoding, which is what the others are compared with"
-            )
+            problem = "is plain decoding, which is what the others are compared with"
+            raise typer.BadParameter(f"{PLAIN!r} {problem}")
         model = self.model or _usual_model()
         llm = load_llm(model, dtype=self.dtype, prefix_caching=False)  # every answer prefills its prompt
         names = list(dict.fromkeys(self.drafter)) if self.drafter else _default_drafters(llm)

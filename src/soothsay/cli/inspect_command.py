@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from soothsay.tokenizer import Tokenizer
 
 
+Rows = Iterator[tuple[str, str]]
+
 MAX_MODULES = 100_000
 """Limit of layers and experts in a config.json without weights. Kimi K2 has 23,000."""
 
@@ -57,85 +59,93 @@ class Inspect:
     def run(self) -> None:
         """Print the facts."""
         with notice(f"inspecting {self.model} ..."):
-            file, reckoned = user_path(self.model), (self.dtype, self.context, self.requests)
-            if file.suffix == ".json" and file.is_file():
-                rows = _of_config(file, *reckoned)
-            else:
-                rows = _of_model(self.model, self.drafter, *reckoned)
+            file = user_path(self.model)
+            alone = file.suffix == ".json" and file.is_file()
+            rows = self._of_config(file) if alone else self._of_model()
         Console(highlight=False).print(facts_table(rows))
 
+    def _of_model(self) -> list[tuple[str, str]]:
+        import torch
 
-Rows = Iterator[tuple[str, str]]
+        from soothsay.drafters.base import Target
+        from soothsay.model.checkpoint import open_checkpoint, read_model_config
+        from soothsay.model.load import for_context
+        from soothsay.model.transformer import Transformer
 
+        checkpoint = open_checkpoint(self.model)
+        config, tokenizer = for_context(read_model_config(checkpoint), self.context), checkpoint.tokenizer()
+        with torch.device("meta"):
+            shapes = Transformer(config)
+        engine = EngineConfig(max_context=self.context or config.max_positions)
+        return [
+            *architecture(config),
+            *_files(checkpoint),
+            *_texts(checkpoint, tokenizer),
+            *self._needs(checkpoint, shapes),
+            *_drafters(Target(shapes, tokenizer, engine, num_blocks=1, path=checkpoint.path), self.drafter),
+        ]
 
-def _of_model(
-    model: str, drafter: str | None, dtype: DType, context: int | None, requests: int
-) -> list[tuple[str, str]]:
-    import torch
+    def _of_config(self, file: Path) -> list[tuple[str, str]]:
+        """What a config.json alone tells. Raises `ModelError` if a model of it would be refused."""
+        import torch
 
-    from soothsay.drafters.base import Target
-    from soothsay.model.checkpoint import open_checkpoint, read_model_config
-    from soothsay.model.load import for_context
-    from soothsay.model.transformer import Transformer
+        from soothsay.files import read_json_object
+        from soothsay.model.families.parsing import parse_model_config
+        from soothsay.model.load import best_kernels, for_context, weight_bytes
+        from soothsay.model.numeric_mode import declared_mode
+        from soothsay.model.transformer import Transformer
 
-    checkpoint = open_checkpoint(model)
-    config, tokenizer = for_context(read_model_config(checkpoint), context), checkpoint.tokenizer()
-    with torch.device("meta"):
-        shapes = Transformer(config)
-    context = context or config.max_positions
-    engine = EngineConfig(max_context=context)
-    return [
-        *architecture(config),
-        *_files(checkpoint),
-        *_texts(checkpoint, tokenizer),
-        *_needs(checkpoint, shapes, dtype, context, requests),
-        *_drafters(Target(shapes, tokenizer, engine, num_blocks=1, path=checkpoint.path), drafter),
-    ]
+        raw = read_json_object(file)
+        try:
+            config = for_context(parse_model_config(raw), self.context)
+        except ModelError as error:
+            raise ModelError(f"{file}: {error}") from error
+        experts = sum(own.routing.count for own in config.parts(ExpertsSpec).values())
+        if config.num_layers + experts > MAX_MODULES:
+            raise ModelError(f"{file} promises {experts:,} experts; {MAX_MODULES:,} are the limit here")
+        mode, kernels = declared_mode(raw, file, self.dtype), best_kernels(config)
+        with torch.device("meta"):
+            shapes = Transformer(config)
+        return [
+            *architecture(config),
+            ("parameters", _short(config.num_parameters)),
+            ("runs here", mode.name),
+            ("kernels", kernels.name),
+            ("weights", f"{decimal(weight_bytes(shapes, mode))} in memory"),
+            *self._kv_cache(config, mode, kernels),
+        ]
 
+    def _kv_cache(self, config: ModelSpec, mode: NumericMode, kernels: Kernels) -> Rows:
+        from soothsay.core.integer_keys import kv_bytes
 
-def _of_config(file: Path, dtype: DType, context: int | None, requests: int) -> list[tuple[str, str]]:
-    """What a config.json alone tells. Raises `ModelError` if a model of it would be refused."""
-    import torch
+        token = kv_bytes(config.kv_shapes, mode.kv_dtype(config, kernels))
+        context, requests = self.context or config.max_positions, self.requests
+        one = f"{decimal(token)} a token, {decimal(token * context)} for a context of {context:,}"
+        many = f"\n{decimal(token * context * requests)} for {requests} of these requests"
+        yield "KV cache", one + (many if requests > 1 else "")
+        if config.states:
+            size = mode.dtype.itemsize
+            state, node = config.state_bytes(size), config.journal_bytes(size)
+            yield (
+                "states",
+                f"{decimal(state)} a request and a snapshot, {decimal(node)} a node of its draft tree",
+            )
 
-    from soothsay.files import read_json_object
-    from soothsay.model.families.parsing import parse_model_config
-    from soothsay.model.load import best_kernels, for_context, weight_bytes
-    from soothsay.model.numeric_mode import declared_mode
-    from soothsay.model.transformer import Transformer
+    def _needs(self, checkpoint: Checkpoint, model: Transformer) -> Rows:
+        import torch
 
-    raw = read_json_object(file)
-    try:
-        config = for_context(parse_model_config(raw), context)
-    except ModelError as error:
-        raise ModelError(f"{file}: {error}") from error
-    experts = sum(own.routing.count for own in config.parts(ExpertsSpec).values())
-    if config.num_layers + experts > MAX_MODULES:
-        raise ModelError(f"{file} promises {experts:,} experts; {MAX_MODULES:,} are the limit here")
-    mode, kernels = declared_mode(raw, file, dtype), best_kernels(config)
-    with torch.device("meta"):
-        shapes = Transformer(config)
-    return [
-        *architecture(config),
-        ("parameters", _short(config.num_parameters)),
-        ("runs here", mode.name),
-        ("kernels", kernels.name),
-        ("weights", f"{decimal(weight_bytes(shapes, mode))} in memory"),
-        *_kv_cache(config, mode, kernels, context or config.max_positions, requests),
-    ]
+        from soothsay.model.load import best_kernels, table_bytes, weight_bytes
+        from soothsay.model.numeric_mode import numeric_mode
+        from soothsay.model.tensor_names import TensorNames
 
-
-def _kv_cache(config: ModelSpec, mode: NumericMode, kernels: Kernels, context: int, requests: int) -> Rows:
-    from soothsay.core.integer_keys import kv_bytes
-
-    kv_dtype = mode.kv_dtype(config, kernels)
-    token = kv_bytes(config.kv_shapes, kv_dtype)
-    one = f"{decimal(token)} a token, {decimal(token * context)} for a context of {context:,}"
-    many = f"\n{decimal(token * context * requests)} for {requests} of these requests"
-    yield "KV cache", one + (many if requests > 1 else "")
-    if config.states:
-        size = mode.dtype.itemsize
-        state, node = config.state_bytes(size), config.journal_bytes(size)
-        yield "states", f"{decimal(state)} a request and a snapshot, {decimal(node)} a node of its draft tree"
+        names, kernels = TensorNames(model.config, checkpoint), best_kernels(model.config)
+        mode = numeric_mode(names, self.dtype)
+        probe = kernels.linear(mode.convert("probe", torch.zeros(64, 64)), None, mode.dtype)
+        yield "runs here", f"{mode.name}; linear layers {probe.name}"
+        yield "kernels", kernels.name
+        embeddings, weights = table_bytes(names, mode), weight_bytes(model, mode, names=names)
+        yield "weights", f"{decimal(weights)} in memory, {decimal(embeddings)} of embeddings mapped"
+        yield from self._kv_cache(model.config, mode, kernels)
 
 
 def _files(checkpoint: Checkpoint) -> Rows:
@@ -158,31 +168,11 @@ def _texts(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> Rows:
     else:
         template = "with a" if tokenizer.has_chat_template else "without a"
         yield "tokenizer", f"{len(tokenizer):,} tokens, {template} chat template"
-        ends = [
-            f"{token} {tokenizer.backend.id_to_token(token)}"
-            for token in tokenizer.end_ids(checkpoint.eos_ids)
-        ]
+        named = tokenizer.backend.id_to_token
+        ends = [f"{token} {named(token)}" for token in tokenizer.end_ids(checkpoint.eos_ids)]
     yield "end tokens", ", ".join(ends) or "none: answers end at max_tokens"
     if defaults := sampling_summary(checkpoint.sampling_defaults()):
         yield "sampling", f"{defaults}, by default"
-
-
-def _needs(checkpoint: Checkpoint, model: Transformer, dtype: DType, context: int, requests: int) -> Rows:
-    import torch
-
-    from soothsay.model.load import best_kernels, table_bytes, weight_bytes
-    from soothsay.model.numeric_mode import numeric_mode
-    from soothsay.model.tensor_names import TensorNames
-
-    names, kernels = TensorNames(model.config, checkpoint), best_kernels(model.config)
-    mode = numeric_mode(names, dtype)
-    probe = kernels.linear(mode.convert("probe", torch.zeros(64, 64)), None, mode.dtype)
-    yield "runs here", f"{mode.name}; linear layers {probe.name}"
-    yield "kernels", kernels.name
-    embeddings = table_bytes(names, mode)
-    weights = decimal(weight_bytes(model, mode, names=names))
-    yield "weights", f"{weights} in memory, {decimal(embeddings)} of embeddings mapped"
-    yield from _kv_cache(model.config, mode, kernels, context, requests)
 
 
 def _drafters(target: Target, asked: str | None) -> Rows:
@@ -197,10 +187,8 @@ def _drafters(target: Target, asked: str | None) -> Rows:
         return
     if asked:
         nodes = min(build_drafter(asked, target).max_nodes, EngineConfig.max_tree)
-        yield (
-            "drafters",
-            f"✓ {asked}, " + (f"trees of up to {nodes} nodes" if nodes > 1 else "plain decoding"),
-        )
+        trees = f"trees of up to {nodes} nodes" if nodes > 1 else "plain decoding"
+        yield "drafters", f"✓ {asked}, {trees}"
         return
     built = try_drafters(target)
     fitting = [name for name, drafter in built.items() if not isinstance(drafter, DrafterError)]
@@ -208,9 +196,7 @@ def _drafters(target: Target, asked: str | None) -> Rows:
     lines = [f"✓ {', '.join(fitting)}"] if fitting else []
     lines += [f"✗ {name}: {built[name]}" for name in built if name not in (*fitting, *missing)]
     if missing:
-        lines.append(
-            f"- no files beside the model: {', '.join(missing)}. 'soothsay train' makes some of them"
-        )
+        lines += [f"- no files beside the model: {', '.join(missing)}. 'soothsay train' makes some of them"]
     yield "drafters", "\n".join(lines)
 
 

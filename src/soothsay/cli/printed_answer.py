@@ -12,7 +12,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.markdown import CodeBlock, Heading, Markdown, MarkdownElement
 from rich.padding import Padding
-from rich.segment import Segment
+from rich.segment import Segment, SegmentLines
 from rich.syntax import Syntax
 from rich.text import Text
 from rich.theme import Theme
@@ -85,7 +85,7 @@ class MarkdownStream:
         for block in blocks:
             lines = self._lines(block)
             if lines:
-                self._console.print(_Lines(lines), end="")
+                self._console.print(SegmentLines(lines, new_lines=True), end="")
                 self._begun = True
 
     def _draw(self) -> None:
@@ -98,7 +98,7 @@ class MarkdownStream:
                 return
             self._live = Live(console=self._console, auto_refresh=False, transient=True)
             self._live.start()
-        self._live.update(_Lines(lines), refresh=True)
+        self._live.update(SegmentLines(lines, new_lines=True), refresh=True)
         self._drawn_at = time.monotonic()
 
     def _lines(self, source: str) -> list[Line]:
@@ -141,18 +141,6 @@ def _stripped(line: Line) -> Line:
     if kept and not (kept[-1].style and kept[-1].style.bgcolor):
         kept[-1] = Segment(kept[-1].text.rstrip(), kept[-1].style)
     return kept
-
-
-class _Lines:
-    """Lines that are formatted already."""
-
-    def __init__(self, lines: Iterable[Line]):
-        self._lines = lines
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for line in self._lines:
-            yield from line
-            yield Segment.line()
 
 
 class _Heading(Heading):

@@ -115,9 +115,13 @@ class PlacementOptions:
 
     def shared(self, replicas: int) -> Stages:
         """The processes that share an engine's layers. Raises `typer.BadParameter`, or `SoothsayError`."""
-        if not self.stage:
-            return self.stages if self.ray_address is None else self._on_ray()
+        if not self.stage and self.ray_address is None:
+            return self.stages
         from soothsay.model.pipeline.pipeline import StageAddress, read_key
+        from soothsay.server.placement import stages_on_ray
+
+        if not self.stage:
+            return stages_on_ray(self.stages, self.replica_cores or 1)
 
         if self.stages > 1 or replicas > 1:
             raise typer.BadParameter("--stage serves one engine; leave out --stages and --replicas")
@@ -126,22 +130,15 @@ class PlacementOptions:
         secret = read_key(self.stage_key)
         return [StageAddress.parse(address, secret) for address in self.stage]
 
-    def _on_ray(self) -> Stages:
-        from soothsay.server.placement import stages_on_ray
-
-        return stages_on_ray(self.stages, self.replica_cores or 1)
-
     def placement(self, replicas: int, shared: Stages) -> Placement:
         """Where the engines run, at most `replicas` of them."""
         from soothsay.server.engines.engine_process import PORTABLE
         from soothsay.server.placement import Placement
 
+        environment = PORTABLE if self.portable else {}
+        stages = shared if isinstance(shared, int) else len(shared) + 1
         return Placement(
-            replicas,
-            self.replica_cores,
-            self.ray_address,
-            environment=PORTABLE if self.portable else {},
-            stages=shared if isinstance(shared, int) else len(shared) + 1,
+            replicas, self.replica_cores, self.ray_address, environment=environment, stages=stages
         )
 
 
@@ -223,7 +220,7 @@ class Serve:
 
             allowed = self.allow_drafter
             config = ServerConfig(
-                name=self.name or served_name(self.model),
+                self.name or served_name(self.model),
                 any_model=self.any_model,
                 drafters=fleet.model.drafters if allowed is None else tuple(allowed),
                 hosts=allowed_hosts(self.host, self.allowed_host or [], keyless=keys is None),
@@ -344,9 +341,7 @@ class Batch:
                     **asdict(self.engine),
                 )
             except KeyboardInterrupt:
-                where = (
-                    "before the first answer" if reached is None else "{:,} of {:,} lines".format(*reached)
-                )
+                where = "{:,} of {:,} lines".format(*reached) if reached else "before the first answer"
                 out.print(f"stopped ({where}); the same command goes on")
                 raise typer.Exit(INTERRUPTED) from None
         out.print(_text(summary, time.perf_counter() - begin))

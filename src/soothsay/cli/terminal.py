@@ -159,21 +159,6 @@ def stage_bars() -> Iterator[Callable[[str, int, int], None]]:
         yield update
 
 
-@contextmanager
-def answer_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show a bar for a known number of answers. Yields a function that counts one answer of some tokens."""
-    done = tokens = 0
-    with progress_bar(what) as update:
-        update(done, total, tokens)
-
-        def advance(num_tokens: int) -> None:
-            nonlocal done, tokens
-            done, tokens = done + 1, tokens + num_tokens
-            update(done, total, tokens)
-
-        yield advance
-
-
 def try_drafters(target: Target, names: Sequence[str] = ()) -> dict[str, Drafter | DrafterError]:
     """Build drafters of the registry for `target`, without options.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,10 +14,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from soothsay.bench.measure import Meter
 from soothsay.bench.prompts import PromptEntry, encode, read_prompts, spread
 from soothsay.cli.demo_command import TASKS
 from soothsay.cli.tables import numbers_table
-from soothsay.cli.terminal import answer_bar, notice, try_drafters
+from soothsay.cli.terminal import notice, progress_bar, try_drafters
 from soothsay.config import DType, EngineConfig
 from soothsay.errors import DrafterError
 from soothsay.options import FILE, PROMPTS, CommonOptions, ModelOptions, SamplingOptions, option, shared
@@ -64,8 +66,10 @@ class Verify:
             llm = LLM(self.model, drafter="none", dtype=self.dtype, max_requests=self.batch, max_rows=rows)
             drafters = {spec: spec for spec in self.drafter} if self.drafter else _without_files(llm)
         ids = [encode(entry, llm) for entry in entries]
-        with answer_bar("comparing", len(ids) * (2 + len(drafters.keys() - {"none"}))) as advance:
-            report = compare(llm, ids, drafters, params, advance=advance)
+        with progress_bar("comparing") as progress:
+            meter = Meter(progress, len(ids) * (2 + len(drafters.keys() - {"none"})))
+            meter.advance()
+            report = compare(llm, ids, drafters, params, advance=partial(meter.advance, 1))
         _show(Console(highlight=False), report, entries, llm.tokenizer, params.temperature)
         if report.divergences:
             raise typer.Exit(1)
@@ -118,12 +122,9 @@ def _show_divergences(
     console: Console, report: EqualityReport, entries: Sequence[PromptEntry], tokenizer: Tokenizer | None
 ) -> None:
     table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("prompt", overflow="fold")
-    table.add_column("drafter", overflow="fold")
-    table.add_column("differs in")
-    table.add_column("position", justify="right")
-    for heading in ("plain", "margin", "drafted", "margin"):
-        table.add_column(heading, overflow="fold", justify="right" if heading == "margin" else "left")
+    for heading in ("prompt", "drafter", "differs in", "position", "plain", "margin", "drafted", "margin"):
+        is_number = heading in ("position", "margin")
+        table.add_column(heading, overflow="fold", justify="right" if is_number else "left")
 
     def add(name: Text, drafter: Text, difference: Difference) -> None:
         sides = [_side(side, tokenizer) for side in (difference.plain, difference.drafted)]

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from soothsay import ModelError, SoothsayError, Tokenizer
 from soothsay.bench.bench_plans import PEERS, PeerPlan
 from soothsay.bench.journal import Journal, short_hash
 from soothsay.bench.measure import turns
@@ -24,10 +25,8 @@ from soothsay.bench.peers.peer_process import PeerProcess
 from soothsay.bench.peers.peer_results import AGREEMENT, ANSWER, OURS, PLAIN, PeerRecord, PeerResults
 from soothsay.bench.peers.to_gguf import write_gguf
 from soothsay.bench.prompts import PASSAGE, QUESTION, PromptEntry, encode_with, read_prompts, spread
-from soothsay.errors import ModelError, SoothsayError
 from soothsay.model.checkpoint import Checkpoint, open_checkpoint
 from soothsay.model.families.parsing import parse_model_config
-from soothsay.tokenizer import Tokenizer
 
 GGUF_KINDS = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
 

@@ -191,7 +191,6 @@ class Mix:
         self,
         conversations: Sequence[UserTurns],
         seed: int = 0,
-        *,
         turns: int = 1,
         shared_prefix: int = 0,
         long_share: float = 0.0,

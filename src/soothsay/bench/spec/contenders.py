@@ -8,15 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from soothsay import LLM, Drafter, DraftTree, Observation, Request, SamplingParams
 from soothsay.bench.chat_client import TIMEOUT, ChatClient, TimedReply
 from soothsay.bench.spec.theory import TreeCounts, added
-from soothsay.core.params import SamplingParams
-from soothsay.core.request import Request
-from soothsay.core.tree import DraftTree
 from soothsay.core.verify import Promise
-from soothsay.drafters.base import Drafter, Observation
 from soothsay.drafters.proxy import DrafterProxy
-from soothsay.llm import LLM
 from soothsay.tokenizer import Message
 
 

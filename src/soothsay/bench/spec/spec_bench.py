@@ -11,19 +11,16 @@ from typing import Any
 
 import torch
 
+from soothsay import LLM, DrafterError, EngineConfig, RequestError, SamplingParams, SoothsayError
 from soothsay.bench.bench_plans import SpecOptions
 from soothsay.bench.journal import Journal, conditions, short_hash
 from soothsay.bench.measure import Meter, Progress, rotated
 from soothsay.bench.prompts import QUESTION, PromptEntry, Question, encode
 from soothsay.bench.spec.contenders import AskedTurn, Contender, DrafterContender, RunTimes, TurnAnswer
 from soothsay.bench.spec.spec_results import PLAIN, Key, Lap, Setting, SpecResults
-from soothsay.config import EngineConfig
-from soothsay.core.params import SamplingParams
 from soothsay.core.sampling import derive_seed
 from soothsay.drafters.registry import DrafterSpec, build_drafter, named_drafter
 from soothsay.drafters.spec_parser import Composed, Named, parse
-from soothsay.errors import DrafterError, RequestError, SoothsayError
-from soothsay.llm import LLM
 from soothsay.model.pass_times import PassTimes
 from soothsay.tokenizer import Message
 

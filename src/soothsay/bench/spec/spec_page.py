@@ -45,10 +45,6 @@ class Column:
         return _number(getattr(score, self.value)) if isinstance(self.value, str) else self.value(score)
 
 
-def _equal(score: Score) -> str:
-    return "" if score.different is None else f"{score.answers - score.different}/{score.answers}"
-
-
 def _number(value: float) -> str:
     """Format a number; empty if it is unknown, which is 0."""
     return f"{value:.2f}" if value else ""
@@ -71,12 +67,7 @@ COLUMNS = (
     Column(
         "CPU", "speed-up by CPU time, which other work on the machine hardly affects", "cpu_speedup", WIDE
     ),
-    Column(
-        "tokens/s",
-        "mean over questions, with the time of the prompt",
-        lambda score: f"{score.rate:.0f}",
-        WIDE,
-    ),
+    Column("tokens/s", "mean over questions, with the time of the prompt", lambda s: f"{s.rate:.0f}", WIDE),
     Column(
         "nodes",
         "draft tokens verified a step",
@@ -96,7 +87,11 @@ COLUMNS = (
         lambda score: str(score.best_nodes or ""),
         WIDEST,
     ),
-    Column("equal", "answers that equal plain decoding's, token by token", _equal),
+    Column(
+        "equal",
+        "answers that equal plain decoding's, token by token",
+        lambda s: "" if s.different is None else f"{s.answers - s.different}/{s.answers}",
+    ),
 )
 
 
@@ -228,11 +223,8 @@ def _section(results: SpecResults, alone: bool) -> str:
         f"{about['nodes']} nodes, {about['threads']} threads, {about['processor']}, "
         f"soothsay {about['soothsay']}"
     )
-    alarm = (
-        f"<p class=alarm>{bad} answers are not plain decoding's. This must never happen.</p>"
-        if (bad := different(results))
-        else ""
-    )
+    alarm = "answers are not plain decoding's. This must never happen."
+    alarm = f"<p class=alarm>{bad} {alarm}</p>" if (bad := different(results)) else ""
     head = "" if alone else f"<h2>{escape(title(results))}</h2>"
     drawn = f"{html_table(table(results))}{paragraphs(notes(results))}{''.join(_plots(results))}"
     return f"{head}<p class=dim>{escape(facts)}</p>{alarm}{drawn}"
@@ -244,17 +236,12 @@ def _plots(results: SpecResults) -> Iterator[str]:
         yield f"<h3>Temperature {temperature:g}, batch {batch}</h3>"
         yield _by_task(own)
         yield f'<div class="pair">{_by_depth(own)}{_by_phase(own)}{_by_nodes(own)}</div>'
-    batches, temperatures = sorted({row.batch for row in rows}), sorted({row.temperature for row in rows})
+    settings = {name: sorted({getattr(row, name) for row in rows}) for name in ("batch", "temperature")}
     curves = []
-    for t in temperatures if len(batches) > 1 else ():
-        own = [row for row in rows if row.temperature == t]
-        curves.append(
-            _curve(f"Overall speed-up by batch, temperature {t:g}", own, "batch", lambda r: r.batch)
-        )
-    for b in batches if len(temperatures) > 1 else ():
-        own = [row for row in rows if row.batch == b]
-        caption = f"Overall speed-up by temperature, batch {b}"
-        curves.append(_curve(caption, own, "temperature", lambda r: r.temperature))
+    for x, fixed in (("batch", "temperature"), ("temperature", "batch")):
+        for value in settings[fixed] if len(settings[x]) > 1 else ():
+            own = [row for row in rows if getattr(row, fixed) == value]
+            curves.append(_curve(f"Overall speed-up by {x}, {fixed} {value:g}", own, x))
     if curves:
         yield f'<h3>All settings</h3><div class="pair">{"".join(curves)}</div>'
 
@@ -264,10 +251,8 @@ def _by_task(rows: Sequence[SpecRow]) -> str:
     drafted = [row for row in rows if row.name != PLAIN]
     tasks = [OVERALL, *(task for task in rows[0].scores if task != OVERALL)]
     top = max((score.speedup for row in drafted for score in row.scores.values()), default=1.0)
-    panels = [
-        (HEADINGS.get(task, task), [(row.name, row.scores[task].speedup) for row in drafted])
-        for task in tasks
-    ]
+    named = [(HEADINGS.get(task, task), task) for task in tasks]
+    panels = [(name, [(row.name, row.scores[task].speedup) for row in drafted]) for name, task in named]
     return _panels(panels, max(top, 1.0)) if drafted else ""
 
 
@@ -309,12 +294,13 @@ def _by_phase(rows: Sequence[SpecRow]) -> str:
     return _figure("Milliseconds a token, by phase", phases, lambda: stacks(phased, "ms a token"), caption)
 
 
-def _curve(name: str, rows: Sequence[SpecRow], label: str, x: Callable[[SpecRow], float]) -> str:
+def _curve(name: str, rows: Sequence[SpecRow], x: str) -> str:
+    """Draw speed-ups over a setting, `x`."""
     series = {
-        drafter: sorted((x(row), row.overall.speedup) for row in rows if row.name == drafter)
+        drafter: sorted((getattr(row, x), row.overall.speedup) for row in rows if row.name == drafter)
         for drafter in dict.fromkeys(row.name for row in rows if row.name != PLAIN)
     }
-    return _figure(name, [*series], lambda: lines(series, label, "speed-up", reference=1.0))
+    return _figure(name, [*series], lambda: lines(series, x, "speed-up", reference=1.0))
 
 
 def _figure(name: str, series: Sequence[str], draw: Callable[[], Any], caption: str = "") -> str:
@@ -327,9 +313,9 @@ def _figure(name: str, series: Sequence[str], draw: Callable[[], Any], caption: 
 
 def legend(names: Sequence[str]) -> str:
     """Return a list of names beside the colours and line styles of their series."""
-    entries = []
+    entries = ""
     for number, name in enumerate(names):
         colour, style = series_style(number)
-        entries.append(f'<li><span style="border-top-style:{style};border-top-color:{colour}"></span>')
-        entries.append(f"{escape(name)}</li>")
-    return f'<ul class="legend">{"".join(entries)}</ul>'
+        line = f'<span style="border-top-style:{style};border-top-color:{colour}"></span>'
+        entries += f"<li>{line}{escape(name)}</li>"
+    return f'<ul class="legend">{entries}</ul>'

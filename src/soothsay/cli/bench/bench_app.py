@@ -11,8 +11,7 @@ from soothsay.cli.bench.spec_commands import Agentic, Report, Spec
 from soothsay.cli.command_classes import add_commands
 
 bench = typer.Typer(
-    no_args_is_help=True,
-    help="Measure speed and acceptance. What is compared takes turns within one run.",
+    no_args_is_help=True, help="Measure speed and acceptance. What is compared takes turns within one run."
 )
 COMMANDS = {
     **{

@@ -14,12 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from soothsay.bench.bench_plans import BenchOptions, LearnPlan, PeerPlan, StackPlan
-from soothsay.cli.bench.bench_options import (
-    check_charts,
-    known_dtypes,
-    save_chart,
-    save_numbers,
-)
+from soothsay.cli.bench.bench_options import check_charts, known_dtypes, save_chart, save_numbers
 from soothsay.cli.tables import numbers_table, records_table, wide_table
 from soothsay.cli.terminal import notice, progress_bar, stage_bars
 from soothsay.options import FILE, REQUIRED, CommonOptions, argument, shared
@@ -81,21 +76,13 @@ def _speeds(results: PeerResults, dtype: str, bench: PeerBench) -> Table:
     from soothsay.bench.peers.peer_bench import CONTEXT, PROMPT, VERIFIED
     from soothsay.bench.peers.peer_results import OURS
 
-    table = numbers_table(
-        ("", "engine"),
-        ("ms", "tokens/s", "of ours", "equal"),
-        title=f"weights in {dtype}",
-        caption=f"median of {bench.plan.rounds} rounds, {bench.threads} threads; "
-        "equal: leading tokens, of 32",
-    )
-    measures = {
-        "decode": f"one token, context {CONTEXT}",
-        "prompt": f"a prompt of {PROMPT} tokens",
-        **{
-            f"verify {rows}": f"a pass of {rows} {'row' if rows == 1 else 'rows'}, context {CONTEXT}"
-            for rows in VERIFIED
-        },
-    }
+    caption = f"median of {bench.plan.rounds} rounds, {bench.threads} threads; equal: leading tokens, of 32"
+    numbers = "ms", "tokens/s", "of ours", "equal"
+    table = numbers_table(("", "engine"), numbers, title=f"weights in {dtype}", caption=caption)
+    measures = {"decode": f"one token, context {CONTEXT}", "prompt": f"a prompt of {PROMPT} tokens"}
+    for rows in VERIFIED:
+        passes = "a pass of 1 row" if rows == 1 else f"a pass of {rows} rows"
+        measures[f"verify {rows}"] = f"{passes}, context {CONTEXT}"
     agreement = results.agreement(dtype)
     for measure, title in measures.items():
         times = results.medians(measure, dtype)
@@ -103,14 +90,10 @@ def _speeds(results: PeerResults, dtype: str, bench: PeerBench) -> Table:
         for engine, (seconds, count) in sorted(times.items(), key=lambda item: item[0] != OURS):
             shown = seconds / count if measure == "decode" else seconds
             equal = str(agreement.get(engine, "")) if measure == "decode" else ""
-            table.add_row(
-                title if engine == OURS else "",
-                engine,
-                f"{1e3 * shown:.2f}",
-                "" if measure.startswith("verify") else f"{count / seconds:.1f}",
-                "" if engine == OURS else f"{seconds / times[OURS][0]:.2f}x",
-                equal,
-            )
+            rate = "" if measure.startswith("verify") else f"{count / seconds:.1f}"
+            ratio = "" if engine == OURS else f"{seconds / times[OURS][0]:.2f}x"
+            name = title if engine == OURS else ""
+            table.add_row(name, engine, f"{1e3 * shown:.2f}", rate, ratio, equal)
     return table
 
 
@@ -139,11 +122,11 @@ def _answers(results: PeerResults, dtype: str) -> Table:
             ratios = (of[engine, mode] / of[OURS, PLAIN] for of in rates.values())
             table.add_row(f"{OURS}, {_short(mode)} / {PLAIN}", *(f"{ratio:.2f}x" for ratio in ratios))
     if any(engine != OURS for engine, _ in contestants):
-        best = [
-            tuple(max(of[one] for one in contestants if (one[0] == OURS) is ours) for ours in (True, False))
-            for of in rates.values()
-        ]
-        table.add_row("our best / theirs", *(f"{own / other:.2f}x" for own, other in best))
+        ours, theirs = (
+            [max(of[one] for one in contestants if (one[0] == OURS) is own) for of in rates.values()]
+            for own in (True, False)
+        )
+        table.add_row("our best / theirs", *(f"{a / b:.2f}x" for a, b in zip(ours, theirs, strict=True)))
     return table
 
 
@@ -208,7 +191,7 @@ def _rungs(rows: list[StackRow], plan: StackPlan) -> Table:
 def _notes(results: StackResults) -> list[str]:
     notes = [
         "From integers on, all answers to a prompt are equal, token by token: this was checked. The prefix "
-        "cache has longer prompts. So the last product holds where the other factors hold for them too.",
+        "cache has longer prompts. So the last product holds where the other factors hold for them too."
     ]
     if agreement := results.agreement():
         equal, prompts = agreement

@@ -82,9 +82,8 @@ class LoadOptions:
             return [Arrivals(kind, level, duration=lasting) for level in levels]
         counts = _numbers(self.requests or REQUESTS, "--requests")
         if len(counts) not in (1, len(levels)) or not all(count.is_integer() for count in counts):
-            raise typer.BadParameter(
-                f"--requests {self.requests}: one whole number, or one for each of {text}"
-            )
+            needed = f"one whole number, or one for each of {text}"
+            raise typer.BadParameter(f"--requests {self.requests}: {needed}")
         pairs = zip(levels, counts * (len(levels) // len(counts)), strict=True)
         return [Arrivals(kind, level, requests=int(count)) for level, count in pairs]
 
@@ -108,19 +107,12 @@ class PromptOptions:
 
         if self.spec_bench is not None and self.prompts is not None:
             raise typer.BadParameter("give --spec-bench FILE or --prompts FILE, not both")
+        conversations = default_conversations()
         if self.spec_bench is not None:
             conversations = read_spec_bench(self.spec_bench)
         elif self.prompts is not None:
             conversations = read_conversations(self.prompts)
-        else:
-            conversations = default_conversations()
-        return Mix(
-            *(conversations, seed),
-            turns=self.turns,
-            shared_prefix=self.shared_prefix,
-            long_share=self.long,
-            long_words=self.long_words,
-        )
+        return Mix(conversations, seed, self.turns, self.shared_prefix, self.long, self.long_words)
 
 
 @dataclass(frozen=True)

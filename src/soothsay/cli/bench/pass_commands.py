@@ -11,13 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from soothsay.bench.bench_plans import BenchOptions
-from soothsay.cli.bench.bench_options import (
-    check_charts,
-    known_dtypes,
-    row_counts,
-    save_chart,
-    save_numbers,
-)
+from soothsay.cli.bench.bench_options import check_charts, known_dtypes, row_counts, save_chart, save_numbers
 from soothsay.cli.tables import numbers_table, records_table
 from soothsay.cli.terminal import notice, progress_bar
 from soothsay.config import DType
@@ -67,14 +61,8 @@ class Step:
             from soothsay.bench.random_models import LlamaShape
             from soothsay.bench.step import bench_step, step_chart
 
-            report = bench_step(
-                LlamaShape.parse(self.shape or "1.1B") if self.model is None else self.model,
-                dtypes=dtypes,
-                rows=counts,
-                contexts=self.contexts or [128],
-                rounds=self.rounds,
-                layout=self.tree,
-            )
+            model = LlamaShape.parse(self.shape or "1.1B") if self.model is None else self.model
+            report = bench_step(model, dtypes, counts, self.contexts or [128], self.rounds, self.tree)
         Console(highlight=False).print(_step_table(report))
         save_chart(self.png, lambda: step_chart(report))
         save_numbers(self.to_json, asdict(report))
@@ -176,14 +164,7 @@ class Quality:
         with progress_bar(f"reading with {self.model}", "chunks") as progress:
             from soothsay.bench.quality import bench_quality
 
-            found = bench_quality(
-                *(self.model, text),
-                dtypes=dtypes,
-                reference=self.reference,
-                tokens=self.tokens,
-                chunk=self.chunk,
-                progress=progress,
-            )
+            found = bench_quality(self.model, text, dtypes, self.reference, self.tokens, self.chunk, progress)
         table = records_table(
             found,
             {"dtype": "{.dtype}"},
@@ -215,9 +196,7 @@ class Decode:
         with notice(f"measuring {self.model} ..."):
             from soothsay.bench.decode import bench_decode
 
-            comparisons = bench_decode(
-                self.model, dtype=self.dtype, tokens=self.tokens, rounds=self.rounds, batch=self.batch
-            )
+            comparisons = bench_decode(**vars(self))
         caption = f"median of {self.rounds} rounds"
         table = numbers_table(("greedy decoding", ""), ("tokens/s", "ratio"), caption=caption)
         for comparison in comparisons:

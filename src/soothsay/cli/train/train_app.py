@@ -81,9 +81,8 @@ class AnswerConversations:
         """Answer the conversations that have no answer yet."""
         features = self.features
         if features is not None and self.drafter != PLAIN:
-            raise typer.BadParameter(
-                "with --features the model answers without a drafter: leave out --drafter"
-            )
+            problem = "with --features the model answers without a drafter: leave out --drafter"
+            raise typer.BadParameter(problem)
         with notice(f"reading {self.prompts} ..."):
             from soothsay.train.answers import read_unanswered, write_answers
 
@@ -92,15 +91,8 @@ class AnswerConversations:
             from soothsay import LLM, SamplingParams
 
             params = SamplingParams(temperature=self.temperature, max_tokens=self.max_tokens, seed=self.seed)
-            llm = LLM(
-                self.model,
-                drafter=self.drafter,
-                dtype=self.dtype,
-                max_context=self.max_context,
-                chat_template=self.chat_template,
-                max_requests=self.batch,
-                prefix_caching=features is None,
-            )
+            own = {name: getattr(self, name) for name in ("drafter", "dtype", "max_context", "chat_template")}
+            llm = LLM(self.model, max_requests=self.batch, prefix_caching=features is None, **own)
         folder = None
         if features is not None:
             from soothsay.train.new_heads import taps_of
@@ -206,8 +198,7 @@ def _show_skipped(found: list[SkipSet], best: SkipSet, directory: Path) -> None:
 
 
 train = typer.Typer(
-    no_args_is_help=True,
-    help="Train drafters for a model, train a model, or make the data to train them on.",
+    no_args_is_help=True, help="Train drafters for a model, train a model, or make the data to train them on."
 )
 add_commands(
     train, {"data": AnswerConversations, **COMMANDS, "layer-skip": FindSkippedLayers, "suffix": KeepAnswers}

@@ -39,14 +39,8 @@ class LanguageModelTraining(TrainingRun):
         from soothsay.train.lm import LanguageModel
 
         examples, held_out = self.examples()
-        recipe = LanguageModel(
-            *(self.checkpoint(), held_out),
-            fresh=self.fresh,
-            mtp_modules=self.mtp_modules,
-            seed=self.seed,
-            device=self.device,
-        )
-        self.train(recipe, examples)
+        own = {name: getattr(self, name) for name in ("fresh", "mtp_modules", "seed", "device")}
+        self.train(LanguageModel(self.checkpoint(), held_out, **own), examples)
 
 
 class HeadTraining(TrainingRun):
