@@ -60,12 +60,7 @@ def busy_processes(count: int) -> Iterator[None]:
 
 
 async def bench_busy(
-    targets: Sequence[LoadTarget],
-    loops: Sequence[int],
-    *,
-    rounds: int,
-    tokens: int,
-    progress: Progress = lambda *_: None,
+    targets: Sequence[LoadTarget], loops: Sequence[int], rounds: int, tokens: int, progress: Progress
 ) -> list[BusyRow]:
     """Ask each server for one answer at a time, beside each number of busy processes in turn.
 

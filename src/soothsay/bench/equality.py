@@ -129,14 +129,13 @@ def compare(
     if not kept:
         raise RequestError(f"none of {len(prompts)} prompts fits into the context with its answer")
     seed = secrets.randbits(48) if params.seed is None else params.seed
-    asked = {i: replace(params, seed=seed + i) for i in kept}
-    fitting = {i: prompts[i] for i in kept}
-    plain = _answer_plainly(llm, fitting, asked, advance)
-    mixed = _answer_mixed(llm, fitting, asked, witnesses)
+    asked = {i: (prompts[i], replace(params, seed=seed + i)) for i in kept}
+    plain = _answer_plainly(llm, asked, advance)
+    mixed = _answer_mixed(llm, asked, witnesses)
     comparisons = []
     for name, witness in witnesses.items():
         results = mixed[name]
-        found = [_find(i, name, plain[i], witness.answer(asked[i], results[i])) for i in kept]
+        found = [_find(i, name, plain[i], witness.answer(asked[i][1], results[i])) for i in kept]
         tokens, steps = (sum(getattr(one.stats, n) for one in results.values()) for n in ("emitted", "steps"))
         divergences = tuple(divergence for divergence in found if divergence is not None)
         comparisons.append(DrafterCheck(name, len(kept), tokens, steps, divergences))
@@ -188,17 +187,16 @@ def _most_tokens(llm: LLM, prompt: Sequence[int], params: SamplingParams) -> int
     return min(len(prompt) + params.max_tokens, context)
 
 
-def _answer_plainly(
-    llm: LLM,
-    prompts: Mapping[int, Sequence[int]],
-    params: Mapping[int, SamplingParams],
-    advance: Callable[[int], None],
-) -> dict[int, list[Emitted]]:
+_Asked = Mapping[int, tuple[Sequence[int], SamplingParams]]
+"""Prompts with their parameters, by the index of the prompt."""
+
+
+def _answer_plainly(llm: LLM, asked: _Asked, advance: Callable[[int], None]) -> dict[int, list[Emitted]]:
     """Answer the prompts one after the other, on a new engine that shares nothing between them."""
     config = replace(
         llm.config,
         max_rows=EngineConfig.max_rows,
-        kv_tokens=max(_most_tokens(llm, prompt, params[i]) for i, prompt in prompts.items()),
+        kv_tokens=max(_most_tokens(llm, *one) for one in asked.values()),
         prefix_caching=False,
     )
     alone = LLM(llm.model, drafter="none", tokenizer=llm.tokenizer, config=config)
@@ -206,22 +204,17 @@ def _answer_plainly(
     ops = alone.engine.model.kernels.sampling
     witness = _Witness(build_drafter("none", alone.engine.target), advance, ops)
     return {
-        i: witness.answer(params[i], alone.generate(prompt, params[i], drafter=witness))
-        for i, prompt in prompts.items()
+        i: witness.answer(params, alone.generate(prompt, params, drafter=witness))
+        for i, (prompt, params) in asked.items()
     }
 
 
-def _answer_mixed(
-    llm: LLM,
-    prompts: Mapping[int, Sequence[int]],
-    params: Mapping[int, SamplingParams],
-    witnesses: Mapping[str, _Witness],
-) -> dict[str, dict[int, Result]]:
+def _answer_mixed(llm: LLM, asked: _Asked, witnesses: Mapping[str, _Witness]) -> dict[str, dict[int, Result]]:
     """Answer each prompt with all drafters in one batch. The drafter that meets an empty cache rotates."""
     names = list(witnesses)
-    order = [(i, name) for turn, i in enumerate(prompts) for name in rotated(names, turn)]
-    asked, drafters = [params[i] for i, _ in order], [witnesses[name] for _, name in order]
-    results = llm.generate([prompts[i] for i, _ in order], asked, drafter=drafters)
+    order = [(i, name) for turn, i in enumerate(asked) for name in rotated(names, turn)]
+    prompts, params = zip(*(asked[i] for i, _ in order), strict=True)
+    results = llm.generate(list(prompts), params, drafter=[witnesses[name] for _, name in order])
     by_drafter: dict[str, dict[int, Result]] = {name: {} for name in names}
     for (i, name), result in zip(order, results, strict=True):
         if result.error is not None:  # an answer that was cut off would look like a difference

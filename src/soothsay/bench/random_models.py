@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +92,7 @@ class RandomCheckpoint:
         mixed = f"-{shape.experts}x{shape.ffn}" if shape.experts else ""
         kind = "hybrid" if shape.state_heads else "random"
         self.path = Path(f"{kind}-{shape.layers}x{shape.hidden}{mixed}")
-        self.files: tuple[Path, ...] = ()
-        self.eos_ids: tuple[int, ...] = ()
+        self.files, self.eos_ids = tuple[Path, ...](), tuple[int, ...]()
         self.config: dict[str, Any] = {
             "model_type": "qwen3_5_text" if shape.state_heads else "mixtral" if shape.experts else "llama",
             "num_hidden_layers": shape.layers,
@@ -105,8 +105,7 @@ class RandomCheckpoint:
             **({"num_local_experts": shape.experts, "num_experts_per_tok": shape.chosen} if mixed else {}),
             **(_state_sizes(shape) if shape.state_heads else {}),
         }
-        self._zero_norms = bool(shape.state_heads)
-        self._shapes = _tensors(shape)
+        self._zero_norms, self._shapes = bool(shape.state_heads), _tensors(shape)
         generator = torch.Generator().manual_seed(seed)
         self._noise = torch.randn(_NOISE, generator=generator).bfloat16()
 
@@ -159,13 +158,9 @@ def _tensors(shape: LlamaShape) -> Sizes:
     inner, outer = (shape.ffn, shape.hidden), (shape.hidden, shape.ffn)
     feed_forward = {"mlp.gate_proj": inner, "mlp.up_proj": inner, "mlp.down_proj": outer}
     if shape.experts:
-        mixture = "block_sparse_moe"
-        parts = {"w1": inner, "w3": inner, "w2": outer}
-        feed_forward = {
-            f"{mixture}.experts.{e}.{part}": size
-            for e in range(shape.experts)
-            for part, size in parts.items()
-        }
+        mixture, parts = "block_sparse_moe", {"w1": inner, "w3": inner, "w2": outer}
+        names = product(range(shape.experts), parts)
+        feed_forward = {f"{mixture}.experts.{expert}.{part}": parts[part] for expert, part in names}
         feed_forward[f"{mixture}.gate"] = (shape.experts, shape.hidden)
     around: Sizes = {
         "input_layernorm.weight": (shape.hidden,),

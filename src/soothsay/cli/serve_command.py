@@ -319,15 +319,14 @@ class Batch:
         out = Console(highlight=False, markup=False, soft_wrap=True)
         begin = time.perf_counter()
         reached: tuple[int, int] | None = None
-        with ExitStack() as loading, progress_bar("answering", "lines", paced=True) as show:
+        loading = f"reading {self.source}, loading {self.model} ..."
+        with progress_bar("answering", "lines", paced=True, loading=loading) as show:
 
             def progress(done: int, total: int, tokens: int) -> None:
                 nonlocal reached
-                loading.close()
                 reached = done, total
                 show(done, total, tokens)
 
-            loading.enter_context(notice(f"reading {self.source}, loading {self.model} ..."))
             from soothsay.server.batch.batch_run import run_batch
 
             try:

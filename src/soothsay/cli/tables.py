@@ -29,15 +29,18 @@ def numbers_table(
     *,
     title: str | Text | None = None,
     caption: str | None = None,
+    dense: bool = False,
 ) -> Table:
-    """A table with columns of names, and after them columns of numbers, which are aligned to the right."""
-    table = Table(
-        box=box.SIMPLE_HEAD, title=title, caption=caption, title_justify="left", caption_justify="left"
-    )
+    """A table with columns of names, and after them columns of numbers, which are aligned to the right.
+
+    `dense`: there are many columns, close to each other, whose numbers stay in one line.
+    """
+    table = Table(box=box.SIMPLE_HEAD, title=title, caption=caption, padding=(0, 1, 0, 0 if dense else 1))
+    table.title_justify = table.caption_justify = "left"
     for heading in names:
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading, overflow="fold", min_width=8 if dense else None)
     for heading in numbers:
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=dense)
     return table
 
 
@@ -62,21 +65,14 @@ def records_table(
     """
     table, before = numbers_table(names, numbers, **looks), None
     for record in records:
-        own, values = ([_cell(column, record) for column in part.values()] for part in (names, numbers))
+        own, values = (
+            [column.format(record) if isinstance(column, str) else column(record) for column in part.values()]
+            for part in (names, numbers)
+        )
         if grouped and own != before:
             table.add_section()
         table.add_row(*([""] * len(own) if grouped and own == before else own), *values, style=style(record))
         before = own
-    return table
-
-
-def wide_table(headings: Sequence[str], names: int = 1, title: str = "") -> Table:
-    """A table of many columns, close to each other. The first `names` have names, the others numbers."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=Text(title), title_justify="left")
-    for heading in headings[:names]:
-        table.add_column(heading, overflow="fold", min_width=8)
-    for heading in headings[names:]:
-        table.add_column(heading, justify="right", no_wrap=True)
     return table
 
 
@@ -85,7 +81,9 @@ def result_table(content: ResultTable) -> Table:
 
     Names that equal those of the row above are left out, and names after them.
     """
-    table, names = wide_table(content.headings, content.names, content.title), content.names
+    names = content.names
+    headings, title = content.headings, Text(content.title)
+    table = numbers_table(headings[:names], headings[names:], title=title, dense=True)
     before: Sequence[str] = ()
     for row in content.rows:
         if names > 1 and before and row[0] != before[0]:
@@ -94,7 +92,3 @@ def result_table(content: ResultTable) -> Table:
         table.add_row(*(Text(cell) for cell in (*[""] * same, *row[same:])))
         before = row
     return table
-
-
-def _cell(column: Column, record: Any) -> str:
-    return column.format(record) if isinstance(column, str) else column(record)

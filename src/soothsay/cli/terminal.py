@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -108,22 +108,25 @@ def bars(*columns: ProgressColumn, console: Console | None = None, refresh: bool
 
 @contextmanager
 def progress_bar(
-    what: str, items: str = "answers", *, paced: bool = False
+    what: str, items: str = "answers", *, paced: bool = False, loading: str = ""
 ) -> Iterator[Callable[[int, int, int], None]]:
     """Show a bar with tokens a second and the time left. `paced` shows the items a second too.
 
+    `loading` is a notice until the work begins.
     Yields a function of (items done, items in total, tokens so far). Call it once before the work begins, and
     then after each item.
     """
     speeds = f"{{task.fields[pace]:.3g}} {items}/s, " if paced else ""
     done_so_far = f"{{task.completed}}/{{task.total}} {items}, {speeds}{{task.fields[rate]:.0f}} tokens/s,"
-    with bars(
-        *(TextColumn(what), BarColumn(), TextColumn(done_so_far), TimeLeft(), TextColumn("left"))
-    ) as progress:
+    columns = TextColumn(what), BarColumn(), TextColumn(done_so_far), TimeLeft(), TextColumn("left")
+    with ExitStack() as waiting, bars(*columns) as progress:
+        if loading:
+            waiting.enter_context(notice(loading))
         begin, before = 0.0, 0
 
         def update(done: int, total: int, tokens: int) -> None:
             nonlocal begin, before
+            waiting.close()
             if not progress.task_ids:
                 begin, before = time.perf_counter(), done
                 progress.add_task(what, total=total, completed=done, pace=0.0, rate=0.0)

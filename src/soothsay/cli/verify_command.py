@@ -70,9 +70,38 @@ class Verify:
             meter = Meter(progress, len(ids) * (2 + len(drafters.keys() - {"none"})))
             meter.advance()
             report = compare(llm, ids, drafters, params, advance=partial(meter.advance, 1))
-        _show(Console(highlight=False), report, entries, llm.tokenizer, params.temperature)
+        self._show(report, entries, llm.tokenizer)
         if report.divergences:
             raise typer.Exit(1)
+
+    def _show(
+        self, report: EqualityReport, entries: Sequence[PromptEntry], tokenizer: Tokenizer | None
+    ) -> None:
+        """Show a table of all drafters, and a second table of the divergences if there are any."""
+        console = Console(highlight=False)
+        numbers = "prompts", "tokens compared", "tokens a step", "divergences"
+        table = numbers_table(("drafter",), numbers)
+        for comparison in report.comparisons:
+            count = len(comparison.divergences)
+            table.add_row(
+                Text(comparison.drafter),
+                f"{comparison.prompts:,}",
+                f"{comparison.tokens:,}",
+                f"{comparison.mean_accepted:.2f}",
+                Text(str(count), "bold red" if count else ""),
+            )
+        console.print(table)
+        if report.divergences:
+            _show_divergences(console, report, entries, tokenizer)
+        else:
+            equal = "Every token, and every bit of the logits it was drawn from, is plain decoding's."
+            console.print(Text.assemble(("✓ ", "bold green"), (equal, "bold")), soft_wrap=True)
+        if report.skipped:
+            console.print(
+                f"{report.skipped} of {len(entries)} prompts were skipped: too long for the context."
+            )
+        if self.temperature:
+            console.print(f"seed {report.seed}")
 
 
 def _built_in() -> list[PromptEntry]:
@@ -85,37 +114,6 @@ def _without_files(llm: LLM) -> dict[str, DrafterSpec]:
     """Every drafter of the registry that needs no options for this model."""
     built = try_drafters(llm.engine.target)
     return {name: one for name, one in built.items() if not isinstance(one, DrafterError)}
-
-
-def _show(
-    console: Console,
-    report: EqualityReport,
-    entries: Sequence[PromptEntry],
-    tokenizer: Tokenizer | None,
-    temperature: float,
-) -> None:
-    """Show a table of all drafters, and a second table of the divergences if there are any."""
-    numbers = "prompts", "tokens compared", "tokens a step", "divergences"
-    table = numbers_table(("drafter",), numbers)
-    for comparison in report.comparisons:
-        count = len(comparison.divergences)
-        table.add_row(
-            Text(comparison.drafter),
-            f"{comparison.prompts:,}",
-            f"{comparison.tokens:,}",
-            f"{comparison.mean_accepted:.2f}",
-            Text(str(count), "bold red" if count else ""),
-        )
-    console.print(table)
-    if report.divergences:
-        _show_divergences(console, report, entries, tokenizer)
-    else:
-        equal = "Every token, and every bit of the logits it was drawn from, is plain decoding's."
-        console.print(Text.assemble(("✓ ", "bold green"), (equal, "bold")), soft_wrap=True)
-    if report.skipped:
-        console.print(f"{report.skipped} of {len(entries)} prompts were skipped: too long for the context.")
-    if temperature:
-        console.print(f"seed {report.seed}")
 
 
 def _show_divergences(

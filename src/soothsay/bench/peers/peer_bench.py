@@ -10,7 +10,6 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from itertools import chain, cycle, islice, zip_longest
 from pathlib import Path
 
@@ -36,15 +35,6 @@ VERIFICATIONS = 5
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of the current part, the steps of it that are done, and its number of steps."""
-
-
-@dataclass(frozen=True, slots=True)
-class PeerPrompt:
-    """A prompt to which engines give whole answers."""
-
-    name: str
-    task: str
-    ids: list[int]
 
 
 class PeerBench:
@@ -78,13 +68,15 @@ class PeerBench:
         """What could not be measured, and why."""
 
         every = [] if plan.questions is None else list(_questions(plan, tokenizer))
-        self.questions = [one for one in every if len(one.ids) + plan.max_tokens <= config.max_positions]
+        self.questions = [one for one in every if len(one[1]) + plan.max_tokens <= config.max_positions]
+        """Prompts to which engines give whole answers, and their token ids."""
+
         if left := len(every) - len(self.questions):
             self.notes.append(
                 f"{left} of {len(every)} prompts left out: with {plan.max_tokens} tokens to answer they are "
                 f"longer than the model's context of {config.max_positions}"
             )
-        longest = max((len(question.ids) for question in self.questions), default=0) + plan.max_tokens
+        longest = max((len(ids) for _, ids in self.questions), default=0) + plan.max_tokens
         needed = max(CONTEXT + plan.tokens + 1, PROMPT + 1, CONTEXT + max(VERIFIED), longest)
         self.context = -(-needed // 64) * 64  # a multiple of every engine's block size
         self.folder = plan.work / f"{self.checkpoint.path.resolve().name}-{_digest(self.checkpoint)}"
@@ -204,9 +196,9 @@ class PeerBench:
         steps = len(self.questions) * len(contestants)
         for done, (number, (engine, mode)) in enumerate(turns(contestants, len(self.questions))):
             self.progress(f"{dtype}: answers", done, steps)
-            question = self.questions[number]
+            question, ids = self.questions[number]
             own = engine.name, mode
-            if own in impossible or (ANSWER, dtype, *own, question.name) in self.results:
+            if own in impossible or (ANSWER, dtype, *own, question.id) in self.results:
                 continue
             if own not in warm:
                 try:
@@ -216,10 +208,10 @@ class PeerBench:
                     self.notes.append(f"{engine.name}, {dtype}, {mode}: {reason}")
                     continue
                 warm.add(own)
-            seconds, output = engine.generate(question.ids, self.plan.max_tokens, mode)
+            seconds, output = engine.generate(ids, self.plan.max_tokens, mode)
             self.results.add(
                 PeerRecord(
-                    *(ANSWER, dtype, engine.name, mode, question.name, seconds, len(output), engine.version),
+                    *(ANSWER, dtype, engine.name, mode, question.id, seconds, len(output), engine.version),
                     task=question.task,
                     output=output[:AGREEMENT],
                 )
@@ -228,7 +220,7 @@ class PeerBench:
             self.progress(f"{dtype}: answers", steps, steps)
 
 
-def _questions(plan: PeerPlan, tokenizer: Tokenizer | None) -> Iterator[PeerPrompt]:
+def _questions(plan: PeerPlan, tokenizer: Tokenizer | None) -> Iterator[tuple[PromptEntry, list[int]]]:
     """Yield `per_task` prompts of each task, evenly spread over the file.
 
     The tasks take turns, so that an interrupted run has prompts of all tasks.
@@ -240,7 +232,7 @@ def _questions(plan: PeerPlan, tokenizer: Tokenizer | None) -> Iterator[PeerProm
         tasks.setdefault(entry.task, []).append(entry)
     chosen = [spread(entries, plan.per_task) for entries in tasks.values()]
     for entry in filter(None, chain.from_iterable(zip_longest(*chosen))):
-        yield PeerPrompt(entry.id, entry.task, encode_with(tokenizer, entry))
+        yield entry, encode_with(tokenizer, entry)
 
 
 def _digest(checkpoint: Checkpoint) -> str:

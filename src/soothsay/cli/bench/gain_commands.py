@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +14,7 @@ from rich.text import Text
 
 from soothsay.bench.bench_plans import BenchOptions, LearnPlan, PeerPlan, StackPlan
 from soothsay.cli.bench.bench_options import check_charts, known_dtypes, save_chart, save_numbers
-from soothsay.cli.tables import numbers_table, records_table, wide_table
+from soothsay.cli.tables import numbers_table, records_table
 from soothsay.cli.terminal import notice, progress_bar, stage_bars
 from soothsay.options import FILE, REQUIRED, CommonOptions, argument, shared
 
@@ -112,7 +111,8 @@ def _answers(results: PeerResults, dtype: str) -> Table:
 
     rates = results.rates(dtype)
     title = f"whole answers, weights in {dtype}: tokens a second, mean over prompts"
-    table = wide_table(["", *(HEADINGS.get(task, task) for task in rates)], title=title)
+    headings = [HEADINGS.get(task, task) for task in rates]
+    table = numbers_table([""], headings, title=Text(title), dense=True)
     contestants = list(next(iter(rates.values()), {}))
     for engine, mode in sorted(contestants, key=lambda one: (one[0] != OURS, one)):
         table.add_row(f"{engine}, {_short(mode)}", *(f"{of[engine, mode]:.1f}" for of in rates.values()))
@@ -222,8 +222,8 @@ class Learn:
         check_charts(self.png)
         latest: LearnReport | None = None
         try:
-            with ExitStack() as loading, progress_bar("answering", "requests", paced=True) as show:
-                loading.enter_context(notice(f"reading {self.file}, loading {self.model} ..."))
+            loading = f"reading {self.file}, loading {self.model} ..."
+            with progress_bar("answering", "requests", paced=True, loading=loading) as show:
                 from soothsay.bench.learn import bench_learn
                 from soothsay.bench.prompts import read_prompts
 
@@ -234,7 +234,6 @@ class Learn:
                 def progress(report: LearnReport) -> None:
                     nonlocal latest
                     latest = report
-                    loading.close()
                     show(report.answered, len(entries), report.tokens)
                     save_numbers(self.to_json, asdict(report))
 

@@ -232,21 +232,27 @@ class ServersUnderLoad:
         with progress_bar("asking", "s" if self.load.duration else "conversations") as progress:
             bench = ServeBench(targets, mix, plan, path=self.to_json, progress=progress)
             interrupted = _run(bench)
-        _show(bench.results, slo)
-        self._draw(bench.results, slo)
+        self._show(bench.results, slo)
         if interrupted:
             raise typer.Exit(130)
         if not all(row.answered for row in bench.results.rows()):
             raise typer.Exit(1)
 
-    def _draw(self, results: LoadResults, slo: Slo) -> None:
-        """Write the page and the charts that were asked for, if anything was measured."""
-        from soothsay.bench.serve.load_page import load_chart, page
+    def _show(self, results: LoadResults, slo: Slo) -> None:
+        """Show tables and notes, and write the page and the chart that were asked for."""
+        from soothsay.bench.serve.load_page import load_chart, notes, page, tables
 
-        if results.trials and self.html is not None:
+        console = Console(highlight=False)
+        if not results.trials:
+            console.print("nothing was measured")
+            return
+        for content in tables(results, slo):
+            console.print(result_table(content))
+        for note in notes(results, slo):
+            console.print(Text(note), soft_wrap=True)
+        if self.html is not None:
             write_text(self.html, page(results, slo))
-        if results.trials:
-            save_chart(self.png, lambda: load_chart(results), dpi=110)
+        save_chart(self.png, lambda: load_chart(results), dpi=110)
 
 
 def _run(bench: ServeBench) -> bool:
@@ -257,19 +263,6 @@ def _run(bench: ServeBench) -> bool:
     except KeyboardInterrupt:
         return True
     return False
-
-
-def _show(results: LoadResults, slo: Slo) -> None:
-    from soothsay.bench.serve.load_page import notes, tables
-
-    console = Console(highlight=False)
-    if not results.trials:
-        console.print("nothing was measured")
-        return
-    for content in tables(results, slo):
-        console.print(result_table(content))
-    for note in notes(results, slo):
-        console.print(Text(note), soft_wrap=True)
 
 
 SILENCE = 600.0
@@ -306,8 +299,8 @@ class BusyMachine:
         with progress_bar("asking", "answers") as progress:
             from soothsay.bench.busy import bench_busy
 
-            asked = {"rounds": self.rounds, "tokens": self.max_tokens}
-            found = asyncio.run(bench_busy(targets, self.loops or [1, 2], **asked, progress=progress))
+            loops = self.loops or [1, 2]
+            found = asyncio.run(bench_busy(targets, loops, self.rounds, self.max_tokens, progress))
         numbers = {"tokens/s": "{.rate:.1f}", "share": "{.share:.2f}", "longest wait": "{.longest:.1f}"}
         table = records_table(found, {"busy processes": "{.loops}", "server": "{.server}"}, numbers)
         Console(highlight=False).print(table)
