@@ -83,9 +83,8 @@ def make_episodes(data: Path, per_task: int, seed: int = 0) -> list[Episode]:
         )
     rng = random.Random(seed)
     chosen = rng.sample(list(snippets), per_task)
-    return [_edits(rng, code) for code in chosen] + [
-        _calls(rng, list(places), list(sentences)) for _ in range(per_task)
-    ]
+    edits = [_edits(rng, code) for code in chosen]
+    return edits + [_calls(rng, list(places), list(sentences)) for _ in range(per_task)]
 
 
 class Steps(NamedTuple):

@@ -117,6 +117,5 @@ async def _stream(target: LoadTarget, tokens: int) -> Stream:
 def _rates(pieces: Sequence[float], tokens: int) -> Stream:
     """From when each piece of an answer came. Its tokens are spread evenly over the pieces."""
     waits = [after - before for before, after in pairwise(pieces)]
-    return Stream(
-        rate=tokens / len(pieces) * len(waits) / sum(waits), longest=max(waits) / statistics.median(waits)
-    )
+    rate = tokens / len(pieces) * len(waits) / sum(waits)
+    return Stream(rate, longest=max(waits) / statistics.median(waits))

@@ -223,10 +223,8 @@ def _answer_mixed(llm: LLM, asked: _Asked, witnesses: Mapping[str, _Witness]) ->
     return by_drafter
 
 
-def _find(
-    prompt: int, drafter: str, plain: Sequence[Emitted], drafted: Sequence[Emitted]
-) -> Divergence | None:
-    pairs = enumerate(zip_longest(plain, drafted))
+def _find(prompt: int, drafter: str, plain: Sequence[Emitted], own: Sequence[Emitted]) -> Divergence | None:
+    pairs = enumerate(zip_longest(plain, own))
     differences = [Difference(position, *pair) for position, pair in pairs if pair[0] != pair[1]]
     if not differences:
         return None

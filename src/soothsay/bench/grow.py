@@ -265,11 +265,8 @@ def _rules(old: ModelSpec, shape: GrownShape, stream: float, squares: float) -> 
         return [Rule((axis,), factor, fill=1.0 - centre, centre=centre)]
 
     reading = norm(width, math.sqrt(old.hidden_size / shape.hidden))
-    outer = {
-        "embedding": [Rule((vocabulary, width), fill=0.0)],
-        "norm": reading,
-        "head": [Rule((vocabulary, width))],
-    }
+    table = vocabulary, width
+    outer = {"embedding": [Rule(table, fill=0.0)], "norm": reading, "head": [Rule(table)]}
     per_head = math.sqrt(squares) if normed else 1.0
     block = {
         "attention_norm": reading,
@@ -310,10 +307,8 @@ def _heads(old: ModelSpec, shape: GrownShape) -> tuple[Axis, Axis]:
         place = key * copies + member // group
         keys[place] = key
         queries[place * group + member % group] = head
-    return (
-        Axis.heads(c.heads, shape.heads, c.size, queries),
-        Axis.heads(c.kv_heads, shape.kv_heads, c.size, keys),
-    )
+    of_queries = Axis.heads(c.heads, shape.heads, c.size, queries)
+    return of_queries, Axis.heads(c.kv_heads, shape.kv_heads, c.size, keys)
 
 
 def _tensors(

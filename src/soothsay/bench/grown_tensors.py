@@ -174,7 +174,8 @@ class GrownTensor:
         if rule.centre is not None:
             old = (old.float() + rule.centre) * rule.factor - rule.centre
         elif rule.factor != 1.0:
-            old = old * _without_rounding(rule.factor, self.dtype)
+            exact = 2.0 ** round(math.log2(rule.factor))  # instead, before a norm; see the top of `grow.py`
+            old = old * (rule.factor if self.dtype.itemsize > 2 else exact)
         rows, *columns = (axis.places for axis in rule.axes)
         new[(rows[:, None], *columns) if columns else rows] = old
         return new
@@ -184,8 +185,3 @@ class GrownTensor:
         scale = float(f"{float(old.std()):.3g}")
         generator = torch.Generator().manual_seed(zlib.crc32(self.name.encode()))
         return torch.empty(self.shape, dtype=self.dtype).normal_(std=scale, generator=generator)
-
-
-def _without_rounding(factor: float, dtype: torch.dtype) -> float:
-    """The factor to use before a norm in this dtype; see the top of `grow.py`."""
-    return factor if dtype.itemsize > 2 else 2.0 ** round(math.log2(factor))

@@ -8,10 +8,13 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from rich.table import Table
+
 from soothsay import LLM, Drafter, DrafterError, SamplingParams
 from soothsay.bench.bench_plans import LearnPlan
 from soothsay.bench.measure import rotated
 from soothsay.bench.prompts import PromptEntry, encode
+from soothsay.bench.tables import numbers_table
 from soothsay.drafters.learning.learning_drafter import can_learn
 from soothsay.drafters.registry import build_drafter
 from soothsay.plotting import new_figure, series_style, tidy
@@ -164,3 +167,28 @@ def learn_chart(report: LearnReport) -> Any:
     title = f"{Path(report.model).name}, {report.drafter.partition('(')[0]}, {report.share:.0%} of a core"
     panel.set_title(title, fontsize=10)
     return figure
+
+
+def learn_table(report: LearnReport) -> Table:
+    """What each contender did, in the stream and in the requests held out."""
+    table = numbers_table(
+        ("requests", ""),
+        ("tokens a step", "tokens/s", "over plain", "tokens per CPU second"),
+        title=f"{report.drafter}, learning in {report.share:.0%} of a core's time",
+        caption=f"{report.compared - report.different} of {report.compared} answers equal plain decoding's; "
+        "windows in which all three ran",
+    )
+    for held_out in (False, True):
+        table.add_section()
+        plain = report.total(PLAIN, held_out=held_out)
+        for name in CONTENDERS if plain.tokens else ():
+            run = report.total(name, held_out=held_out)
+            table.add_row(
+                ("held out" if held_out else "stream") if name == PLAIN else "",
+                name,
+                f"{run.accepted:.2f}",
+                f"{run.tokens / run.seconds:.0f}",
+                f"{run.tokens / run.seconds / (plain.tokens / plain.seconds):.2f}x",
+                f"{run.tokens / run.cpu:.0f}",
+            )
+    return table

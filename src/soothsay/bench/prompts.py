@@ -119,10 +119,8 @@ def _from_json(line: str, number: int) -> PromptEntry:
         ) from None
     if not isinstance(raw, dict):
         raise ValueError("not a JSON object")
-    category = raw.get("category", raw.get("task", ""))
-    return PromptEntry(
-        _prompt(raw), category=str(category), id=str(raw.get("question_id", raw.get("id", number)))
-    )
+    category, own_id = raw.get("category", raw.get("task", "")), raw.get("question_id", raw.get("id", number))
+    return PromptEntry(_prompt(raw), category=str(category), id=str(own_id))
 
 
 def _prompt(raw: dict[str, Any]) -> str | tuple[Message, ...]:

@@ -65,9 +65,8 @@ class LlamaShape:
             return cls(size.layers, size.hidden, size.heads, size.kv_heads, size.intermediate)
         example = ",".join(f"{key}={value}" for key, value in asdict(cls()).items() if value)
         names = [field.name for field in fields(cls)]
-        shape = replace(
-            cls(), **read_sizes(text, names, f"{', '.join(('1.1B', 'hybrid', *SHAPES))}, or {example}")
-        )
+        known = ", ".join(("1.1B", "hybrid", *SHAPES))
+        shape = replace(cls(), **read_sizes(text, names, f"{known}, or {example}"))
         if shape.hidden % shape.heads or shape.heads % shape.kv_heads or shape.hidden // shape.heads % 2:
             raise ModelError(
                 f"shape {text!r}: {shape.heads} heads have to share {shape.hidden} evenly, "
@@ -103,8 +102,13 @@ class RandomCheckpoint:
             "vocab_size": shape.vocab,
             "max_position_embeddings": 32_768,
             **({"num_local_experts": shape.experts, "num_experts_per_tok": shape.chosen} if mixed else {}),
-            **(_state_sizes(shape) if shape.state_heads else {}),
         }
+        if shape.state_heads:
+            kinds = "full_attention", "linear_attention"
+            heads = "linear_num_key_heads", "linear_num_value_heads"
+            self.config["layer_types"] = [kinds[_keeps_state(shape, i)] for i in range(shape.layers)]
+            self.config["head_dim"] = shape.hidden // shape.heads
+            self.config |= dict.fromkeys(heads, shape.state_heads)
         self._zero_norms, self._shapes = bool(shape.state_heads), _tensors(shape)
         generator = torch.Generator().manual_seed(seed)
         self._noise = torch.randn(_NOISE, generator=generator).bfloat16()
@@ -190,12 +194,6 @@ def _tensors(shape: LlamaShape) -> Sizes:
 
 def _keeps_state(shape: LlamaShape, layer: int) -> bool:
     return shape.state_heads > 0 and layer % 4 != 3
-
-
-def _state_sizes(shape: LlamaShape) -> dict[str, Any]:
-    kinds = ["linear_attention" if _keeps_state(shape, i) else "full_attention" for i in range(shape.layers)]
-    heads = dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), shape.state_heads)
-    return {"layer_types": kinds, "head_dim": shape.hidden // shape.heads, **heads}
 
 
 def _rule(shape: LlamaShape) -> Sizes:

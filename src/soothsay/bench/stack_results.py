@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from rich.table import Table
 
 from soothsay.bench.journal import Journal, Records
 from soothsay.bench.peers.peer_results import equal_tokens
+from soothsay.bench.tables import records_table
 from soothsay.errors import SoothsayError
 from soothsay.plotting import COLOURS, DIM, INK, RULE, new_figure
 
@@ -193,3 +195,41 @@ def _axes(panel: Any, names: Sequence[str], low: float, most: float) -> None:
     panel.grid(axis="x", color=RULE)
     panel.set_axisbelow(True)
     panel.spines[:].set_visible(False)
+
+
+def stack_table(rows: Sequence[StackRow], rounds: int, title: str) -> Table:
+    """A row for each rung."""
+
+    def spread(row: StackRow) -> str:
+        return "" if row.gain is None else f"{row.gain.factor.low:.2f} to {row.gain.factor.high:.2f}"
+
+    return records_table(
+        rows,
+        {"each adds one thing": "{.rung.title}"},
+        {
+            "tokens/s": "{.rate:.1f}",
+            "factor": lambda row: "" if row.gain is None else f"{row.gain.factor.median:.2f}x",
+            "quartiles": spread,
+            "product": lambda row: "" if row.gain is None else f"{row.gain.product.median:.2f}x",
+        },
+        # a base after the first is no rung: the last rung is compared with it
+        style=lambda row: "dim" if row.gain is None and row is not rows[0] else "",
+        title=title,
+        caption=f"ratios within a round, medians and quartiles of {rounds} rounds",
+    )
+
+
+def stack_notes(results: StackResults) -> list[str]:
+    """What a reader of the table must know."""
+    notes = [
+        "From integers on, all answers to a prompt are equal, token by token: this was checked. The prefix "
+        "cache has longer prompts. So the last product holds where the other factors hold for them too."
+    ]
+    if agreement := results.agreement():
+        equal, prompts = agreement
+        differ = (
+            f"transformers and this engine give equal answers to {equal} of {prompts} prompts. They round at "
+            "different places, so they may decide a near tie differently."
+        )
+        notes.insert(0, differ)
+    return notes

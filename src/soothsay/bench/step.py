@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.table import Table
 from torch import Tensor, nn
 
 from soothsay.bench.measure import Rates, Workload, interleave
 from soothsay.bench.random_models import LlamaShape, RandomCheckpoint
+from soothsay.bench.tables import records_table
 from soothsay.config import DType
 from soothsay.core.integer_keys import kv_bytes
 from soothsay.model.checkpoint import open_checkpoint
@@ -240,3 +242,23 @@ def step_chart(report: StepReport) -> Any:
         fontsize=10,
     )
     return figure
+
+
+def step_table(report: StepReport) -> Table:
+    """A row for each kind of pass."""
+    rates = ", ".join(f"{rate / 1e9:.0f} Gop/s in {dtype}" for dtype, rate in report.rates.items())
+    return records_table(
+        report.times,
+        {"dtype": "{.dtype}", "context": "{.context:,}"},
+        {
+            "rows": "{.rows}",
+            "ms": "{.ms:.2f}",
+            "of one row": "{.ratio:.2f}x",
+            "floor, ms": "{.floor_ms:.2f}",
+            "of the floor": lambda time: f"{time.ms / time.floor_ms:.2f}x",
+            "GB read": lambda time: f"{time.bytes / 1e9:.3f}",
+        },
+        grouped=True,
+        title=f"{Path(report.model).name}, {report.layout}, {report.threads} threads",
+        caption=f"median of {report.rounds} rounds; {report.bandwidth / 1e9:.1f} GB/s read, {rates}",
+    )

@@ -134,9 +134,8 @@ class Conversation:
             raise RequestError(f"there is no command {name}; /help lists all commands")
 
     def _answer(self, text: str) -> None:
-        from soothsay.cli.printed_answer import (
-            PrintedAnswer,  # its libraries are as slow to import as the rest
-        )
+        # its libraries are as slow to import as the rest
+        from soothsay.cli.printed_answer import PrintedAnswer
 
         ids, dropped = self._prompt(text)
         parser, params = self._reader(ids)

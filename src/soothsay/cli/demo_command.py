@@ -15,7 +15,7 @@ from rich.progress import BarColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from soothsay.cli.tables import numbers_table
+from soothsay.bench.tables import numbers_table
 from soothsay.cli.terminal import ACCEPTED, PLAIN, bars, load_llm, try_drafters
 from soothsay.config import DType
 from soothsay.errors import DrafterError, ModelError

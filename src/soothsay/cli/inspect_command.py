@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.filesize import decimal
 
-from soothsay.cli.tables import facts_table
-from soothsay.cli.terminal import notice, sampling_summary, try_drafters
+from soothsay.cli.terminal import facts_table, notice, sampling_summary, try_drafters
 from soothsay.config import DType, EngineConfig
 from soothsay.errors import DrafterError, MissingDrafterError, ModelError
 from soothsay.files import user_path
@@ -125,11 +124,8 @@ class Inspect:
         yield "KV cache", one + (many if requests > 1 else "")
         if config.states:
             size = mode.dtype.itemsize
-            state, node = config.state_bytes(size), config.journal_bytes(size)
-            yield (
-                "states",
-                f"{decimal(state)} a request and a snapshot, {decimal(node)} a node of its draft tree",
-            )
+            state, node = decimal(config.state_bytes(size)), decimal(config.journal_bytes(size))
+            yield "states", f"{state} a request and a snapshot, {node} a node of its draft tree"
 
     def _needs(self, checkpoint: Checkpoint, model: Transformer) -> Rows:
         import torch

@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import DownloadColumn
 
-from soothsay.cli.tables import facts_table
-from soothsay.cli.terminal import notice, stage_bars, work_bar
+from soothsay.cli.terminal import facts_table, notice, stage_bars, work_bar
 from soothsay.options import FILE, REQUIRED, argument, option
 
 if TYPE_CHECKING:

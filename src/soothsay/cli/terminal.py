@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from rich.control import Control
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID, TextColumn
 from rich.progress import TimeRemainingColumn as TimeLeft
 from rich.segment import ControlType
+from rich.table import Table
 from rich.text import Text
 
 from soothsay.errors import DrafterError
@@ -181,3 +182,11 @@ def try_drafters(target: Target, names: Sequence[str] = ()) -> dict[str, Drafter
         except DrafterError as error:
             built[name] = error
     return built
+
+
+def facts_table(facts: Iterable[tuple[str, str | Text]]) -> Table:
+    """A table of names, which are dim, and what belongs to them."""
+    table = Table.grid(padding=(0, 2))
+    for name, fact in facts:
+        table.add_row(Text(name, "dim"), Text(fact) if isinstance(fact, str) else fact)
+    return table

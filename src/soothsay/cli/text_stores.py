@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,8 +12,7 @@ from rich.filesize import decimal
 from rich.progress import TextColumn
 
 from soothsay.cli.command_classes import add_commands
-from soothsay.cli.tables import facts_table
-from soothsay.cli.terminal import notice, work_bar
+from soothsay.cli.terminal import facts_table, notice, work_bar
 from soothsay.options import REQUIRED, ModelOptions, argument, option, shared
 
 if TYPE_CHECKING:
@@ -53,10 +51,8 @@ class BuildDatastore:
         with work_bar("sorting", measure) as progress:
             write_datastore(out, (example.tokens for example in examples), tokenizer, progress=progress)
         console = Console(highlight=False, markup=False, soft_wrap=True)
-        tokens = sum(len(example.tokens) for example in examples)
-        console.print(
-            f"{out}: {tokens:,} tokens in {len(examples):,} documents, {decimal(out.stat().st_size)}"
-        )
+        tokens, size = sum(len(example.tokens) for example in examples), decimal(out.stat().st_size)
+        console.print(f"{out}: {tokens:,} tokens in {len(examples):,} documents, {size}")
         console.print(f"Try:\n  soothsay generate 'Once upon a time' -m {self.model} -d 'rest(store={out})'")
 
 
@@ -119,14 +115,11 @@ class KeepAnswers:
         count = sum(map(len, texts))
         console = Console(highlight=False, markup=False, soft_wrap=True)
         console.print(f"{self.out}: {count:,} tokens of {len(texts):,} answers, {decimal(size)}")
-        console.print(
-            f"Try:\n  soothsay generate 'Hello!' --chat -m {self.model} -d 'suffix(store={self.out})'"
-        )
+        drafter = f"suffix(store={self.out})"
+        console.print(f"Try:\n  soothsay generate 'Hello!' --chat -m {self.model} -d '{drafter}'")
 
 
-def read_whole_texts(
-    model: str, files: Sequence[Path], chat_template: Path | None
-) -> tuple[Tokenizer, list[Example]]:
+def read_whole_texts(model: str, files: list[Path], template: Path | None) -> tuple[Tokenizer, list[Example]]:
     """Open a model's tokenizer and read texts with it. Messages on stderr say what is read and skipped.
 
     Raises `SoothsayError` if the model has no tokenizer, or the files cannot be read.
@@ -137,7 +130,7 @@ def read_whole_texts(
         from soothsay.tokenizer import with_layout
         from soothsay.train.examples import read_examples
 
-        tokenizer = with_layout(open_checkpoint(model).tokenizer(), chat_template)
+        tokenizer = with_layout(open_checkpoint(model).tokenizer(), template)
     if tokenizer is None:
         raise RequestError(f"{model} has no tokenizer, so texts cannot be encoded for it")
     with notice("reading the texts ..."):

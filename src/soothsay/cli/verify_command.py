@@ -16,8 +16,8 @@ from rich.text import Text
 
 from soothsay.bench.measure import Meter
 from soothsay.bench.prompts import PromptEntry, encode, read_prompts, spread
+from soothsay.bench.tables import numbers_table
 from soothsay.cli.demo_command import TASKS
-from soothsay.cli.tables import numbers_table
 from soothsay.cli.terminal import notice, progress_bar, try_drafters
 from soothsay.config import DType, EngineConfig
 from soothsay.errors import DrafterError
@@ -74,9 +74,7 @@ class Verify:
         if report.divergences:
             raise typer.Exit(1)
 
-    def _show(
-        self, report: EqualityReport, entries: Sequence[PromptEntry], tokenizer: Tokenizer | None
-    ) -> None:
+    def _show(self, report: EqualityReport, entries: list[PromptEntry], tokenizer: Tokenizer | None) -> None:
         """Show a table of all drafters, and a second table of the divergences if there are any."""
         console = Console(highlight=False)
         numbers = "prompts", "tokens compared", "tokens a step", "divergences"

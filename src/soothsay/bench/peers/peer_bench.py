@@ -21,7 +21,17 @@ from soothsay.bench.journal import Journal, short_hash
 from soothsay.bench.measure import turns
 from soothsay.bench.peers.engines.peer import Setup, UnavailableError
 from soothsay.bench.peers.peer_process import PeerProcess
-from soothsay.bench.peers.peer_results import AGREEMENT, ANSWER, OURS, PLAIN, PeerRecord, PeerResults
+from soothsay.bench.peers.peer_results import (
+    AGREEMENT,
+    ANSWER,
+    CONTEXT,
+    OURS,
+    PLAIN,
+    PROMPT,
+    VERIFIED,
+    PeerRecord,
+    PeerResults,
+)
 from soothsay.bench.peers.to_gguf import write_gguf
 from soothsay.bench.prompts import PASSAGE, QUESTION, PromptEntry, encode_with, read_prompts, spread
 from soothsay.model.checkpoint import Checkpoint, open_checkpoint
@@ -29,7 +39,6 @@ from soothsay.model.families.parsing import parse_model_config
 
 GGUF_KINDS = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
 
-CONTEXT, PROMPT, VERIFIED = 128, 512, (1, 4, 8, 16)
 VERIFICATIONS = 5
 """Number of passes of one size in a round; the median counts."""
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rich.table import Table
+from rich.text import Text
+
 from soothsay.bench.journal import Records
+from soothsay.bench.spec.spec_page import HEADINGS
+from soothsay.bench.tables import numbers_table
 from soothsay.plotting import new_figure
 
 OURS = "soothsay"
@@ -19,6 +25,12 @@ PLAIN = "plain"
 
 ANSWER = "answer"
 """The measure of whole answers. Its items are prompts; the items of other measures are rounds."""
+
+SUSPICIOUS = 8
+"""With fewer leading tokens equal to ours, of `AGREEMENT`, an engine probably runs another model."""
+
+CONTEXT, PROMPT, VERIFIED = 128, 512, (1, 4, 8, 16)
+"""Tokens of a context and of a prompt, and rows of passes that are measured."""
 
 AGREEMENT = 32
 """Number of leading tokens that show whether two engines run the same model."""
@@ -141,3 +153,62 @@ def answers_chart(results: PeerResults, dtypes: Sequence[str]) -> Any:
     bars = [handles[one] for one in colours]
     figure.legend(handles=bars, loc="outside lower center", frameon=False, ncols=3)
     return figure
+
+
+def speeds_table(results: PeerResults, dtype: str, rounds: int) -> Table:
+    """Times of steps, prompts and passes, and whether engines say the same."""
+    threads = results.conditions["threads"]
+    caption = f"median of {rounds} rounds, {threads} threads; equal: leading tokens, of {AGREEMENT}"
+    numbers = "ms", "tokens/s", "of ours", "equal"
+    table = numbers_table(("", "engine"), numbers, title=f"weights in {dtype}", caption=caption)
+    measures = {"decode": f"one token, context {CONTEXT}", "prompt": f"a prompt of {PROMPT} tokens"}
+    for rows in VERIFIED:
+        passes = "a pass of 1 row" if rows == 1 else f"a pass of {rows} rows"
+        measures[f"verify {rows}"] = f"{passes}, context {CONTEXT}"
+    agreement = results.agreement(dtype)
+    for measure, title in measures.items():
+        times = results.medians(measure, dtype)
+        table.add_section()
+        for engine, (seconds, count) in sorted(times.items(), key=lambda item: item[0] != OURS):
+            shown = seconds / count if measure == "decode" else seconds
+            equal = str(agreement.get(engine, "")) if measure == "decode" else ""
+            rate = "" if measure.startswith("verify") else f"{count / seconds:.1f}"
+            ratio = "" if engine == OURS else f"{seconds / times[OURS][0]:.2f}x"
+            name = title if engine == OURS else ""
+            table.add_row(name, engine, f"{1e3 * shown:.2f}", rate, ratio, equal)
+    return table
+
+
+def suspicions(results: PeerResults, dtype: str) -> Iterator[str]:
+    """Warnings of engines whose tokens differ much from ours. In int4, engines round differently."""
+    for engine, equal in results.agreement(dtype).items():
+        if equal < SUSPICIOUS and dtype != "int4":
+            yield f"{engine} agrees in {equal} of 32 leading tokens only: does it run the same model?"
+
+
+def answers_table(results: PeerResults, dtype: str) -> Table:
+    """Return a table of whole answers: tokens a second by task, and speed-ups."""
+    rates = results.rates(dtype)
+    title = f"whole answers, weights in {dtype}: tokens a second, mean over prompts"
+    headings = [HEADINGS.get(task, task) for task in rates]
+    table = numbers_table([""], headings, title=Text(title), dense=True)
+    contestants = list(next(iter(rates.values()), {}))
+    for engine, mode in sorted(contestants, key=lambda one: (one[0] != OURS, one)):
+        table.add_row(f"{engine}, {_short(mode)}", *(f"{of[engine, mode]:.1f}" for of in rates.values()))
+    table.add_section()
+    for engine, mode in contestants:
+        if engine == OURS and mode != PLAIN:
+            ratios = (of[engine, mode] / of[OURS, PLAIN] for of in rates.values())
+            table.add_row(f"{OURS}, {_short(mode)} / {PLAIN}", *(f"{ratio:.2f}x" for ratio in ratios))
+    if any(engine != OURS for engine, _ in contestants):
+        ours, theirs = (
+            [max(of[one] for one in contestants if (one[0] == OURS) is own) for of in rates.values()]
+            for own in (True, False)
+        )
+        table.add_row("our best / theirs", *(f"{a / b:.2f}x" for a, b in zip(ours, theirs, strict=True)))
+    return table
+
+
+def _short(mode: str) -> str:
+    """A drafter without its options, which may be long paths."""
+    return re.sub(r"\(.*?\)", "", mode)

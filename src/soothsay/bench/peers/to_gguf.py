@@ -10,7 +10,8 @@ from pathlib import Path
 
 import gguf
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import GGMLQuantizationType as Kind
+from gguf import GGUFWriter
 from gguf.quants import quant_shape_to_byte_shape, quantize
 from torch import Tensor
 
@@ -51,14 +52,12 @@ def write_gguf(checkpoint: Checkpoint, path: Path, kind: str) -> None:
         writer = GGUFWriter(temporary, gguf.MODEL_ARCH_NAMES[arch])
         try:
             _add_header(writer, config)
-            _add_tensors(writer, checkpoint, arch, GGMLQuantizationType[kind])
+            _add_tensors(writer, checkpoint, arch, Kind[kind])
         finally:
             writer.close()
 
 
-def _add_tensors(
-    writer: GGUFWriter, checkpoint: Checkpoint, arch: gguf.MODEL_ARCH, kind: GGMLQuantizationType
-) -> None:
+def _add_tensors(writer: GGUFWriter, checkpoint: Checkpoint, arch: gguf.MODEL_ARCH, kind: Kind) -> None:
     """Write the table of tensors, then the tensors one by one, so that few are in memory."""
     config = parse_model_config(checkpoint.config)
     tensors = _tensors(checkpoint, config, arch, kind)
@@ -110,12 +109,11 @@ def _rope_divisors(config: ModelSpec) -> Tensor | None:
 
 
 def _tensors(
-    checkpoint: Checkpoint, config: ModelSpec, arch: gguf.MODEL_ARCH, kind: GGMLQuantizationType
-) -> dict[str, tuple[str, GGMLQuantizationType]]:
+    checkpoint: Checkpoint, config: ModelSpec, arch: gguf.MODEL_ARCH, kind: Kind
+) -> dict[str, tuple[str, Kind]]:
     """Return GGUF's name and type of each tensor to write, by our name."""
     names, tensors = gguf.get_tensor_name_map(arch, config.num_layers), {}
-    types = GGMLQuantizationType
-    in_head = types.Q8_0 if kind is types.Q4_0 else kind  # in a 4-bit file the head has 8 bits, as in ours
+    in_head = Kind.Q8_0 if kind is Kind.Q4_0 else kind  # in a 4-bit file the head has 8 bits, as in ours
     for name in sorted(checkpoint.names()):
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if stored is None:
@@ -123,7 +121,7 @@ def _tensors(
         plain = "norm" in name or not name.endswith(".weight")
         is_head = ("embed_tokens" if config.head.tied else "lm_head") in name
         if name != "lm_head.weight" or not config.head.tied:
-            tensors[name] = (stored, types.F32 if plain else in_head if is_head else kind)
+            tensors[name] = (stored, Kind.F32 if plain else in_head if is_head else kind)
     return tensors
 
 

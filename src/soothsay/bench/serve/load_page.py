@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from soothsay.bench.result_page import ResultTable, html_page, html_table, paragraphs
 from soothsay.bench.serve.serve_results import (
     MEASURES,
     PERCENTILES,
@@ -22,6 +21,7 @@ from soothsay.bench.serve.serve_results import (
     Trial,
     median_of,
 )
+from soothsay.bench.tables import ResultTable, html_page, html_table, paragraphs
 from soothsay.plotting import inline_svg, new_figure, tidy
 
 LATE = 0.01

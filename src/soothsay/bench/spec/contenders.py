@@ -170,14 +170,12 @@ class DrafterContender:
         llm: the target's engine, without other requests.
         drafter: a drafter built for that target.
         verifier: by name; see `SamplingParams`.
-        keep_trees: whether runs have their `trees`.
+        trees: whether runs have their `trees`.
     """
 
-    def __init__(
-        self, name: str, llm: LLM, drafter: Drafter, verifier: str = "match", keep_trees: bool = False
-    ):
+    def __init__(self, name: str, llm: LLM, drafter: Drafter, verifier: str = "match", trees: bool = False):
         self.name, self._llm, self._timed = name, llm, TimedDrafter(drafter)
-        self._verifier, self._keep_trees = verifier, keep_trees
+        self._verifier, self._keep_trees = verifier, trees
 
     def reset(self) -> None:
         """Forget everything learnt from earlier questions."""

@@ -278,9 +278,8 @@ def _groups(questions: Sequence[Question], size: int) -> Iterator[list[Question]
 
 def _keys(setting: Setting, group: Sequence[Question]) -> list[Key]:
     """Return the keys of a group's laps, turn by turn."""
-    return [
-        (setting, group[0].number, turn) for turn in range(max(len(question.turns) for question in group))
-    ]
+    turns = max(len(question.turns) for question in group)
+    return [(setting, group[0].number, turn) for turn in range(turns)]
 
 
 def _compared(run: RunTimes, answers: Sequence[TurnAnswer] | None, plain: Sequence[TurnAnswer]) -> RunTimes:

@@ -8,9 +8,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from soothsay.bench.result_page import ResultTable, escaped, html_page, html_table, paragraphs
 from soothsay.bench.spec.spec_charts import bars, lines, stacks
 from soothsay.bench.spec.spec_results import OVERALL, PLAIN, Score, SpecResults, SpecRow, by_setting
+from soothsay.bench.tables import ResultTable, escaped, html_page, html_table, paragraphs
 from soothsay.plotting import inline_svg, series_style
 
 HEADINGS = {

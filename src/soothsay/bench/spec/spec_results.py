@@ -232,9 +232,8 @@ class _Taken:
             sum(statistics.median(getattr(run, part) for run in runs) for runs in turns.values())
             for part in ("seconds", "cpu", "prefill", "draft", "verify")
         )
-        tokens, ahead = (
-            sum(getattr(runs[0], part) for runs in turns.values()) for part in ("tokens", "ahead")
-        )
+        firsts = [runs[0] for runs in turns.values()]
+        tokens, ahead = sum(run.tokens for run in firsts), sum(run.ahead for run in firsts)
         steps = _steps(turns.values(), verify, max(seconds - prefill - verify, 0.0))
         return cls(tokens, ahead, seconds, cpu, prefill, draft, verify, steps)
 

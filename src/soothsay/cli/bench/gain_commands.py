@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from soothsay.bench.bench_plans import BenchOptions, LearnPlan, PeerPlan, StackPlan
 from soothsay.cli.bench.bench_options import check_charts, known_dtypes, save_chart, save_numbers
-from soothsay.cli.tables import numbers_table, records_table
 from soothsay.cli.terminal import notice, progress_bar, stage_bars
 from soothsay.options import FILE, REQUIRED, CommonOptions, argument, shared
 
 if TYPE_CHECKING:
     from soothsay.bench.learn import LearnReport
-    from soothsay.bench.peers.peer_bench import PeerBench
-    from soothsay.bench.peers.peer_results import PeerResults
-    from soothsay.bench.stack_results import StackResults, StackRow
-
-
-SUSPICIOUS = 8
-"""With fewer leading tokens equal to ours, of 32, an engine probably runs another model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +37,7 @@ class Peers:
         is_file = self.plan.model.endswith(".gguf")
         dtypes = known_dtypes(self.plan.dtypes, ("auto",) if is_file else ("bfloat16",))
         from soothsay.bench.peers.peer_bench import PeerBench
-        from soothsay.bench.peers.peer_results import answers_chart
+        from soothsay.bench.peers.peer_results import answers_chart, answers_table, speeds_table, suspicions
 
         if self.png is not None:
             if self.plan.questions is None:
@@ -56,83 +46,16 @@ class Peers:
         with stage_bars() as progress:
             bench = PeerBench(replace(self.plan, dtypes=[*dtypes]), self.to_json, progress)
             results = bench.run()
-        _show_peers(results, bench)
+        console = Console(highlight=False)
+        for weights in bench.dtypes:
+            console.print(speeds_table(results, weights, self.plan.rounds))
+            for warning in suspicions(results, weights):
+                console.print(Text(warning, "bold red"), soft_wrap=True)
+            if bench.questions:
+                console.print(answers_table(results, weights))
+        for note in bench.notes:
+            console.print(Text(note, "dim"), soft_wrap=True)
         save_chart(self.png, lambda: answers_chart(results, dtypes))
-
-
-def _show_peers(results: PeerResults, bench: PeerBench) -> None:
-    console = Console(highlight=False)
-    for weights in bench.dtypes:
-        console.print(_speeds(results, weights, bench))
-        _warn(results, weights, console)
-        if bench.questions:
-            console.print(_answers(results, weights))
-    for note in bench.notes:
-        console.print(Text(note, "dim"), soft_wrap=True)
-
-
-def _speeds(results: PeerResults, dtype: str, bench: PeerBench) -> Table:
-    from soothsay.bench.peers.peer_bench import CONTEXT, PROMPT, VERIFIED
-    from soothsay.bench.peers.peer_results import OURS
-
-    caption = f"median of {bench.plan.rounds} rounds, {bench.threads} threads; equal: leading tokens, of 32"
-    numbers = "ms", "tokens/s", "of ours", "equal"
-    table = numbers_table(("", "engine"), numbers, title=f"weights in {dtype}", caption=caption)
-    measures = {"decode": f"one token, context {CONTEXT}", "prompt": f"a prompt of {PROMPT} tokens"}
-    for rows in VERIFIED:
-        passes = "a pass of 1 row" if rows == 1 else f"a pass of {rows} rows"
-        measures[f"verify {rows}"] = f"{passes}, context {CONTEXT}"
-    agreement = results.agreement(dtype)
-    for measure, title in measures.items():
-        times = results.medians(measure, dtype)
-        table.add_section()
-        for engine, (seconds, count) in sorted(times.items(), key=lambda item: item[0] != OURS):
-            shown = seconds / count if measure == "decode" else seconds
-            equal = str(agreement.get(engine, "")) if measure == "decode" else ""
-            rate = "" if measure.startswith("verify") else f"{count / seconds:.1f}"
-            ratio = "" if engine == OURS else f"{seconds / times[OURS][0]:.2f}x"
-            name = title if engine == OURS else ""
-            table.add_row(name, engine, f"{1e3 * shown:.2f}", rate, ratio, equal)
-    return table
-
-
-def _warn(results: PeerResults, dtype: str, console: Console) -> None:
-    """Warn if an engine's tokens differ much from ours, except in int4, where engines round differently."""
-    for engine, equal in results.agreement(dtype).items():
-        if equal < SUSPICIOUS and dtype != "int4":
-            line = f"{engine} agrees in {equal} of 32 leading tokens only: does it run the same model?"
-            console.print(Text(line, "bold red"), soft_wrap=True)
-
-
-def _answers(results: PeerResults, dtype: str) -> Table:
-    """Return a table of whole answers: tokens a second by task, and speed-ups."""
-    from soothsay.bench.peers.peer_results import OURS, PLAIN
-    from soothsay.bench.spec.spec_page import HEADINGS
-
-    rates = results.rates(dtype)
-    title = f"whole answers, weights in {dtype}: tokens a second, mean over prompts"
-    headings = [HEADINGS.get(task, task) for task in rates]
-    table = numbers_table([""], headings, title=Text(title), dense=True)
-    contestants = list(next(iter(rates.values()), {}))
-    for engine, mode in sorted(contestants, key=lambda one: (one[0] != OURS, one)):
-        table.add_row(f"{engine}, {_short(mode)}", *(f"{of[engine, mode]:.1f}" for of in rates.values()))
-    table.add_section()
-    for engine, mode in contestants:
-        if engine == OURS and mode != PLAIN:
-            ratios = (of[engine, mode] / of[OURS, PLAIN] for of in rates.values())
-            table.add_row(f"{OURS}, {_short(mode)} / {PLAIN}", *(f"{ratio:.2f}x" for ratio in ratios))
-    if any(engine != OURS for engine, _ in contestants):
-        ours, theirs = (
-            [max(of[one] for one in contestants if (one[0] == OURS) is own) for of in rates.values()]
-            for own in (True, False)
-        )
-        table.add_row("our best / theirs", *(f"{a / b:.2f}x" for a, b in zip(ours, theirs, strict=True)))
-    return table
-
-
-def _short(mode: str) -> str:
-    """A drafter without its options, which may be long paths."""
-    return re.sub(r"\(.*?\)", "", mode)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,53 +77,15 @@ class Stack:
         check_charts(self.png)
         with notice(f"loading {self.plan.model} ..."):
             from soothsay.bench.stack_bench import StackBench
-            from soothsay.bench.stack_results import stack_chart
+            from soothsay.bench.stack_results import stack_chart, stack_notes, stack_table
         with progress_bar("measuring") as progress, StackBench(self.plan, self.to_json, progress) as bench:
             results = bench.run()
-        rows, console = results.rows(), Console(highlight=False)
-        console.print(_rungs(rows, self.plan))
-        for note in (*bench.notes, *_notes(results)):
+        rows, plan, console = results.rows(), self.plan, Console(highlight=False)
+        title = f"{Path(plan.model).name}: {plan.requests} greedy answers of {plan.tokens} tokens"
+        console.print(stack_table(rows, plan.rounds, title))
+        for note in (*bench.notes, *stack_notes(results)):
             console.print(Text(note, "dim"), soft_wrap=True)
-        save_chart(self.png, lambda: stack_chart(rows, _title(self.plan)))
-
-
-def _title(plan: StackPlan) -> str:
-    return f"{Path(plan.model).name}: {plan.requests} greedy answers of {plan.tokens} tokens"
-
-
-def _rungs(rows: list[StackRow], plan: StackPlan) -> Table:
-    def spread(row: StackRow) -> str:
-        return "" if row.gain is None else f"{row.gain.factor.low:.2f} to {row.gain.factor.high:.2f}"
-
-    return records_table(
-        rows,
-        {"each adds one thing": "{.rung.title}"},
-        {
-            "tokens/s": "{.rate:.1f}",
-            "factor": lambda row: "" if row.gain is None else f"{row.gain.factor.median:.2f}x",
-            "quartiles": spread,
-            "product": lambda row: "" if row.gain is None else f"{row.gain.product.median:.2f}x",
-        },
-        # a base after the first is no rung: the last rung is compared with it
-        style=lambda row: "dim" if row.gain is None and row is not rows[0] else "",
-        title=_title(plan),
-        caption=f"ratios within a round, medians and quartiles of {plan.rounds} rounds",
-    )
-
-
-def _notes(results: StackResults) -> list[str]:
-    notes = [
-        "From integers on, all answers to a prompt are equal, token by token: this was checked. The prefix "
-        "cache has longer prompts. So the last product holds where the other factors hold for them too."
-    ]
-    if agreement := results.agreement():
-        equal, prompts = agreement
-        differ = (
-            f"transformers and this engine give equal answers to {equal} of {prompts} prompts. They round at "
-            "different places, so they may decide a near tie differently."
-        )
-        notes.insert(0, differ)
-    return notes
+        save_chart(self.png, lambda: stack_chart(rows, title))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +109,7 @@ class Learn:
         try:
             loading = f"reading {self.file}, loading {self.model} ..."
             with progress_bar("answering", "requests", paced=True, loading=loading) as show:
-                from soothsay.bench.learn import bench_learn
+                from soothsay.bench.learn import bench_learn, learn_chart, learn_table
                 from soothsay.bench.prompts import read_prompts
 
                 entries = read_prompts(self.file)[: self.plan.requests]
@@ -240,40 +125,7 @@ class Learn:
                 bench_learn(self.model, entries, self.plan, progress)
         finally:
             if latest is not None and latest.windows:
-                _show_learning(latest, self.png)
+                Console(highlight=False).print(learn_table(latest))
+                save_chart(self.png, lambda: learn_chart(latest))
         if latest is not None and latest.different:
             raise typer.Exit(1)
-
-
-def _show_learning(report: LearnReport, png: Path | None) -> None:
-    """Print the table, and draw the chart if there is a file for it."""
-    from soothsay.bench.learn import learn_chart
-
-    Console(highlight=False).print(_learning(report))
-    save_chart(png, lambda: learn_chart(report))
-
-
-def _learning(report: LearnReport) -> Table:
-    from soothsay.bench.learn import CONTENDERS, PLAIN
-
-    table = numbers_table(
-        ("requests", ""),
-        ("tokens a step", "tokens/s", "over plain", "tokens per CPU second"),
-        title=f"{report.drafter}, learning in {report.share:.0%} of a core's time",
-        caption=f"{report.compared - report.different} of {report.compared} answers equal plain decoding's; "
-        "windows in which all three ran",
-    )
-    for held_out in (False, True):
-        table.add_section()
-        plain = report.total(PLAIN, held_out=held_out)
-        for name in CONTENDERS if plain.tokens else ():
-            run = report.total(name, held_out=held_out)
-            table.add_row(
-                ("held out" if held_out else "stream") if name == PLAIN else "",
-                name,
-                f"{run.accepted:.2f}",
-                f"{run.tokens / run.seconds:.0f}",
-                f"{run.tokens / run.seconds / (plain.tokens / plain.seconds):.2f}x",
-                f"{run.tokens / run.cpu:.0f}",
-            )
-    return table

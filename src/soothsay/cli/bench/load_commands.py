@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.text import Text
 
 from soothsay.bench.bench_plans import BenchOptions
+from soothsay.bench.tables import records_table, result_table
 from soothsay.cli.bench.bench_options import check_charts, save_chart, save_numbers
-from soothsay.cli.tables import records_table, result_table
 from soothsay.cli.terminal import notice, progress_bar
 from soothsay.files import write_text
 from soothsay.options import FILE, PROMPTS, REQUIRED, argument, option, shared

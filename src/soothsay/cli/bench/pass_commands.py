@@ -8,18 +8,16 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from soothsay.bench.bench_plans import BenchOptions
+from soothsay.bench.tables import numbers_table, records_table
 from soothsay.cli.bench.bench_options import check_charts, known_dtypes, row_counts, save_chart, save_numbers
-from soothsay.cli.tables import numbers_table, records_table
 from soothsay.cli.terminal import notice, progress_bar
 from soothsay.config import DType
 from soothsay.options import FILE, REQUIRED, CommonOptions, ModelOptions, argument, option, shared
 
 if TYPE_CHECKING:
-    from soothsay.bench.experts_beside_dense import ExpertsReport
-    from soothsay.bench.step import StepReport
+    pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,32 +57,13 @@ class Step:
         counts, dtypes = row_counts(self.rows), known_dtypes(self.dtype)
         with notice("measuring ..."):
             from soothsay.bench.random_models import LlamaShape
-            from soothsay.bench.step import bench_step, step_chart
+            from soothsay.bench.step import bench_step, step_chart, step_table
 
             model = LlamaShape.parse(self.shape or "1.1B") if self.model is None else self.model
             report = bench_step(model, dtypes, counts, self.contexts or [128], self.rounds, self.tree)
-        Console(highlight=False).print(_step_table(report))
+        Console(highlight=False).print(step_table(report))
         save_chart(self.png, lambda: step_chart(report))
         save_numbers(self.to_json, asdict(report))
-
-
-def _step_table(report: StepReport) -> Table:
-    rates = ", ".join(f"{rate / 1e9:.0f} Gop/s in {dtype}" for dtype, rate in report.rates.items())
-    return records_table(
-        report.times,
-        {"dtype": "{.dtype}", "context": "{.context:,}"},
-        {
-            "rows": "{.rows}",
-            "ms": "{.ms:.2f}",
-            "of one row": "{.ratio:.2f}x",
-            "floor, ms": "{.floor_ms:.2f}",
-            "of the floor": lambda time: f"{time.ms / time.floor_ms:.2f}x",
-            "GB read": lambda time: f"{time.bytes / 1e9:.3f}",
-        },
-        grouped=True,
-        title=f"{Path(report.model).name}, {report.layout}, {report.threads} threads",
-        caption=f"median of {report.rounds} rounds; {report.bandwidth / 1e9:.1f} GB/s read, {rates}",
-    )
 
 
 SHAPE = "layers=8,hidden=1024,heads=16,kv_heads=4,ffn=768,vocab=8192,experts=32,chosen=4"
@@ -109,35 +88,15 @@ class Experts:
         """Measure, and print a table."""
         counts, dtypes = row_counts(self.rows), known_dtypes(self.dtype, ("int8", "bfloat16"))
         with notice("measuring ..."):
-            from soothsay.bench.experts_beside_dense import bench_experts
+            from soothsay.bench.experts_beside_dense import bench_experts, experts_table
             from soothsay.bench.random_models import LlamaShape
 
             sizes = LlamaShape.parse(self.shape)
             if not sizes.experts:
                 raise typer.BadParameter(f"--shape {self.shape}: it has no experts; write {SHAPE}")
             report = bench_experts(sizes, dtypes=dtypes, rows=counts, rounds=self.rounds)
-        Console(highlight=False).print(_experts_table(report))
+        Console(highlight=False).print(experts_table(report))
         save_numbers(self.to_json, asdict(report))
-
-
-def _experts_table(report: ExpertsReport) -> Table:
-    s = report.shape
-    return records_table(
-        report.times,
-        {"dtype": "{.dtype}"},
-        {
-            "rows": "{.rows}",
-            "ms": "{.ms:.2f}",
-            "dense, ms": "{.dense_ms:.2f}",
-            "of dense": "{.ratio:.2f}x",
-            "experts": "{.touched:.1f}",
-            "GB": lambda time: f"{time.bytes / 1e9:.3f}",
-            "of reading": "{.of_reading:.2f}x",
-        },
-        title=f"{s.chosen} of {s.experts} experts of {s.ffn}, in {s.layers} layers of {s.hidden}; "
-        f"{report.kernels}, {report.threads} threads",
-        caption=f"median of {report.rounds} rounds; {report.bandwidth / 1e9:.1f} GB/s read",
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from soothsay.bench.bench_plans import BenchOptions, SpecOptions
+from soothsay.bench.tables import numbers_table, result_table
 from soothsay.cli.bench.bench_options import check_charts, write_markdown
-from soothsay.cli.tables import numbers_table, result_table
 from soothsay.cli.terminal import notice, progress_bar
 from soothsay.config import DType
 from soothsay.files import write_text

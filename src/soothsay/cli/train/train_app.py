@@ -10,9 +10,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from soothsay.bench.tables import records_table
 from soothsay.cli.command_classes import add_commands
-from soothsay.cli.tables import facts_table, records_table
-from soothsay.cli.terminal import PLAIN, notice, progress_bar
+from soothsay.cli.terminal import PLAIN, facts_table, notice, progress_bar
 from soothsay.cli.text_stores import KeepAnswers
 from soothsay.cli.train.training_commands import COMMANDS
 from soothsay.config import DType

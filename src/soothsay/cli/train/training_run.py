@@ -119,11 +119,8 @@ class TrainingRun:
                 llm.append(LLM(self.model, drafter="none", config=measuring()))
             spec = f"{drafter}(model={directory})"
             greedy, sampled = (mean_accepted(llm[0], spec, prompts, temperature=t) for t in (0.0, 1.0))
-            return {
-                "accepted": greedy.overall,
-                "accepted_sampled": sampled.overall,
-                "score": (greedy.overall + sampled.overall) / 2,
-            }
+            score = (greedy.overall + sampled.overall) / 2
+            return {"accepted": greedy.overall, "accepted_sampled": sampled.overall, "score": score}
 
         return evaluate
 
@@ -159,10 +156,8 @@ class TrainingRun:
             try:
                 trainer.run(report, self.stop_after)
             except KeyboardInterrupt:
-                kept = trainer.saved
-                console.print(
-                    f"stopped in step {trainer.step + 1}; the same command resumes after step {kept}"
-                )
+                resumes = f"the same command resumes after step {trainer.saved}"
+                console.print(f"stopped in step {trainer.step + 1}; {resumes}")
                 raise
         console.print(
             f"{self.out} has the best checkpoint, with a score of {trainer.best}" if trainer.best else ""
@@ -172,10 +167,7 @@ class TrainingRun:
 def _evaluated(measured: Mapping[str, float]) -> str:
     """The results of an evaluation in words."""
     if "accepted" in measured:
-        return (
-            f"accepted {measured['accepted']:.2f} tokens a step at temperature 0, "
-            f"{measured['accepted_sampled']:.2f} at 1"
-        )
-    return ", ".join(
-        f"{name.replace('_', ' ')} {value:.3f}" for name, value in measured.items() if "held_out" in name
-    )
+        greedy, sampled = measured["accepted"], measured["accepted_sampled"]
+        return f"accepted {greedy:.2f} tokens a step at temperature 0, {sampled:.2f} at 1"
+    losses = {name.replace("_", " "): value for name, value in measured.items() if "held_out" in name}
+    return ", ".join(f"{name} {value:.3f}" for name, value in losses.items())
