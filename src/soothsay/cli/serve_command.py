@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from soothsay.server.batch.batch_run import BatchSummary
     from soothsay.server.fleet.engine_fleet import Fleet
     from soothsay.server.fleet.scaling import Bounds
-    from soothsay.server.placement import Placement
 
 
 @dataclass(frozen=True)
@@ -122,24 +121,12 @@ class PlacementOptions:
 
         if not self.stage:
             return stages_on_ray(self.stages, self.replica_cores or 1)
-
         if self.stages > 1 or replicas > 1:
             raise typer.BadParameter("--stage serves one engine; leave out --stages and --replicas")
         if self.stage_key is None:
             raise typer.BadParameter("--stage needs --stage-key FILE, as 'soothsay stage' does")
         secret = read_key(self.stage_key)
         return [StageAddress.parse(address, secret) for address in self.stage]
-
-    def placement(self, replicas: int, shared: Stages) -> Placement:
-        """Where the engines run, at most `replicas` of them."""
-        from soothsay.server.engines.engine_process import PORTABLE
-        from soothsay.server.placement import Placement
-
-        environment = PORTABLE if self.portable else {}
-        stages = shared if isinstance(shared, int) else len(shared) + 1
-        return Placement(
-            replicas, self.replica_cores, self.ray_address, environment=environment, stages=stages
-        )
 
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -253,14 +240,16 @@ def _fleet(model: str, placement: PlacementOptions, arguments: Mapping[str, Any]
     bounds = placement.bounds()
     with ExitStack() as stack:
         with notice(f"loading {model} ..."):
-            from soothsay.server.engines.engine_process import load
+            from soothsay.server.engines.engine_process import PORTABLE, load
             from soothsay.server.fleet.engine_fleet import Fleet
-            from soothsay.server.placement import engines
+            from soothsay.server.placement import Placement, engines
 
             shared = placement.shared(bounds.most)
-            kernels = "portable" if placement.portable else "auto"
+            stages = shared if isinstance(shared, int) else len(shared) + 1
+            kernels, variables = ("portable", PORTABLE) if placement.portable else ("auto", {})
+            place = placement.replica_cores, placement.ray_address
             factory = partial(load, model, stages=shared, kernels=kernels, **arguments)
-            make = stack.enter_context(engines(factory, placement.placement(bounds.most, shared)))
+            make = stack.enter_context(engines(factory, Placement(bounds.most, *place, variables, stages)))
             fleet = stack.enter_context(Fleet(make, bounds))
         yield fleet
 

@@ -178,8 +178,7 @@ class PeerBench:
         self.progress(f"{dtype}: rounds", steps, steps)
 
     def _measure(self, engine: PeerProcess, dtype: str, measure: str, number: int) -> PeerRecord | None:
-        output: list[int] = []
-        start = 16 * number % (PROMPT - CONTEXT)  # another context each round
+        output, start = list[int](), 16 * number % (PROMPT - CONTEXT)  # another context each round
         context = self.ids[start : start + CONTEXT]
         if measure == "decode":
             tokens = self.plan.tokens
@@ -192,22 +191,20 @@ class PeerBench:
             if passes is None:
                 return None
             seconds = statistics.median(passes)
-        return PeerRecord(
-            *(measure, dtype, engine.name, PLAIN, str(number), seconds, tokens, engine.version),
-            output=output[:AGREEMENT],
-        )
+        kind = measure, dtype, engine.name, PLAIN, str(number)
+        return PeerRecord(*kind, seconds, tokens, engine.version, output=output[:AGREEMENT])
 
     def _answers(self, engines: Sequence[PeerProcess], dtype: str) -> None:
         """Measure whole answers to every question, by every engine in each of its modes."""
         contestants = [(engine, mode) for engine in engines for mode in engine.modes]
-        warm: set[tuple[str, str]] = set()
-        impossible: set[tuple[str, str]] = set()
+        warm, impossible = set[tuple[str, str]](), set[tuple[str, str]]()
         steps = len(self.questions) * len(contestants)
         for done, (number, (engine, mode)) in enumerate(turns(contestants, len(self.questions))):
             self.progress(f"{dtype}: answers", done, steps)
             question, ids = self.questions[number]
             own = engine.name, mode
-            if own in impossible or (ANSWER, dtype, *own, question.id) in self.results:
+            kind = ANSWER, dtype, *own, question.id
+            if own in impossible or kind in self.results:
                 continue
             if own not in warm:
                 try:
@@ -218,13 +215,8 @@ class PeerBench:
                     continue
                 warm.add(own)
             seconds, output = engine.generate(ids, self.plan.max_tokens, mode)
-            self.results.add(
-                PeerRecord(
-                    *(ANSWER, dtype, engine.name, mode, question.id, seconds, len(output), engine.version),
-                    task=question.task,
-                    output=output[:AGREEMENT],
-                )
-            )
+            what, made = (*kind, seconds, len(output), engine.version), output[:AGREEMENT]
+            self.results.add(PeerRecord(*what, question.task, made))
         if steps:
             self.progress(f"{dtype}: answers", steps, steps)
 

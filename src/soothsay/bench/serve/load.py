@@ -12,6 +12,7 @@ from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any, Literal
 
+from soothsay.bench.chat_client import now
 from soothsay.bench.journal import short_hash
 from soothsay.bench.prompts import TOPICS, read_prompts, read_questions
 from soothsay.errors import RequestError
@@ -109,11 +110,6 @@ class Arrivals:
                 tasks = [group.create_task(send(number, due)) for number in burst]
             if not any(task.result() for task in tasks):
                 await asyncio.sleep(PAUSE)
-
-
-def now() -> float:
-    """The time of the running event loop's clock."""
-    return asyncio.get_running_loop().time()
 
 
 REQUESTS = (

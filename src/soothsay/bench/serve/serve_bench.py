@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from soothsay.bench.chat_client import ChatClient, ChatError
+from soothsay.bench.chat_client import ChatClient, ChatError, now
 from soothsay.bench.journal import Journal, conditions
 from soothsay.bench.measure import Meter, Progress, rotated
 from soothsay.bench.prompts import QUESTION
-from soothsay.bench.serve.load import Arrivals, Mix, now
+from soothsay.bench.serve.load import Arrivals, Mix
 from soothsay.bench.serve.serve_results import LoadResults, Sample, Trial
 from soothsay.errors import RequestError
 from soothsay.tokenizer import Message

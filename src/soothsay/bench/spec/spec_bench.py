@@ -78,7 +78,6 @@ class SpecBench:
         llm: LLM,
         questions: Sequence[Question],
         plan: SpecPlan,
-        *,
         others: Sequence[Contender] = (),
         about: Mapping[str, Any] | None = None,
         path: Path | None = None,

@@ -105,14 +105,9 @@ class Spec:
             found = str(llm.model.dtype).removeprefix("torch.")
             dtype = f"auto ({found})" if self.dtype == "auto" else self.dtype
         with progress_bar("answering") as progress:
-            bench = SpecBench(
-                *(llm, questions, plan),
-                others=servers,
-                about={"model": self.model, "dtype": dtype},
-                path=self.to_json,
-                progress=progress,
-                times=partial(measure_passes, llm.model, llm.config.max_context or 0),
-            )
+            about, path = {"model": self.model, "dtype": dtype}, self.to_json
+            times = partial(measure_passes, llm.model, llm.config.max_context or 0)
+            bench = SpecBench(llm, questions, plan, servers, about, path, progress, times)
             results = bench.run()
         finish([results], self.markdown, self.html)
 
