@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -95,59 +95,44 @@ COLUMNS = (
 )
 
 
-def table(results: SpecResults) -> ResultTable:
-    """Return all rows of a run: speed-up by task, then `COLUMNS`; drafters that were left out come last."""
-    rows = results.rows()
-    settings = ["T", "batch"] if len({row.batch for row in rows}) > 1 else ["T"]
-    return _table(results, rows, settings, COLUMNS)
+def table(results: SpecResults, setting: tuple[float, int] | None = None, width: int = WIDEST) -> ResultTable:
+    """Return speed-ups by task, then `COLUMNS`. Drafters that were left out come last.
 
-
-def table_of(
-    results: SpecResults, setting: tuple[float, int], rows: Sequence[SpecRow], width: int
-) -> ResultTable:
-    """Return the rows of one temperature and batch, with the columns for lines of `width` characters."""
-    content = _table(results, rows, [], [column for column in COLUMNS if column.width <= width])
-    temperature, batch = setting
-    name = f"{title(results)}, temperature {temperature:g}, batch {batch}: speed-up by task"
-    return replace(content, title=name)
-
-
-def _table(
-    results: SpecResults, rows: Sequence[SpecRow], settings: Sequence[str], columns: Sequence[Column]
-) -> ResultTable:
-    columns = [column for column in columns if any(column.cell(row.overall) for row in rows)]
+    Args:
+        results: the run.
+        setting: the rows of this temperature and batch. None: all rows.
+        width: characters of a line; columns that need more are left out.
+    """
+    rows = [row for row in results.rows() if setting in (None, (row.temperature, row.batch))]
     tasks = [task for task in (rows[0].scores if rows else ()) if task != OVERALL]
-    cells = [
-        [
-            row.name,
-            *[f"{row.temperature:g}", str(row.batch)][: len(settings)],
-            *(_number(row.scores[task].speedup) if task in row.scores else "" for task in tasks),
-            *(column.cell(row.overall) for column in columns),
-        ]
-        for row in rows
-    ]
-    headings = [
-        "drafter",
-        *settings,
-        *(HEADINGS.get(task, task) for task in tasks),
-        *(column.heading for column in columns),
-    ]
-    left_out = [[name, *("" for _ in headings[2:]), "out"] for name in results.left_out]
-    return ResultTable(headings, cells + left_out)
+    columns = [one for one in COLUMNS if one.width <= width and any(one.cell(row.overall) for row in rows)]
+    settings, name = ["T", "batch"] if len({row.batch for row in rows}) > 1 else ["T"], ""
+    if setting is not None:
+        temperature, batch = setting
+        settings = []
+        name = f"{title(results)}, temperature {temperature:g}, batch {batch}: speed-up by task"
+
+    def cells(row: SpecRow) -> list[str]:
+        chosen = [f"{row.temperature:g}", str(row.batch)][: len(settings)]
+        speedups = [_number(row.scores[task].speedup) if task in row.scores else "" for task in tasks]
+        return [row.name, *chosen, *speedups, *(column.cell(row.overall) for column in columns)]
+
+    named = [HEADINGS.get(task, task) for task in tasks]
+    headings = ["drafter", *settings, *named, *(column.heading for column in columns)]
+    left_out = [[drafter, *("" for _ in headings[2:]), "out"] for drafter in results.left_out]
+    return ResultTable(headings, [cells(row) for row in rows] + left_out, title=name)
 
 
 def markdown(every: Sequence[SpecResults]) -> str:
     """Return the tables of all runs as Markdown, each with its notes. Several runs have titles."""
-    return "\n\n".join(
-        "\n\n".join(
-            [
-                *([f"**{title(results)}**"] if len(every) > 1 else []),
-                table(results).markdown(),
-                *(["  \n".join(escaped(note) for note in notes(results))] if notes(results) else []),
-            ]
-        )
-        for results in every
-    )
+    parts: list[str] = []
+    for results in every:
+        if len(every) > 1:
+            parts.append(f"**{title(results)}**")
+        parts.append(table(results).markdown())
+        if found := notes(results):
+            parts.append("  \n".join(map(escaped, found)))
+    return "\n\n".join(parts)
 
 
 def title(results: SpecResults) -> str:

@@ -129,12 +129,11 @@ def finish(every: Sequence[SpecResults], markdown: Path | None, html: Path | Non
 
 
 def _show(results: SpecResults) -> None:
-    from soothsay.bench.spec.spec_page import different, notes, table_of
-    from soothsay.bench.spec.spec_results import by_setting
+    from soothsay.bench.spec.spec_page import different, notes, table
 
     console = Console(highlight=False)
-    for setting, rows in by_setting(results.rows()):
-        console.print(result_table(table_of(results, setting, rows, console.width)))
+    for setting in dict.fromkeys((row.temperature, row.batch) for row in results.rows()):
+        console.print(result_table(table(results, setting, console.width)))
     if different(results):
         alarm = " Answers are not plain decoding's. This must never happen: 'soothsay verify' says more."
         console.print(Text.assemble((" DIFFERENT ANSWERS ", "bold white on red"), alarm), soft_wrap=True)
