@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -80,39 +81,23 @@ def grow_drafters(checkpoint: Checkpoint, growth: Growth, directory: Path, name:
     folders = [folder for folder in (shipped_heads(target), drafters_beside(target)) if folder]
     found = [place for folder in folders if folder.is_dir() for place in sorted(folder.iterdir())]
     places = {place.name: place for place in found}  # those beside the model come last, and stay
-    if "mtp" not in places and checkpoint.path.is_dir() and _has_mtp(target):
-        places["mtp"] = checkpoint.path
+    if "mtp" not in places and checkpoint.path.is_dir():
+        with suppress(DrafterError), open_head(checkpoint.path, target):
+            places["mtp"] = checkpoint.path  # the modules are in the model's own checkpoint
     written, refused = [], []
     for drafter, place in places.items():
         if drafter in LEFT_OUT:
             continue
         try:
             if drafter in COPIED:
-                _copy(place, directory / drafter)
+                directory.mkdir(exist_ok=True)
+                (shutil.copytree if place.is_dir() else shutil.copyfile)(place, directory / drafter)
             else:
                 _grow_head(place, target, checkpoint, growth, directory / drafter, name)
             written.append(drafter)
         except DrafterError as error:
             refused.append(str(error))
     return GrownDrafters(tuple(written), tuple(refused))
-
-
-def _has_mtp(target: Target) -> bool:
-    """Whether there are MTP modules in the model's own checkpoint."""
-    assert target.path is not None
-    try:
-        with open_head(target.path, target):
-            return True
-    except DrafterError:
-        return False
-
-
-def _copy(place: Path, out: Path) -> None:
-    out.parent.mkdir(exist_ok=True)
-    if place.is_dir():
-        shutil.copytree(place, out)
-    else:
-        shutil.copyfile(place, out)
 
 
 def _grow_head(

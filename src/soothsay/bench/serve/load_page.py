@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from importlib import import_module
-from operator import attrgetter
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -31,15 +31,8 @@ BUSY = 0.5
 """Share of one core above which a note says that the benchmark itself was busy."""
 
 
-def tables(results: LoadResults, slo: Slo) -> list[ResultTable]:
-    """Return tables of throughput, of latencies in milliseconds, and of what else the servers report."""
-    return [_throughput(results, slo), _latency(results), _steps(results)]
-
-
 Cell = Callable[[LoadRow, LoadRow], str]
 """Writes a cell about a row, beside the first target's row under the same load."""
-
-_request_rate, _token_rate = attrgetter("request_rate"), attrgetter("token_rate")
 
 
 def _table(results: LoadResults, title: str, columns: Mapping[str, Cell]) -> ResultTable:
@@ -52,54 +45,42 @@ def _table(results: LoadResults, title: str, columns: Mapping[str, Cell]) -> Res
     return ResultTable(["load", "target", *columns], rows, 2, title)
 
 
-def _throughput(results: LoadResults, slo: Slo) -> ResultTable:
-    columns: dict[str, Cell] = {
-        "answered": lambda row, first: f"{len(row.answered)}/{len(row.samples)}",
-        "req/s": lambda row, first: f"{row.median(_request_rate):.2f}",
-        "tokens/s": lambda row, first: f"{row.median(_token_rate):.1f}",
-    }
-    if len(results.conditions["targets"]) > 1:
-        columns["ratio"] = lambda row, first: _times(row, first, _token_rate)
-    if slo:
-        columns["goodput"] = lambda row, first: f"{row.median(lambda trial: trial.goodput(slo)):.2f}"
-    return _table(results, "throughput", columns)
-
-
-def _latency(results: LoadResults) -> ResultTable:
+def tables(results: LoadResults, slo: Slo) -> list[ResultTable]:
+    """Return tables of throughput, of latencies in milliseconds, and of what else the servers report."""
     several = len(results.conditions["targets"]) > 1
-    rows = []
-    for load, own in results.by_load():
-        for measure in MEASURES:
-            for row in own:
-                values = [_ms(value) for value in row.percentiles(measure)] or [""] * len(PERCENTILES)
-                ratio = [_times(row, own[0], median_of(measure))] if several else []
-                rows.append([load, measure.name, row.target, *values, *ratio])
-    headings = [f"p{percentile}" for percentile in PERCENTILES] + (["ratio"] if several else [])
-    return ResultTable(["load", "", "target", *headings], rows, 3, "latency, ms")
-
-
-def _steps(results: LoadResults) -> ResultTable:
-    def tokens_a_chunk(row: LoadRow, first: LoadRow) -> str:
-        return f"{row.tokens_a_chunk:.2f}" if all(sample.counted for sample in row.answered) else ""
-
-    columns: dict[str, Cell] = {
-        "in flight": lambda row, first: f"{row.mean_in_flight:.1f}",
-        "tokens/chunk": tokens_a_chunk,
-        "tokens/step": lambda row, first: "" if row.accepted is None else f"{row.accepted:.2f}",
-        "prompts cached": lambda row, first: "" if row.cached is None else f"{row.cached:.0%}",
+    rates: dict[str, Cell] = {
+        "answered": lambda row, _: f"{len(row.answered)}/{len(row.samples)}",
+        "req/s": lambda row, _: f"{row.median(lambda trial: trial.request_rate):.2f}",
+        "tokens/s": lambda row, _: f"{row.median(lambda trial: trial.token_rate):.1f}",
     }
-    return _table(results, "means, as far as the servers report them", columns)
+    if several:
+        rates["ratio"] = lambda row, first: _times(row, first, lambda trial: trial.token_rate)
+    if slo:
+        rates["goodput"] = lambda row, _: f"{row.median(lambda trial: trial.goodput(slo)):.2f}"
+    means: dict[str, Cell] = {
+        "in flight": lambda row, _: f"{row.mean_in_flight:.1f}",
+        "tokens/chunk": lambda r, _: f"{r.tokens_a_chunk:.2f}" if all(s.counted for s in r.answered) else "",
+        "tokens/step": lambda row, _: "" if row.accepted is None else f"{row.accepted:.2f}",
+        "prompts cached": lambda row, _: "" if row.cached is None else f"{row.cached:.0%}",
+    }
+    latencies = []
+    for (load, own), measure in product(results.by_load(), MEASURES):
+        for row in own:
+            values = [f"{1e3 * v:.{0 if v >= 1 else 1}f}" for v in row.percentiles(measure)]
+            ratio = [_times(row, own[0], median_of(measure))] if several else []
+            latencies.append([load, measure.name, row.target, *(values or [""] * len(PERCENTILES)), *ratio])
+    headings = [f"p{percentile}" for percentile in PERCENTILES] + ["ratio"] * several
+    return [
+        _table(results, "throughput", rates),
+        ResultTable(["load", "", "target", *headings], latencies, 3, "latency, ms"),
+        _table(results, "means, as far as the servers report them", means),
+    ]
 
 
 def _times(row: LoadRow, first: LoadRow, rate: Callable[[Trial], float]) -> str:
     """Format the ratio to the first row, such as "2.10x"; empty for the first row and where there is none."""
     ratio = None if row is first else row.ratio(first, rate)
     return "" if ratio is None else f"{ratio:.2f}x"
-
-
-def _ms(seconds: float) -> str:
-    """Format a time in milliseconds with its significant digits."""
-    return f"{1e3 * seconds:.0f}" if seconds >= 1 else f"{1e3 * seconds:.1f}"
 
 
 def notes(results: LoadResults, slo: Slo) -> list[str]:
@@ -124,7 +105,9 @@ def notes(results: LoadResults, slo: Slo) -> list[str]:
     if not all(trial.whole for trial in trials):
         found.append("A trial was interrupted; it is among the figures, as far as it went.")
     if slo:
-        found.append(f"Goodput counts answers with {_promised(slo)}.")
+        limits = zip(("TTFT", "ITL by token", "E2E"), (slo.first, slo.per_token, slo.end), strict=True)
+        kept = [f"{name} of at most {1e3 * limit:g} ms" for name, limit in limits if limit is not None]
+        found.append(f"Goodput counts answers with {', '.join(kept)}.")
     return found
 
 
@@ -144,12 +127,6 @@ def _of(results: LoadResults, target: str) -> Iterator[str]:
     short = sum(sample.finish_reason != "length" and sample.tokens < most for sample in answered)
     if short and "ignore_eos" in str(results.conditions["bodies"]):
         yield f"{short} of {len(answered)} answers ended before their {most} tokens, in spite of ignore_eos."
-
-
-def _promised(slo: Slo) -> str:
-    """Describe limits, such as "TTFT of at most 500 ms"."""
-    pairs = (("TTFT", slo.first), ("ITL by token", slo.per_token), ("E2E", slo.end))
-    return ", ".join(f"{name} of at most {1e3 * limit:g} ms" for name, limit in pairs if limit is not None)
 
 
 WIDTH, HEIGHT = 3.6, 2.7
@@ -175,10 +152,7 @@ def load_chart(results: LoadResults) -> Any:
         for panel, measure in zip(group, MEASURES, strict=False):
             _distributions(panel, own, measure, colours)
             panel.set_title(f"{load}: {measure.name}", fontsize=10)
-        _first_tokens(group[-2], own, colours)
-        group[-2].set_title(f"{load}: TTFT over time", fontsize=10)
-        _in_flight(group[-1], own, colours)
-        group[-1].set_title(f"{load}: in flight, last round", fontsize=10)
+        _over_time(group[-2:], load, own, colours)
     if len(loads) > 1:
         _over_levels(panels[-1], results, colours)
     for panel in panels.flat:
@@ -204,18 +178,17 @@ def _distributions(panel: Any, rows: Sequence[LoadRow], measure: Measure, colour
     panel.set(ylim=(0, 1.02), xlabel="ms", ylabel="share")
 
 
-def _first_tokens(panel: Any, rows: Sequence[LoadRow], colours: dict[str, str]) -> None:
+def _over_time(panels: Any, load: str, rows: Sequence[LoadRow], colours: dict[str, str]) -> None:
+    """Draw times to the first token, and the requests in flight, over the time of a trial."""
     for row in rows:
         points = [(sample.sent, 1e3 * sample.first) for sample in row.answered if sample.first is not None]
-        _plot(panel, points, ".", color=colours[row.target], alpha=0.6)
-    panel.set(xlabel="s since the trial's begin", ylabel="ms")
-
-
-def _in_flight(panel: Any, rows: Sequence[LoadRow], colours: dict[str, str]) -> None:
-    for row in rows:
+        _plot(panels[0], points, ".", color=colours[row.target], alpha=0.6)
         steps = row.trials[max(row.trials)].in_flight()
-        _plot(panel, steps, color=colours[row.target], drawstyle="steps-post")
-    panel.set_xlabel("s since the trial's begin")
+        _plot(panels[1], steps, color=colours[row.target], drawstyle="steps-post")
+    for panel, title in zip(panels, ("TTFT over time", "in flight, last round"), strict=True):
+        panel.set_title(f"{load}: {title}", fontsize=10)
+        panel.set_xlabel("s since the trial's begin")
+    panels[0].set_ylabel("ms")
 
 
 def _over_levels(panels: Any, results: LoadResults, colours: dict[str, str]) -> None:
