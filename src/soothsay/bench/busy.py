@@ -92,13 +92,8 @@ async def bench_busy(
 
 def _row(server: str, loops: int, own: Sequence[Stream], quiet: Sequence[Stream]) -> BusyRow:
     shares = [one.rate / other.rate for one, other in zip(own, quiet, strict=True)]
-    return BusyRow(
-        server,
-        loops,
-        rate=statistics.median(one.rate for one in own),
-        share=statistics.median(shares),
-        longest=statistics.median(one.longest for one in own),
-    )
+    rate, longest = (statistics.median(getattr(one, name) for one in own) for name in ("rate", "longest"))
+    return BusyRow(server, loops, rate, statistics.median(shares), longest)
 
 
 async def _stream(target: LoadTarget, tokens: int) -> Stream:

@@ -193,12 +193,8 @@ _Asked = Mapping[int, tuple[Sequence[int], SamplingParams]]
 
 def _answer_plainly(llm: LLM, asked: _Asked, advance: Callable[[int], None]) -> dict[int, list[Emitted]]:
     """Answer the prompts one after the other, on a new engine that shares nothing between them."""
-    config = replace(
-        llm.config,
-        max_rows=EngineConfig.max_rows,
-        kv_tokens=max(_most_tokens(llm, *one) for one in asked.values()),
-        prefix_caching=False,
-    )
+    most = max(_most_tokens(llm, *one) for one in asked.values())
+    config = replace(llm.config, max_rows=EngineConfig.max_rows, kv_tokens=most, prefix_caching=False)
     alone = LLM(llm.model, drafter="none", tokenizer=llm.tokenizer, config=config)
     alone.eos_ids = llm.eos_ids
     ops = alone.engine.model.kernels.sampling

@@ -329,12 +329,9 @@ def _tensors(
                 stored = read(source).dtype
                 if not stored.is_floating_point or stored.itemsize < 2:
                     raise ModelError(f"{source} is {stored}; grow the model that it was made from")
-                yield GrownTensor(
-                    name=new + source.removeprefix(old),
-                    source=source,
-                    rule=rule if suffix == "weight" else rule.bias(),
-                    dtype=stored if rule.centre is None else torch.float32,
-                )
+                own = rule if suffix == "weight" else rule.bias()
+                dtype = stored if rule.centre is None else torch.float32
+                yield GrownTensor(new + source.removeprefix(old), source, own, dtype)
 
     yield from tensors("embedding", "embedding", outer["embedding"], names.prefix, "model.")
     for layer, origin in enumerate(origins):

@@ -171,24 +171,23 @@ def learn_chart(report: LearnReport) -> Any:
 
 def learn_table(report: LearnReport) -> Table:
     """What each contender did, in the stream and in the requests held out."""
-    table = numbers_table(
-        ("requests", ""),
-        ("tokens a step", "tokens/s", "over plain", "tokens per CPU second"),
-        title=f"{report.drafter}, learning in {report.share:.0%} of a core's time",
-        caption=f"{report.compared - report.different} of {report.compared} answers equal plain decoding's; "
-        "windows in which all three ran",
-    )
+    title = f"{report.drafter}, learning in {report.share:.0%} of a core's time"
+    equal = f"{report.compared - report.different} of {report.compared} answers equal plain decoding's"
+    headings = "tokens a step", "tokens/s", "over plain", "tokens per CPU second"
+    caption = f"{equal}; windows in which all three ran"
+    table = numbers_table(("requests", ""), headings, title=title, caption=caption)
     for held_out in (False, True):
         table.add_section()
         plain = report.total(PLAIN, held_out=held_out)
         for name in CONTENDERS if plain.tokens else ():
             run = report.total(name, held_out=held_out)
-            table.add_row(
-                ("held out" if held_out else "stream") if name == PLAIN else "",
-                name,
+            where = ("held out" if held_out else "stream") if name == PLAIN else ""
+            rate, base = run.tokens / run.seconds, plain.tokens / plain.seconds
+            numbers = (
                 f"{run.accepted:.2f}",
-                f"{run.tokens / run.seconds:.0f}",
-                f"{run.tokens / run.seconds / (plain.tokens / plain.seconds):.2f}x",
+                f"{rate:.0f}",
+                f"{rate / base:.2f}x",
                 f"{run.tokens / run.cpu:.0f}",
             )
+            table.add_row(where, name, f"{run.accepted:.2f}", *numbers)
     return table

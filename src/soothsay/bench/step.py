@@ -70,11 +70,8 @@ def linear_layers(model: Transformer) -> list[tuple[nn.Module, torch.Size]]:
     """Return every linear layer with its shape `[out, in]`, which not all kinds of layers store."""
     with torch.device("meta"):
         plain = Transformer(model.config)
-    return [
-        (model.get_submodule(name), module.weight.shape)
-        for name, module in plain.named_modules()
-        if isinstance(module, Dense)
-    ]
+    shapes = {name: part.weight.shape for name, part in plain.named_modules() if isinstance(part, Dense)}
+    return [(model.get_submodule(name), shape) for name, shape in shapes.items()]
 
 
 def held_bytes(layer: nn.Module) -> int:
@@ -236,11 +233,8 @@ def step_chart(report: StepReport) -> Any:
     panels[0].set_ylabel("milliseconds a forward pass")
     panels[0].plot([], [], "--", color="grey", label="floor")
     panels[0].legend(frameon=False)
-    figure.suptitle(
-        f"{Path(report.model).name}: {report.threads} threads, {report.bandwidth / 1e9:.0f} GB/s, "
-        f"trees: {report.layout}",
-        fontsize=10,
-    )
+    machine = f"{report.threads} threads, {report.bandwidth / 1e9:.0f} GB/s"
+    figure.suptitle(f"{Path(report.model).name}: {machine}, trees: {report.layout}", fontsize=10)
     return figure
 
 

@@ -54,10 +54,8 @@ COMMANDS = {
     **{"pull": Pull, "inspect": Inspect, "quantize": Quantize, "grow": Grow, "verify": Verify},
 }
 add_commands(app, COMMANDS)
-app.add_typer(train, name="train")
-app.add_typer(datastore, name="datastore")
-app.add_typer(keys, name="keys")
-app.add_typer(bench, name="bench")
+for name, group in {"train": train, "datastore": datastore, "keys": keys, "bench": bench}.items():
+    app.add_typer(group, name=name)
 
 
 def _version(asked: bool) -> None:

@@ -103,6 +103,7 @@ class DemoEntry:
     task: Task
     drafter: str
     answers: list[DemoAnswer]
+    plain: DemoEntry | None = None  # plain decoding's answers to the task; None: these are plain decoding's
 
     @property
     def seconds(self) -> float:
@@ -119,9 +120,11 @@ class DemoEntry:
         """Statistics of the first answer."""
         return self.answers[0].stats
 
-    def equals(self, plain: DemoEntry) -> bool:
+    @property
+    def is_equal(self) -> bool:
         """Whether every answer has the tokens of plain decoding."""
-        return all(answer.tokens == plain.answers[0].tokens for answer in self.answers)
+        expected = (self.plain or self).answers[0].tokens
+        return all(answer.tokens == expected for answer in self.answers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +160,7 @@ class Demo:
         console.print()
         entries = _measure_with_progress(llm, names, self.max_tokens, self.repeats)
         for task in TASKS:
-            _show_answer(console, task, [e for e in entries if e.task is task and e.drafter != PLAIN])
+            _show_answer(console, task, [entry for entry in entries if entry.task is task and entry.plain])
         console.print(_table(entries))
         if not _show_verdict(console, entries):
             raise typer.Exit(1)
@@ -186,7 +189,10 @@ def measure(
     """
     from soothsay.drafters.registry import build_drafter
 
-    entries = [DemoEntry(task, name, []) for task in TASKS for name in (PLAIN, *names)]
+    entries = list[DemoEntry]()
+    for task in TASKS:
+        plain = DemoEntry(task, PLAIN, [])
+        entries += [plain, *(DemoEntry(task, name, [], plain) for name in names)]
     drafters = {name: build_drafter(name, llm.engine.target) for name in (PLAIN, *names)}
     begin = time.perf_counter()
     for number in range(repeats):
@@ -252,8 +258,7 @@ def _table(entries: Sequence[DemoEntry]) -> Table:
     note = "accepted: tokens a step, including the bonus token"
     table = numbers_table(("task", "drafter"), numbers, caption=note)
     for entry in entries:
-        plain = _plain(entries, entry)
-        first = entry is plain
+        plain, first = entry.plain or entry, entry.plain is None
         if first:
             table.add_section()
         table.add_row(
@@ -263,7 +268,7 @@ def _table(entries: Sequence[DemoEntry]) -> Table:
             "" if first else f"{plain.seconds / entry.seconds:.2f}x",
             str(entry.stats.steps),
             f"{entry.stats.mean_accepted:.2f}",
-            ("" if first else "[green]✓[/]") if entry.equals(plain) else "[bold red]DIFFERS[/]",
+            ("" if first else "[green]✓[/]") if entry.is_equal else "[bold red]DIFFERS[/]",
             style="dim" if first else "",
         )
     return table
@@ -271,8 +276,8 @@ def _table(entries: Sequence[DemoEntry]) -> Table:
 
 def _show_verdict(console: Console, entries: Sequence[DemoEntry]) -> bool:
     """Show the result over all tasks. Returns whether all answers equal those of plain decoding."""
-    plain = [entry for entry in entries if entry.drafter == PLAIN]
-    differing = [entry for entry in entries if not entry.equals(_plain(entries, entry))]
+    plain = [entry for entry in entries if entry.plain is None]
+    differing = [entry for entry in entries if not entry.is_equal]
     for entry in differing:
         what = f" {entry.task.name} with {entry.drafter} does not say what plain decoding says."
         alarm = (" DIFFERENT TOKENS ", "bold white on red")
@@ -280,7 +285,7 @@ def _show_verdict(console: Console, entries: Sequence[DemoEntry]) -> bool:
     if not differing:
         same = ("Every answer is the same as plain decoding's, token for token", "bold")
         console.print(Text.assemble(("✓ ", "bold green"), same, f", in {len(plain[0].answers)} rounds."))
-    for name in dict.fromkeys(entry.drafter for entry in entries if entry.drafter != PLAIN):
+    for name in dict.fromkeys(entry.drafter for entry in entries if entry.plain):
         mine = [entry for entry in entries if entry.drafter == name]
         speedup = sum(entry.seconds for entry in plain) / sum(entry.seconds for entry in mine)
         tokens, steps = sum(entry.stats.emitted for entry in mine), sum(entry.stats.steps for entry in mine)
@@ -292,8 +297,3 @@ def _show_verdict(console: Console, entries: Sequence[DemoEntry]) -> bool:
         console.print(message, style="yellow")
     console.print()
     return not differing
-
-
-def _plain(entries: Sequence[DemoEntry], entry: DemoEntry) -> DemoEntry:
-    """The entry of plain decoding for the same task."""
-    return next(other for other in entries if other.task is entry.task and other.drafter == PLAIN)

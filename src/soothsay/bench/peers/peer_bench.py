@@ -89,14 +89,9 @@ class PeerBench:
         needed = max(CONTEXT + plan.tokens + 1, PROMPT + 1, CONTEXT + max(VERIFIED), longest)
         self.context = -(-needed // 64) * 64  # a multiple of every engine's block size
         self.folder = plan.work / f"{self.checkpoint.path.resolve().name}-{_digest(self.checkpoint)}"
-        conditions = {
-            "model": str(self.checkpoint.path.resolve()),
-            "threads": self.threads,
-            "tokens": plan.tokens,
-            "max_tokens": plan.max_tokens,
-            "lookup_tokens": plan.lookup_tokens,
-            **({"draft_model": plan.draft_model} if plan.draft_model else {}),
-        }
+        names = "tokens", "max_tokens", "lookup_tokens", *(["draft_model"] if plan.draft_model else [])
+        conditions = {"model": str(self.checkpoint.path.resolve()), "threads": self.threads}
+        conditions |= {name: getattr(plan, name) for name in names}
         self.results = PeerResults(Journal(conditions, path))
 
     def _check_kind(self) -> None:

@@ -143,13 +143,8 @@ class ServeBench:
 
     def body(self, target: LoadTarget, messages: Sequence[Message], number: int) -> dict[str, Any]:
         """The fields of a request: conversation `number`, up to the user's turn."""
-        return {
-            "messages": list(messages),
-            "max_tokens": self.plan.max_tokens,
-            "temperature": self.plan.temperature,
-            "seed": self.plan.seed + number,
-            **target.body,
-        }
+        own = {"max_tokens": self.plan.max_tokens, "temperature": self.plan.temperature}
+        return {"messages": list(messages), **own, "seed": self.plan.seed + number, **target.body}
 
     def _conditions(self) -> dict[str, Any]:
         return conditions(

@@ -194,11 +194,8 @@ class LoadRow:
 
     def ratio(self, against: LoadRow, rate: Callable[[Trial], float]) -> float | None:
         """Return the median over rounds of this rate over that of `against`. None if no round has both."""
-        pairs = [
-            (rate(trial), rate(against.trials[number]))
-            for number, trial in self.trials.items()
-            if number in against.trials
-        ]
+        both = [number for number in self.trials if number in against.trials]
+        pairs = [(rate(self.trials[number]), rate(against.trials[number])) for number in both]
         ratios = [own / other for own, other in pairs if own and other]
         return statistics.median(ratios) if ratios else None
 

@@ -202,13 +202,8 @@ class DrafterContender:
             for stream in streams:
                 stream.cancel()
             raise
-        run = self._run(
-            requests,
-            seconds=time.perf_counter() - begin,
-            prefill=prefilled - begin,
-            ahead=ahead,
-            cpu=time.thread_time() - cpu,
-        )
+        end, cpu = time.perf_counter(), time.thread_time() - cpu
+        run = self._run(requests, seconds=end - begin, prefill=prefilled - begin, ahead=ahead, cpu=cpu)
         choices = [stream.choice for stream in streams]
         if any(own.rule.promise is not Promise.TOKENS for own in params):
             return run, None
@@ -283,12 +278,8 @@ class Endpoint:
 
 
 def _body(asked: AskedTurn) -> dict[str, Any]:
-    return {
-        "messages": list(asked.messages),
-        "temperature": asked.params.temperature,
-        "max_tokens": asked.params.max_tokens,
-        "seed": asked.params.seed,
-    }
+    own = {name: getattr(asked.params, name) for name in ("temperature", "max_tokens", "seed")}
+    return {"messages": list(asked.messages), **own}
 
 
 def _tokens_by(reply: TimedReply, moment: float) -> int:

@@ -39,13 +39,8 @@ def serving(batch: int, max_tree: int, max_context: int | None = None) -> Engine
 
     Prefix caching is off, so that no contender profits from a prompt that another has read.
     """
-    return EngineConfig(
-        max_requests=batch,
-        max_tree=max_tree,
-        max_context=max_context,
-        max_rows=max(EngineConfig.max_rows, batch * max_tree),
-        prefix_caching=False,
-    )
+    config = EngineConfig(max_requests=batch, max_tree=max_tree, max_context=max_context)
+    return replace(config, max_rows=max(config.max_rows, batch * max_tree), prefix_caching=False)
 
 
 class SpecBench:
