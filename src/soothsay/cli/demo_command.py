@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
@@ -16,9 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from soothsay.bench.tables import numbers_table
-from soothsay.cli.terminal import ACCEPTED, PLAIN, bars, load_llm, try_drafters
+from soothsay.cli.terminal import ACCEPTED, PLAIN, bars, fitting_drafters, load_llm
 from soothsay.config import DType
-from soothsay.errors import DrafterError, ModelError
+from soothsay.errors import ModelError
 from soothsay.options import MODEL, CommonOptions, ModelOptions, option, shared
 
 if TYPE_CHECKING:
@@ -149,7 +149,11 @@ class Demo:
             raise typer.BadParameter(f"{PLAIN!r} {problem}")
         model = self.model or _usual_model()
         llm = load_llm(model, dtype=self.dtype, prefix_caching=False)  # every answer prefills its prompt
-        names = list(dict.fromkeys(self.drafter)) if self.drafter else _default_drafters(llm)
+        names = (
+            list(dict.fromkeys(self.drafter))
+            if self.drafter
+            else [*fitting_drafters(llm.engine.target, DRAFTERS)]
+        )
         console = Console(highlight=False)
         console.print()
         what = f" answers {len(TASKS)} prompts, plainly and with {', '.join(names)}. "
@@ -158,7 +162,7 @@ class Demo:
         if model == "sibyl":
             console.print("It has only 15 million parameters, so do not expect good answers.", style="dim")
         console.print()
-        entries = _measure_with_progress(llm, names, self.max_tokens, self.repeats)
+        entries = measure(llm, names, self.max_tokens, self.repeats)
         for task in TASKS:
             _show_answer(console, task, [entry for entry in entries if entry.task is task and entry.plain])
         console.print(_table(entries))
@@ -179,10 +183,8 @@ def decode(llm: LLM, task: Task, drafter: DrafterSpec, max_tokens: int) -> DemoA
     return DemoAnswer(pieces, stream.choice.stats, time.perf_counter() - begin)
 
 
-def measure(
-    llm: LLM, names: Sequence[str], max_tokens: int, repeats: int, advance: Callable[[], None]
-) -> list[DemoEntry]:
-    """Answer every task, plainly and with each drafter, in each round. Calls `advance` after each answer.
+def measure(llm: LLM, names: Sequence[str], max_tokens: int, repeats: int) -> list[DemoEntry]:
+    """Answer every task, plainly and with each drafter, in each round. A bar shows the progress.
 
     Drafters take turns, so that a noisy machine disturbs all of them equally. They forget everything before
     each round: they can learn from earlier prompts of the round, but never see a prompt twice.
@@ -194,15 +196,19 @@ def measure(
         plain = DemoEntry(task, PLAIN, [])
         entries += [plain, *(DemoEntry(task, name, [], plain) for name in names)]
     drafters = {name: build_drafter(name, llm.engine.target) for name in (PLAIN, *names)}
-    begin = time.perf_counter()
-    for number in range(repeats):
-        if number and time.perf_counter() - begin > PATIENCE:
-            break
-        for drafter in drafters.values():
-            drafter.reset()
-        for entry in entries:
-            entry.answers.append(decode(llm, entry.task, drafters[entry.drafter], max_tokens))
-            advance()
+    decode(llm, TASKS[0], PLAIN, 8)  # kernels choose their variants at first use
+    columns = TextColumn("decoding"), BarColumn(), TextColumn("{task.completed}/{task.total} answers")
+    # without refreshes in the background, which would disturb the timing of answers
+    with bars(*columns, refresh=False) as progress:
+        bar, begin = progress.add_task("decoding", total=repeats * len(entries)), time.perf_counter()
+        for number in range(repeats):
+            if number and time.perf_counter() - begin > PATIENCE:
+                break
+            for drafter in drafters.values():
+                drafter.reset()
+            for entry in entries:
+                entry.answers.append(decode(llm, entry.task, drafters[entry.drafter], max_tokens))
+                progress.update(bar, advance=1, refresh=True)
     return entries
 
 
@@ -216,22 +222,6 @@ def _usual_model() -> str:
     except ModelError as error:
         Console(stderr=True).print(f"{error}. So the bundled model answers.", style="yellow", highlight=False)
         return "sibyl"
-
-
-def _default_drafters(llm: LLM) -> list[str]:
-    """Those of `DRAFTERS` that fit the model."""
-    built = try_drafters(llm.engine.target, DRAFTERS)
-    return [name for name, one in built.items() if not isinstance(one, DrafterError)]
-
-
-def _measure_with_progress(llm: LLM, names: Sequence[str], max_tokens: int, repeats: int) -> list[DemoEntry]:
-    decode(llm, TASKS[0], PLAIN, 8)  # kernels choose their variants at first use
-    total = repeats * len(TASKS) * (1 + len(names))
-    columns = TextColumn("decoding"), BarColumn(), TextColumn("{task.completed}/{task.total} answers")
-    # without refreshes in the background, which would disturb the timing of answers
-    with bars(*columns, refresh=False) as progress:
-        bar = progress.add_task("decoding", total=total)
-        return measure(llm, names, max_tokens, repeats, lambda: progress.update(bar, advance=1, refresh=True))
 
 
 def _show_answer(console: Console, task: Task, entries: Sequence[DemoEntry]) -> None:

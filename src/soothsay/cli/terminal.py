@@ -184,6 +184,12 @@ def try_drafters(target: Target, names: Sequence[str] = ()) -> dict[str, Drafter
     return built
 
 
+def fitting_drafters(target: Target, names: Sequence[str] = ()) -> dict[str, Drafter]:
+    """Those of `try_drafters` that can be built."""
+    tried = try_drafters(target, names)
+    return {name: one for name, one in tried.items() if not isinstance(one, DrafterError)}
+
+
 def facts_table(facts: Iterable[tuple[str, str | Text]]) -> Table:
     """A table of names, which are dim, and what belongs to them."""
     table = Table.grid(padding=(0, 2))

@@ -18,15 +18,13 @@ from soothsay.bench.measure import Meter
 from soothsay.bench.prompts import PromptEntry, encode, read_prompts, spread
 from soothsay.bench.tables import numbers_table
 from soothsay.cli.demo_command import TASKS
-from soothsay.cli.terminal import notice, progress_bar, try_drafters
+from soothsay.cli.terminal import fitting_drafters, notice, progress_bar
 from soothsay.config import DType, EngineConfig
-from soothsay.errors import DrafterError
 from soothsay.options import FILE, PROMPTS, CommonOptions, ModelOptions, SamplingOptions, option, shared
 
 if TYPE_CHECKING:
     from soothsay.bench.equality import Difference, Emitted, EqualityReport
     from soothsay.drafters.registry import DrafterSpec
-    from soothsay.llm import LLM
     from soothsay.tokenizer import Tokenizer
 
 
@@ -64,7 +62,8 @@ class Verify:
             # few, so that prefill needs chunks
             rows = min(self.batch * EngineConfig.max_tree, EngineConfig.max_rows)
             llm = LLM(self.model, drafter="none", dtype=self.dtype, max_requests=self.batch, max_rows=rows)
-            drafters = {spec: spec for spec in self.drafter} if self.drafter else _without_files(llm)
+            drafters: dict[str, DrafterSpec] = {spec: spec for spec in self.drafter or ()}
+            drafters = drafters or {**fitting_drafters(llm.engine.target)}
         ids = [encode(entry, llm) for entry in entries]
         with progress_bar("comparing") as progress:
             meter = Meter(progress, len(ids) * (2 + len(drafters.keys() - {"none"})))
@@ -106,12 +105,6 @@ def _built_in() -> list[PromptEntry]:
     """The demo's prompts, each once in the chat template and once as plain text."""
     asked = [PromptEntry(({"role": "user", "content": task.prompt},), id=task.name) for task in TASKS]
     return asked + [PromptEntry(task.prompt, id=f"{task.name}, as text") for task in TASKS]
-
-
-def _without_files(llm: LLM) -> dict[str, DrafterSpec]:
-    """Every drafter of the registry that needs no options for this model."""
-    built = try_drafters(llm.engine.target)
-    return {name: one for name, one in built.items() if not isinstance(one, DrafterError)}
 
 
 def _show_divergences(

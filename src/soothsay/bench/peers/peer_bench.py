@@ -129,18 +129,12 @@ class PeerBench:
         return self.results
 
     def _client(self, name: str, dtype: str) -> PeerProcess:
-        pythons = self.plan.interpreters
+        plan, pythons = self.plan, self.plan.interpreters
         python = sys.executable if name == OURS else pythons.get(name, pythons.get("", sys.executable))
-        setup = Setup(
-            model=str(self.checkpoint.path.resolve()),
-            dtype=dtype,
-            threads=self.threads,
-            context=self.context,
-            export=str(self._export(name, dtype)),
-            lookup_tokens=self.plan.lookup_tokens,
-            drafter=self.plan.drafter,
-            draft_model=self.plan.draft_model and str(Path(self.plan.draft_model).resolve()),
-        )
+        paths = str(self.checkpoint.path.resolve()), str(self._export(name, dtype))
+        draft_model = plan.draft_model and str(Path(plan.draft_model).resolve())
+        own = paths[1], plan.lookup_tokens, plan.drafter, draft_model
+        setup = Setup(paths[0], dtype, self.threads, self.context, *own)
         return PeerProcess(name, setup, python, self.folder / f"{name}-{dtype}.log")
 
     def _export(self, name: str, dtype: str) -> Path:

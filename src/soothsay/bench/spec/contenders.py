@@ -215,15 +215,13 @@ class DrafterContender:
         for seen in timed.seen:
             trees.record(seen.tree, seen.accepted)
         before = sum(seen.request.num_prompt + seen.num_output - 1 for seen in timed.seen)
+        names = {"tokens": "emitted", "steps": "steps", "first": "first", "drafted": "drafted"}
         return RunTimes(
             answers=len(requests),
             different=None,
-            tokens=sum(one.emitted for one in stats),
+            **{name: sum(getattr(one, theirs) for one in stats) for name, theirs in names.items()},
             draft=timed.draft,
             verify=timed.verify,
-            steps=sum(one.steps for one in stats),
-            first=sum(one.first for one in stats),
-            drafted=sum(one.drafted for one in stats),
             accepted_at=added([one.accepted_at for one in stats]),
             passes=timed.passes,
             context=before / len(timed.seen) if timed.seen else 0.0,
