@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from soothsay.config import EngineConfig
-from soothsay.options import FILE, CommonOptions, ModelOptions, option, shared
+from soothsay.options import FILE, CommonOptions, ModelOptions, option, optional, shared
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,11 @@ class StackPlan:
     """What `bench stack` measures. End tokens do not end answers."""
 
     model: str = shared(CommonOptions, "model", default="sibyl")
-    questions: Path | None = option(
-        None,
+    questions: Path | None = optional(
+        "requests for stories",
         "File of prompts; those to answer are evenly spread over its categories.",
         "--spec-bench",
         **FILE,
-        show_default="requests for stories",
     )
     requests: int = option(16, "Number of prompts.", min=1)
     tokens: int = option(64, "Tokens of each answer.", min=1)
@@ -66,28 +65,23 @@ class PeerPlan:
     """What `bench peers` compares. For a GGUF file the type is "auto": all engines run the file as it is."""
 
     model: str = shared(CommonOptions, "model")
-    dtypes: list[str] | None = option(
-        None,
+    dtypes: list[str] | None = optional(
+        "bfloat16; auto for a .gguf file",
         "Element type of linear layers' weights; may be repeated.",
         "--dtype",
-        show_default="bfloat16; auto for a .gguf file",
     )
-    peers: list[str] | None = option(
-        None,
-        "transformers, openvino or llama.cpp; may be repeated.",
-        "--peer",
-        show_default="all that are there",
+    peers: list[str] | None = optional(
+        "all that are there", "transformers, openvino or llama.cpp; may be repeated.", "--peer"
     )
-    pythons: list[str] | None = option(
-        None,
+    pythons: list[str] | None = optional(
+        "this one",
         "Python interpreter with the packages of all peers, or of one; may be repeated.",
         "--peer-python",
         metavar="[PEER=]PATH",
-        show_default="this one",
     )
     tokens: int = option(64, "Tokens decoded in a round.", min=1)
     rounds: int = option(5, "Number of rounds; times are medians.", min=1)
-    threads: int | None = option(None, "Threads of each engine.", min=1, show_default="torch's")
+    threads: int | None = optional("torch's", "Threads of each engine.", min=1)
     questions: Path | None = option(
         None, "Also measure whole answers to the prompts of this file.", "--spec-bench", **FILE
     )
@@ -118,9 +112,7 @@ class PeerPlan:
 class SpecOptions:
     """How `bench spec` asks its questions. Temperatures, batches and verifiers are measured one by one."""
 
-    per_task: int | None = option(
-        None, "Number of questions of each task, evenly spread.", min=1, show_default="all"
-    )
+    per_task: int | None = optional("all", "Number of questions of each task, evenly spread.", min=1)
     temperatures: list[float] = option(
         (0.0,), "Sampling temperature; may be repeated.", "--temperature", "-t", min=0, show_default="0"
     )
@@ -131,12 +123,11 @@ class SpecOptions:
     nodes: int = shared(BenchOptions, "nodes")
     max_tokens: int = shared(BenchOptions, "max_tokens")
     seed: int = option(0, "Seed of all answers.", min=0)
-    verifiers: list[str] | None = option(
-        None,
+    verifiers: list[str] | None = optional(
+        "match",
         "How draft tokens are accepted at temperatures above 0: match, rejection, specinfer, rsd, "
         "block, traversal or typical; may be repeated, for a comparison.",
         "--verifier",
-        show_default="match",
     )
     trees: bool = option(False, "Write the draft tree of each step to the file of --json too.")
     carry: bool = option(False, "Let drafters keep what they learn from other questions.")

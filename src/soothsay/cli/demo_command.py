@@ -19,7 +19,7 @@ from soothsay.bench.tables import numbers_table
 from soothsay.cli.terminal import ACCEPTED, PLAIN, bars, fitting_drafters, load_llm
 from soothsay.config import DType
 from soothsay.errors import ModelError
-from soothsay.options import MODEL, CommonOptions, ModelOptions, option, shared
+from soothsay.options import MODEL, CommonOptions, ModelOptions, option, optional, shared
 
 if TYPE_CHECKING:
     from soothsay.core.answer import Piece, SpeculationStats
@@ -131,12 +131,9 @@ class DemoEntry:
 class Demo:
     """Decode real prompts plainly and speculatively, and compare: the same tokens, sooner."""
 
-    model: str | None = option(None, MODEL, "-m", show_default="smollm2; sibyl without a network")
-    drafter: list[str] | None = option(
-        None,
-        "A drafter to compare. Can be repeated.",
-        "-d",
-        show_default="those of auto, suffix and mtp that fit the model",
+    model: str | None = optional("smollm2; sibyl without a network", MODEL, "-m")
+    drafter: list[str] | None = optional(
+        "those of auto, suffix and mtp that fit the model", "A drafter to compare. Can be repeated.", "-d"
     )
     max_tokens: int = shared(CommonOptions, "max_tokens", default=96, min=1)
     repeats: int = option(5, "Rounds. Times are the median over them.", min=1)

@@ -21,6 +21,7 @@ from soothsay.options import (
     SamplingOptions,
     argument,
     option,
+    optional,
     shared,
 )
 
@@ -48,9 +49,7 @@ class Generate:
     sampling: SamplingOptions
     stop: list[str] | None = option(None, "End the answer before this text. Can be repeated.")
     options: ModelOptions
-    stats: bool | None = option(
-        None, "Show statistics on stderr.", "--stats/--no-stats", show_default="in a terminal"
-    )
+    stats: bool | None = optional("in a terminal", "Show statistics on stderr.", "--stats/--no-stats")
 
     def run(self) -> None:
         """Answer the prompt."""

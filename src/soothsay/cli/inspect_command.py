@@ -20,7 +20,7 @@ from soothsay.model.specs.attention_spec import AttentionSpec, LatentSpec
 from soothsay.model.specs.feed_forward_spec import DenseSpec, ExpertsSpec
 from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.specs.state_specs import BesideStatesSpec, ConvolutionSpec, DeltaSpec, StateSpaceSpec
-from soothsay.options import MODEL, ModelOptions, argument, option, shared
+from soothsay.options import MODEL, ModelOptions, argument, option, optional, shared
 
 if TYPE_CHECKING:
     from soothsay.drafters.base import Target
@@ -46,9 +46,7 @@ class Inspect:
     """
 
     model: str = argument("sibyl", f"{MODEL} Or a config.json alone.")
-    context: int | None = option(
-        None, "Tokens of a request, to reckon its memory.", min=2, show_default="the model's"
-    )
+    context: int | None = optional("the model's", "Tokens of a request, to reckon its memory.", min=2)
     requests: int = option(EngineConfig.max_requests, "Requests at a time, to reckon their memory.", min=1)
     drafter: str | None = option(
         None, "Does this one fit? A spec, which is built, or a trained drafter's directory.", "-d"

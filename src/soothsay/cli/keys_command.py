@@ -10,20 +10,18 @@ from rich.console import Console
 from rich.table import Table
 
 from soothsay.cli.command_classes import add_commands
-from soothsay.options import REQUIRED, argument, option, shared
+from soothsay.options import REQUIRED, argument, option, optional, shared
 
 
 @dataclass(frozen=True)
 class Grants:
     """What a key allows, by the names of the fields of `Key`."""
 
-    requests_per_minute: int | None = option(
-        None, "Limit of requests a minute.", min=1, show_default="no limit"
+    requests_per_minute: int | None = optional("no limit", "Limit of requests a minute.", min=1)
+    tokens_per_minute: int | None = optional(
+        "no limit", "Limit of tokens a minute, in prompts and answers.", min=1
     )
-    tokens_per_minute: int | None = option(
-        None, "Limit of tokens a minute, in prompts and answers.", min=1, show_default="no limit"
-    )
-    running: int | None = option(None, "Limit of answers at once.", min=1, show_default="no limit")
+    running: int | None = optional("no limit", "Limit of answers at once.", min=1)
     priority: int = option(0, "The lowest, most urgent priority that the key may ask for.")
     trace: bool = option(False, "Allow requests with speculation.trace.")
     operator: bool = option(

@@ -17,7 +17,7 @@ from rich.console import Console
 from soothsay.cli.terminal import notice, progress_bar, sampling_summary
 from soothsay.config import EngineConfig
 from soothsay.errors import SoothsayError
-from soothsay.options import REQUIRED, CommonOptions, ModelOptions, argument, option, shared
+from soothsay.options import REQUIRED, CommonOptions, ModelOptions, argument, option, optional, shared
 from soothsay.server.server_config import MAX_STALL, ServerConfig, ServerLimits, served_name
 
 if TYPE_CHECKING:
@@ -31,15 +31,14 @@ if TYPE_CHECKING:
 class EngineOptions(ModelOptions):
     """How an engine of `serve` or `batch` runs its model."""
 
-    kv_tokens: int | None = option(
-        None, "Size of the KV cache in tokens, for all requests together.", min=1, show_default="by memory"
+    kv_tokens: int | None = optional(
+        "by memory", "Size of the KV cache in tokens, for all requests together.", min=1
     )
-    keep: Path | None = option(
-        None,
+    keep: Path | None = optional(
+        "forget it at the end",
         "A directory that keeps what drafters learn across restarts, apart for each tenant. It "
         "holds what users wrote. Only this user of the machine can read it.",
         file_okay=False,
-        show_default="forget it at the end",
     )
     learn: float = option(
         0.0,
@@ -69,16 +68,14 @@ class PlacementOptions:
         "another one continues its answers.",
         metavar="N or MIN:MAX",
     )
-    replica_cores: int | None = option(
-        None,
+    replica_cores: int | None = optional(
+        "the cores of this machine, shared equally",
         "Physical cores of each engine, which are its own.",
         min=1,
-        show_default="the cores of this machine, shared equally",
     )
-    ray_address: str | None = option(
-        None,
+    ray_address: str | None = optional(
+        "no Ray: all engines run on this machine",
         "Run the engines on a Ray cluster: 'auto', HOST:PORT, or 'local' to start one here.",
-        show_default="no Ray: all engines run on this machine",
     )
     stages: int = option(
         1, "Number of processes that share each engine's layers: of this machine, or Ray actors.", min=1
@@ -142,15 +139,12 @@ class Serve:
         "127.0.0.1", "The address to listen on. The default is reachable from this machine only."
     )
     port: int = option(8000, "The port; 0: any free port.", min=0, max=65535)
-    name: str | None = option(
-        None,
-        "Name of the model in requests.",
-        "--served-model-name",
-        show_default="the model as given, without its folder",
+    name: str | None = optional(
+        "the model as given, without its folder", "Name of the model in requests.", "--served-model-name"
     )
     any_model: bool = option(False, "Answer requests that name another model, too.")
-    allow_drafter: list[str] | None = option(
-        None, "A drafter that requests may choose. Can be repeated.", show_default="all drafters"
+    allow_drafter: list[str] | None = optional(
+        "all drafters", "A drafter that requests may choose. Can be repeated."
     )
     engine: EngineOptions
     learn_for_tenants: bool = option(
@@ -164,23 +158,18 @@ class Serve:
         "--split-reasoning/--no-split-reasoning",
     )
     placement: PlacementOptions
-    api_keys: Path | None = option(
-        None, "File of API keys, see 'soothsay keys'.", dir_okay=False, show_default="no keys"
-    )
+    api_keys: Path | None = optional("no keys", "File of API keys, see 'soothsay keys'.", dir_okay=False)
     share_between_keys: bool = option(
         False,
         "Let requests with different keys share prefixes and drafts. Whoever has a key can then "
         "find out what others have written.",
     )
-    allowed_host: list[str] | None = option(
-        None,
+    allowed_host: list[str] | None = optional(
+        "this machine's names if there are no keys",
         "A name that requests may have in their Host header. Can be repeated.",
-        show_default="this machine's names if there are no keys",
     )
-    trusted_proxy: list[str] | None = option(
-        None,
-        "Address or network of a proxy whose X-Forwarded-For names the client. Can be repeated.",
-        show_default="none",
+    trusted_proxy: list[str] | None = optional(
+        "none", "Address or network of a proxy whose X-Forwarded-For names the client. Can be repeated."
     )
     max_stall: float = option(
         MAX_STALL,

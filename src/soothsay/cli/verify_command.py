@@ -20,7 +20,16 @@ from soothsay.bench.tables import numbers_table
 from soothsay.cli.demo_command import TASKS
 from soothsay.cli.terminal import fitting_drafters, notice, progress_bar
 from soothsay.config import DType, EngineConfig
-from soothsay.options import FILE, PROMPTS, CommonOptions, ModelOptions, SamplingOptions, option, shared
+from soothsay.options import (
+    FILE,
+    PROMPTS,
+    CommonOptions,
+    ModelOptions,
+    SamplingOptions,
+    option,
+    optional,
+    shared,
+)
 
 if TYPE_CHECKING:
     from soothsay.bench.equality import Difference, Emitted, EqualityReport
@@ -37,13 +46,11 @@ class Verify:
     """
 
     model: str = shared(CommonOptions, "model", default="sibyl")
-    drafter: list[str] | None = option(
-        None, "A drafter to check. Can be repeated.", "-d", show_default="all that need no files"
+    drafter: list[str] | None = optional(
+        "all that need no files", "A drafter to check. Can be repeated.", "-d"
     )
-    prompts: Path | None = option(None, PROMPTS, "-p", **FILE, show_default="built-in prompts")
-    limit: int | None = option(
-        None, "Number of prompts, spread evenly over the file.", min=1, show_default="all"
-    )
+    prompts: Path | None = optional("built-in prompts", PROMPTS, "-p", **FILE)
+    limit: int | None = optional("all", "Number of prompts, spread evenly over the file.", min=1)
     max_tokens: int = shared(CommonOptions, "max_tokens", default=128)
     temperature: float = shared(CommonOptions, "temperature", default=0.0, panel=SamplingOptions.PANEL)
     seed: int | None = shared(SamplingOptions, "seed")

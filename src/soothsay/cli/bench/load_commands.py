@@ -20,7 +20,7 @@ from soothsay.bench.tables import records_table, result_table
 from soothsay.cli.bench.bench_options import check_charts, save_chart, save_numbers
 from soothsay.cli.terminal import notice, progress_bar
 from soothsay.files import write_text
-from soothsay.options import FILE, PROMPTS, REQUIRED, argument, option, shared
+from soothsay.options import FILE, PROMPTS, REQUIRED, argument, option, optional, shared
 
 if TYPE_CHECKING:
     from soothsay.bench.serve.load import Arrivals, Kind, Mix
@@ -43,11 +43,10 @@ class LoadOptions:
 
     PANEL = "Load: at most one of the first three"
 
-    concurrency: str | None = option(
-        None,
+    concurrency: str | None = optional(
+        CONCURRENCY,
         "Closed loop: N clients, each sending its next request when it has its answer.",
         metavar="N,...",
-        show_default=CONCURRENCY,
     )
     rate: str | None = option(
         None, "Open loop: R requests a second on average, at times of a Poisson process.", metavar="R,..."
@@ -55,11 +54,8 @@ class LoadOptions:
     burst: str | None = option(
         None, "N requests at once, and the next N when all are answered.", metavar="N,..."
     )
-    requests: str | None = option(
-        None,
-        "Conversations in a trial: one number, or one for each level.",
-        metavar="N,...",
-        show_default=REQUESTS,
+    requests: str | None = optional(
+        REQUESTS, "Conversations in a trial: one number, or one for each level.", metavar="N,..."
     )
     duration: str | None = option(
         None, "In place of --requests: time in which conversations begin.", metavar="TIME"
@@ -95,7 +91,7 @@ class PromptOptions:
     PANEL = "Prompts"
 
     spec_bench: Path | None = option(None, "JSON lines with category and turns.", **FILE)
-    prompts: Path | None = option(None, PROMPTS, **FILE, show_default="256 short requests")
+    prompts: Path | None = optional("256 short requests", PROMPTS, **FILE)
     turns: int = option(1, "Turns of a conversation, each after the server's answer.", min=1)
     shared_prefix: int = option(0, "Length of a system message for all.", metavar="WORDS", min=0)
     long: float = option(0.0, "Share of prompts with a long text.", metavar="SHARE", min=0, max=1)
@@ -284,9 +280,7 @@ class BusyMachine:
         "'bench serve', such as ,speculation=false.",
         metavar="[NAME=]URL...",
     )
-    loops: list[int] | None = option(
-        None, "Number of busy processes; may be repeated.", min=1, show_default="1 and 2"
-    )
+    loops: list[int] | None = optional("1 and 2", "Number of busy processes; may be repeated.", min=1)
     rounds: int = option(3, "Number of rounds; figures are medians.", min=1)
     max_tokens: int = shared(BenchOptions, "max_tokens")
     to_json: Path | None = shared(BenchOptions, "to_json")

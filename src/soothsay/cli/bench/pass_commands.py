@@ -14,7 +14,7 @@ from soothsay.bench.tables import numbers_table, records_table
 from soothsay.cli.bench.bench_options import check_charts, known_dtypes, row_counts, save_chart, save_numbers
 from soothsay.cli.terminal import notice, progress_bar
 from soothsay.config import DType
-from soothsay.options import FILE, REQUIRED, CommonOptions, ModelOptions, argument, option, shared
+from soothsay.options import FILE, REQUIRED, CommonOptions, ModelOptions, argument, option, optional, shared
 
 if TYPE_CHECKING:
     pass
@@ -30,17 +30,16 @@ class Step:
     """
 
     model: str | None = argument(None, "A model; see 'generate'.", show_default="a shape with random weights")
-    shape: str | None = option(
-        None,
+    shape: str | None = optional(
+        "1.1B",
         "A Llama with random weights: 0.5B, 1.1B, 3B, hybrid (a Qwen3.5), or "
         "layers=22,hidden=2048,heads=32,kv_heads=4,ffn=5632,vocab=32000, of which what is left out is as "
         "in 1.1B. With experts=32,chosen=4, ffn is that of one expert.",
-        show_default="1.1B",
     )
     dtype: list[str] | None = shared(BenchOptions, "dtype", show_default="bfloat16")
     rows: str = shared(BenchOptions, "rows", default="1,2,4,8,16,32,64")
-    contexts: list[int] | None = option(
-        None, "Number of tokens before the rows; may be repeated.", "--context", min=1, show_default="128"
+    contexts: list[int] | None = optional(
+        "128", "Number of tokens before the rows; may be repeated.", "--context", min=1
     )
     tree: Literal["chain", "binary"] = option(
         "chain", "Shape of the rows' tree: a path, or two children a node."
@@ -111,7 +110,7 @@ class Quality:
     model: str = shared(CommonOptions, "model")
     texts: list[Path] = argument(REQUIRED, "Text files to read, in order.", metavar="TEXT...", **FILE)
     dtype: list[str] | None = shared(BenchOptions, "dtype", show_default="auto")
-    reference: str | None = option(None, "The model whose float32 is the reference.", show_default="MODEL")
+    reference: str | None = optional("MODEL", "The model whose float32 is the reference.")
     tokens: int = option(20_000, "Tokens to read, at most.", min=1)
     chunk: int = option(512, "Tokens that are read at once.", min=4)
     to_json: Path | None = shared(BenchOptions, "to_json")

@@ -20,7 +20,7 @@ from soothsay.cli.bench.bench_options import check_charts, write_markdown
 from soothsay.cli.terminal import notice, progress_bar
 from soothsay.config import DType
 from soothsay.files import write_text
-from soothsay.options import FILE, REQUIRED, CommonOptions, ModelOptions, argument, option, shared
+from soothsay.options import FILE, REQUIRED, CommonOptions, ModelOptions, argument, option, optional, shared
 
 if TYPE_CHECKING:
     from soothsay.bench.agentic import Episode
@@ -177,9 +177,7 @@ class Agentic:
     model: str | None = option(
         None, "Also count the steps that drafters would need for this model.", "--replay", metavar="MODEL"
     )
-    drafter: list[str] | None = option(
-        None, "Drafter to count; may be repeated.", "-d", show_default="suffix"
-    )
+    drafter: list[str] | None = optional("suffix", "Drafter to count; may be repeated.", "-d")
     nodes: int = shared(BenchOptions, "nodes")
 
     def run(self) -> None:

@@ -25,6 +25,7 @@ from soothsay.options import (
     SamplingOptions,
     argument,
     option,
+    optional,
     shared,
 )
 
@@ -59,9 +60,7 @@ class AnswerConversations:
         "-o",
         dir_okay=False,
     )
-    limit: int | None = option(
-        None, "Number of conversations, drawn from the whole file.", min=1, show_default="all"
-    )
+    limit: int | None = optional("all", "Number of conversations, drawn from the whole file.", min=1)
     temperature: float = shared(CommonOptions, "temperature", default=0.7, panel=SamplingOptions.PANEL)
     max_tokens: int = shared(CommonOptions, "max_tokens", default=512)
     batch: int = option(32, "Conversations at a time.", min=1)
@@ -141,9 +140,7 @@ class FindSkippedLayers:
         **FILE,
         show_default="the model writes its own",
     )
-    out: Path | None = option(
-        None, "The directory to write.", "-o", show_default="drafters/layer-skip beside the model"
-    )
+    out: Path | None = optional("drafters/layer-skip beside the model", "The directory to write.", "-o")
     samples: int = option(16, "Pieces of text.", min=1)
     tokens: int = option(128, "Tokens in a piece.", min=2)
     dtype: DType = shared(ModelOptions, "dtype")
