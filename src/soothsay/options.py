@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,17 @@ def optional(instead: str, help: str, *names: str, **settings: Any) -> Any:
     return option(None, help, *names, show_default=instead, **settings)
 
 
-def argument(default: Any, help: str, **settings: Any) -> Any:
+def required(help: str, *names: str, **settings: Any) -> Any:
+    """An option that must be given. Arguments are those of `option`."""
+    return option(REQUIRED, help, *names, **settings)
+
+
+def flag(help: str, *names: str, **settings: Any) -> Any:
+    """An option without a value, which is False if it is not given. Arguments are those of `option`."""
+    return option(False, help, *names, **settings)
+
+
+def argument(help: str, *, default: Any = REQUIRED, **settings: Any) -> Any:
     """A field that is given by its place. Arguments are those of `option`."""
     return _declared(default, Declaration(help, (), True, settings))
 
@@ -79,9 +90,13 @@ def _declared(default: Any, declaration: Declaration) -> Any:
 class CommonOptions:
     """Options of many commands, which have defaults and bounds of their own: see `shared`."""
 
-    model: str = argument(REQUIRED, MODEL)
+    model: str = argument(MODEL)
     max_tokens: int = option(256, "Limit of tokens in an answer.", "-n")
     temperature: float = option(0.0, "0: always the most likely token.", "-t")
+
+
+common = partial(shared, CommonOptions)
+"""A field as `CommonOptions` declares it; see `shared`."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +131,7 @@ class SamplingOptions:
 
     PANEL = "Sampling"
 
-    temperature: float | None = shared(CommonOptions, "temperature", default=None, show_default="the model's")
+    temperature: float | None = common("temperature", default=None, show_default="the model's")
     top_p: float | None = optional(
         "the model's", "Keep the most likely tokens, up to this total probability."
     )

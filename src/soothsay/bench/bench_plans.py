@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Literal
 
 from soothsay.config import EngineConfig
-from soothsay.options import FILE, CommonOptions, ModelOptions, option, optional, shared
+from soothsay.options import FILE, ModelOptions, common, flag, option, optional, shared
 
 
 @dataclass(frozen=True)
 class BenchOptions:
     """The options of benchmarks. Each benchmark has some of them."""
 
-    max_tokens: int = shared(CommonOptions, "max_tokens", default=128, min=1)
-    temperature: float = shared(CommonOptions, "temperature", default=0.0, min=0)
+    max_tokens: int = common("max_tokens", default=128, min=1)
+    temperature: float = common("temperature", default=0.0, min=0)
     nodes: int = option(
         EngineConfig.max_tree, "Largest number of nodes of a draft tree, with the root.", min=1
     )
@@ -42,7 +42,7 @@ PEERS = ("transformers", "openvino", "llama.cpp")
 class StackPlan:
     """What `bench stack` measures. End tokens do not end answers."""
 
-    model: str = shared(CommonOptions, "model", default="sibyl")
+    model: str = common("model", default="sibyl")
     questions: Path | None = optional(
         "requests for stories",
         "File of prompts; those to answer are evenly spread over its categories.",
@@ -64,7 +64,7 @@ class StackPlan:
 class PeerPlan:
     """What `bench peers` compares. For a GGUF file the type is "auto": all engines run the file as it is."""
 
-    model: str = shared(CommonOptions, "model")
+    model: str = common("model")
     dtypes: list[str] | None = optional(
         "bfloat16; auto for a .gguf file",
         "Element type of linear layers' weights; may be repeated.",
@@ -129,8 +129,8 @@ class SpecOptions:
         "block, traversal or typical; may be repeated, for a comparison.",
         "--verifier",
     )
-    trees: bool = option(False, "Write the draft tree of each step to the file of --json too.")
-    carry: bool = option(False, "Let drafters keep what they learn from other questions.")
+    trees: bool = flag("Write the draft tree of each step to the file of --json too.")
+    carry: bool = flag("Let drafters keep what they learn from other questions.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +143,6 @@ class LearnPlan:
     held_out: int = option(200, "Requests at the end that are reported apart.", min=0)
     window: int = option(20, "Requests between two measurements.", min=1)
     every: int = option(1, "Compare in one of so many windows, and in all held-out ones.", min=1)
-    max_tokens: int = shared(CommonOptions, "max_tokens", default=64, min=1)
-    temperature: float = shared(CommonOptions, "temperature", default=0.0, min=0)
+    max_tokens: int = common("max_tokens", default=64, min=1)
+    temperature: float = common("temperature", default=0.0, min=0)
     batch: int = option(1, "Requests at a time.", min=1)

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from soothsay.cli.terminal import ACCEPTED, acceptance_summary, load_llm, report, sampling_summary, summary
 from soothsay.errors import RequestError, SoothsayError
-from soothsay.options import CommonOptions, ModelOptions, SamplingOptions, option, shared
+from soothsay.options import ModelOptions, SamplingOptions, common, flag, option
 
 if TYPE_CHECKING:
     from soothsay.core.params import SamplingParams
@@ -43,12 +43,12 @@ class Chat:
     Where neither an option nor the model's files name a temperature, it is 0.7.
     """
 
-    model: str | None = shared(CommonOptions, "model", default=None, show_default="sibyl")
+    model: str | None = common("model", default=None, show_default="sibyl")
     named: str | None = option(None, "The same as MODEL.", "--model", "-m", show_default=False)
     system: str = option("", "The system message.")
-    show_drafted: bool = option(False, f"Show accepted draft tokens in {ACCEPTED}.")
-    plain: bool = option(False, "Show answers as the model writes them, with Markdown as text.")
-    max_tokens: int = shared(CommonOptions, "max_tokens", default=512)
+    show_drafted: bool = flag(f"Show accepted draft tokens in {ACCEPTED}.")
+    plain: bool = flag("Show answers as the model writes them, with Markdown as text.")
+    max_tokens: int = common("max_tokens", default=512)
     sampling: SamplingOptions
     options: ModelOptions
 

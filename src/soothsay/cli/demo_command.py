@@ -19,7 +19,7 @@ from soothsay.bench.tables import numbers_table
 from soothsay.cli.terminal import ACCEPTED, PLAIN, bars, fitting_drafters, load_llm
 from soothsay.config import DType
 from soothsay.errors import ModelError
-from soothsay.options import MODEL, CommonOptions, ModelOptions, option, optional, shared
+from soothsay.options import MODEL, ModelOptions, common, option, optional, shared
 
 if TYPE_CHECKING:
     from soothsay.core.answer import Piece, SpeculationStats
@@ -135,7 +135,7 @@ class Demo:
     drafter: list[str] | None = optional(
         "those of auto, suffix and mtp that fit the model", "A drafter to compare. Can be repeated.", "-d"
     )
-    max_tokens: int = shared(CommonOptions, "max_tokens", default=96, min=1)
+    max_tokens: int = common("max_tokens", default=96, min=1)
     repeats: int = option(5, "Rounds. Times are the median over them.", min=1)
     dtype: DType = shared(ModelOptions, "dtype")
 

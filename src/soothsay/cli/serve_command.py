@@ -17,7 +17,7 @@ from rich.console import Console
 from soothsay.cli.terminal import notice, progress_bar, sampling_summary
 from soothsay.config import EngineConfig
 from soothsay.errors import SoothsayError
-from soothsay.options import REQUIRED, CommonOptions, ModelOptions, argument, option, optional, shared
+from soothsay.options import ModelOptions, argument, common, flag, option, optional, shared
 from soothsay.server.server_config import MAX_STALL, ServerConfig, ServerLimits, served_name
 
 if TYPE_CHECKING:
@@ -89,10 +89,9 @@ class PlacementOptions:
     stage_key: Path | None = option(
         None, "File with the key of these stages.", dir_okay=False, show_default=False
     )
-    portable: bool = option(
-        False,
+    portable: bool = flag(
         "Use only instructions that all processors of the family have, so that engines on "
-        "different machines give equal answers. Slower.",
+        "different machines give equal answers. Slower."
     )
 
     def bounds(self) -> Bounds:
@@ -134,7 +133,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 class Serve:
     """Serve a model over HTTP with OpenAI's protocol. SIGTERM ends it after the running answers."""
 
-    model: str = shared(CommonOptions, "model")
+    model: str = common("model")
     host: str = option(
         "127.0.0.1", "The address to listen on. The default is reachable from this machine only."
     )
@@ -142,15 +141,14 @@ class Serve:
     name: str | None = optional(
         "the model as given, without its folder", "Name of the model in requests.", "--served-model-name"
     )
-    any_model: bool = option(False, "Answer requests that name another model, too.")
+    any_model: bool = flag("Answer requests that name another model, too.")
     allow_drafter: list[str] | None = optional(
         "all drafters", "A drafter that requests may choose. Can be repeated."
     )
     engine: EngineOptions
-    learn_for_tenants: bool = option(
-        False,
+    learn_for_tenants: bool = flag(
         "Learn for each API key and cache_salt, apart. Otherwise drafters learn from requests that "
-        "have neither.",
+        "have neither."
     )
     split_reasoning: bool = option(
         True,
@@ -159,10 +157,9 @@ class Serve:
     )
     placement: PlacementOptions
     api_keys: Path | None = optional("no keys", "File of API keys, see 'soothsay keys'.", dir_okay=False)
-    share_between_keys: bool = option(
-        False,
+    share_between_keys: bool = flag(
         "Let requests with different keys share prefixes and drafts. Whoever has a key can then "
-        "find out what others have written.",
+        "find out what others have written."
     )
     allowed_host: list[str] | None = optional(
         "this machine's names if there are no keys",
@@ -281,11 +278,9 @@ class Batch:
     The exit code is 1 if lines failed. Their answers say why.
     """
 
-    model: str = shared(CommonOptions, "model")
-    source: Path = argument(
-        REQUIRED, "The requests: a file in the format of OpenAI's batches.", metavar="INPUT"
-    )
-    output: Path = argument(REQUIRED, "Gets one line for each request, in the order in which answers end.")
+    model: str = common("model")
+    source: Path = argument("The requests: a file in the format of OpenAI's batches.", metavar="INPUT")
+    output: Path = argument("Gets one line for each request, in the order in which answers end.")
     name: str | None = shared(Serve, "name")
     seed: int = option(0, "Another seed gives other answers to sampled requests without a seed.")
     engine: EngineOptions

@@ -13,7 +13,7 @@ from rich.progress import TextColumn
 
 from soothsay.cli.command_classes import add_commands
 from soothsay.cli.terminal import facts_table, notice, work_bar
-from soothsay.options import REQUIRED, ModelOptions, argument, option, shared
+from soothsay.options import ModelOptions, argument, option, required, shared
 
 if TYPE_CHECKING:
     from soothsay.tokenizer import Tokenizer
@@ -27,15 +27,13 @@ _NO_LIMIT = 2**62
 class BuildDatastore:
     """Build a datastore from texts. Conversations are formatted by the model's chat template."""
 
-    model: str = argument(REQUIRED, "The model to draft for. Its tokenizer encodes the texts.")
+    model: str = argument("The model to draft for. Its tokenizer encodes the texts.")
     files: list[Path] = argument(
-        REQUIRED,
         "JSON lines with 'messages' or 'text' (optionally .gz), text, or a datasets directory. "
         "Best are answers of the model itself, see 'soothsay train data'.",
         exists=True,
     )
-    out: Path = option(
-        REQUIRED,
+    out: Path = required(
         "The file to write. As drafters/rest.store in the model's directory, it is found without a path.",
         "-o",
         dir_okay=False,
@@ -60,7 +58,7 @@ class BuildDatastore:
 class ShowDatastore:
     """Show what a datastore holds."""
 
-    file: Path = argument(REQUIRED, "A datastore.")
+    file: Path = argument("A datastore.")
     model: str | None = option(None, "Check whether the datastore fits this model.", "-m")
 
     def run(self) -> None:
@@ -89,14 +87,11 @@ class KeepAnswers:
     Nothing is trained. Drafts come from what the model has answered to other prompts.
     """
 
-    model: str = argument(REQUIRED, "The model to draft for. Its tokenizer encodes the answers.")
+    model: str = argument("The model to draft for. Its tokenizer encodes the answers.")
     files: list[Path] = argument(
-        REQUIRED,
-        "Answers of the model, from 'soothsay train data': JSON lines with 'messages' or 'text'.",
-        exists=True,
+        "Answers of the model, from 'soothsay train data': JSON lines with 'messages' or 'text'.", exists=True
     )
-    out: Path = option(
-        REQUIRED,
+    out: Path = required(
         "The file to write. As drafters/suffix.store beside the model's weights, 'auto' finds it.",
         "-o",
         dir_okay=False,

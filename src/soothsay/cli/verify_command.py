@@ -20,16 +20,7 @@ from soothsay.bench.tables import numbers_table
 from soothsay.cli.demo_command import TASKS
 from soothsay.cli.terminal import fitting_drafters, notice, progress_bar
 from soothsay.config import DType, EngineConfig
-from soothsay.options import (
-    FILE,
-    PROMPTS,
-    CommonOptions,
-    ModelOptions,
-    SamplingOptions,
-    option,
-    optional,
-    shared,
-)
+from soothsay.options import FILE, PROMPTS, ModelOptions, SamplingOptions, common, option, optional, shared
 
 if TYPE_CHECKING:
     from soothsay.bench.equality import Difference, Emitted, EqualityReport
@@ -45,14 +36,14 @@ class Verify:
     with none, mixed in batches. The exit code is 0 if all answers are equal, and 1 if not.
     """
 
-    model: str = shared(CommonOptions, "model", default="sibyl")
+    model: str = common("model", default="sibyl")
     drafter: list[str] | None = optional(
         "all that need no files", "A drafter to check. Can be repeated.", "-d"
     )
     prompts: Path | None = optional("built-in prompts", PROMPTS, "-p", **FILE)
     limit: int | None = optional("all", "Number of prompts, spread evenly over the file.", min=1)
-    max_tokens: int = shared(CommonOptions, "max_tokens", default=128)
-    temperature: float = shared(CommonOptions, "temperature", default=0.0, panel=SamplingOptions.PANEL)
+    max_tokens: int = common("max_tokens", default=128)
+    temperature: float = common("temperature", default=0.0, panel=SamplingOptions.PANEL)
     seed: int | None = shared(SamplingOptions, "seed")
     batch: int = option(8, "Requests in a batch, of all drafters mixed.", min=1)
     dtype: DType = shared(ModelOptions, "dtype")

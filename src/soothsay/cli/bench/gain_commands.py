@@ -13,7 +13,7 @@ from rich.text import Text
 from soothsay.bench.bench_plans import BenchOptions, LearnPlan, PeerPlan, StackPlan
 from soothsay.cli.bench.bench_options import check_charts, known_dtypes, save_chart, save_numbers
 from soothsay.cli.terminal import notice, progress_bar, stage_bars
-from soothsay.options import FILE, REQUIRED, CommonOptions, argument, shared
+from soothsay.options import FILE, argument, common, shared
 
 if TYPE_CHECKING:
     from soothsay.bench.learn import LearnReport
@@ -96,8 +96,8 @@ class Learn:
     Exits with 1 if an answer differs from plain decoding's.
     """
 
-    model: str = shared(CommonOptions, "model")
-    file: Path = argument(REQUIRED, "The stream: JSON lines with 'messages' or 'prompt'.", **FILE)
+    model: str = common("model")
+    file: Path = argument("The stream: JSON lines with 'messages' or 'prompt'.", **FILE)
     plan: LearnPlan
     png: Path | None = shared(BenchOptions, "png")
     to_json: Path | None = shared(BenchOptions, "to_json")

@@ -20,7 +20,7 @@ from soothsay.bench.tables import records_table, result_table
 from soothsay.cli.bench.bench_options import check_charts, save_chart, save_numbers
 from soothsay.cli.terminal import notice, progress_bar
 from soothsay.files import write_text
-from soothsay.options import FILE, PROMPTS, REQUIRED, argument, option, optional, shared
+from soothsay.options import FILE, PROMPTS, argument, flag, option, optional, shared
 
 if TYPE_CHECKING:
     from soothsay.bench.serve.load import Arrivals, Kind, Mix
@@ -187,10 +187,10 @@ class ServersUnderLoad:
     """
 
     server: list[str] | None = argument(
-        None,
         "Servers, such as http://127.0.0.1:8000; with several, ratios are over the first. A URL "
         "without a path gets /v1. Fields may follow: ,model=NAME ,key=VARIABLE (an environment variable) "
         "and fields of every request as JSON, such as ,speculation=false.",
+        default=None,
         metavar="[[NAME=]URL]...",
         show_default=False,
     )
@@ -202,7 +202,7 @@ class ServersUnderLoad:
     warm_up: int = option(2, "Requests sent to each server before its first trial; not counted.", min=1)
     asked: PromptOptions
     max_tokens: int = shared(BenchOptions, "max_tokens")
-    ignore_eos: bool = option(False, "Ask for answers of exactly --max-tokens tokens.")
+    ignore_eos: bool = flag("Ask for answers of exactly --max-tokens tokens.")
     temperature: float = shared(BenchOptions, "temperature")
     seed: int = option(0, "Seed of the order, the arrivals and the answers.", min=0)
     timeout: str = option("600s", "Time without a byte after which a request fails.", metavar="TIME")
@@ -275,7 +275,6 @@ class BusyMachine:
     """
 
     server: list[str] = argument(
-        REQUIRED,
         "Servers on this machine, such as http://127.0.0.1:8000. Fields may follow as in "
         "'bench serve', such as ,speculation=false.",
         metavar="[NAME=]URL...",

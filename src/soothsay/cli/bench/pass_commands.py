@@ -14,7 +14,7 @@ from soothsay.bench.tables import numbers_table, records_table
 from soothsay.cli.bench.bench_options import check_charts, known_dtypes, row_counts, save_chart, save_numbers
 from soothsay.cli.terminal import notice, progress_bar
 from soothsay.config import DType
-from soothsay.options import FILE, REQUIRED, CommonOptions, ModelOptions, argument, option, optional, shared
+from soothsay.options import FILE, ModelOptions, argument, common, option, optional, shared
 
 if TYPE_CHECKING:
     pass
@@ -29,7 +29,9 @@ class Step:
     the arithmetic.
     """
 
-    model: str | None = argument(None, "A model; see 'generate'.", show_default="a shape with random weights")
+    model: str | None = argument(
+        "A model; see 'generate'.", default=None, show_default="a shape with random weights"
+    )
     shape: str | None = optional(
         "1.1B",
         "A Llama with random weights: 0.5B, 1.1B, 3B, hybrid (a Qwen3.5), or "
@@ -107,8 +109,8 @@ class Quality:
     best token.
     """
 
-    model: str = shared(CommonOptions, "model")
-    texts: list[Path] = argument(REQUIRED, "Text files to read, in order.", metavar="TEXT...", **FILE)
+    model: str = common("model")
+    texts: list[Path] = argument("Text files to read, in order.", metavar="TEXT...", **FILE)
     dtype: list[str] | None = shared(BenchOptions, "dtype", show_default="auto")
     reference: str | None = optional("MODEL", "The model whose float32 is the reference.")
     tokens: int = option(20_000, "Tokens to read, at most.", min=1)
@@ -143,7 +145,7 @@ class Quality:
 class Decode:
     """Compare with transformers, prompt lookup with plain decoding, and a batch with one request."""
 
-    model: str = argument("sibyl", "A model with a chat template; see 'generate'.")
+    model: str = argument("A model with a chat template; see 'generate'.", default="sibyl")
     tokens: int = option(128, "Tokens of each run.", min=1)
     rounds: int = option(7, "Number of runs of each contender; ratios are medians.", min=1)
     batch: int = option(16, "Number of requests in the batch.", min=2, max=32)

@@ -20,7 +20,7 @@ from soothsay.cli.bench.bench_options import check_charts, write_markdown
 from soothsay.cli.terminal import notice, progress_bar
 from soothsay.config import DType
 from soothsay.files import write_text
-from soothsay.options import FILE, REQUIRED, CommonOptions, ModelOptions, argument, option, optional, shared
+from soothsay.options import FILE, ModelOptions, argument, common, option, optional, required, shared
 
 if TYPE_CHECKING:
     from soothsay.bench.agentic import Episode
@@ -71,8 +71,8 @@ class Spec:
     exit code is 1 if an answer differs from plain decoding's.
     """
 
-    model: str = shared(CommonOptions, "model")
-    spec_bench: Path = option(REQUIRED, "Questions: JSON lines with category and turns.", **FILE)
+    model: str = common("model")
+    spec_bench: Path = required("Questions: JSON lines with category and turns.", **FILE)
     drafter: list[str] | None = option(None, "Drafter to measure; may be repeated.", "-d")
     options: SpecOptions
     dtype: DType = shared(ModelOptions, "dtype")
@@ -148,7 +148,7 @@ class Report:
     The exit code is 1 if an answer differed from plain decoding's.
     """
 
-    files: list[Path] = argument(REQUIRED, "What 'bench spec --json' wrote.", **FILE)
+    files: list[Path] = argument("What 'bench spec --json' wrote.", **FILE)
     markdown: Path | None = shared(BenchOptions, "markdown")
     html: Path | None = shared(BenchOptions, "html")
 
@@ -168,10 +168,8 @@ class Agentic:
     running the model.
     """
 
-    data: Path = argument(
-        REQUIRED, "Conversations with code: JSON lines with 'messages' (may be .gz).", **FILE
-    )
-    out: Path = option(REQUIRED, "The file to write, for 'bench spec'.", "-o", dir_okay=False)
+    data: Path = argument("Conversations with code: JSON lines with 'messages' (may be .gz).", **FILE)
+    out: Path = required("The file to write, for 'bench spec'.", "-o", dir_okay=False)
     per_task: int = option(20, "Number of episodes of each task.", min=1)
     seed: int = option(0, "Seed of the choice of episodes.", min=0)
     model: str | None = option(

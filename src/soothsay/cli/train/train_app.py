@@ -19,13 +19,13 @@ from soothsay.config import DType
 from soothsay.options import (
     FILE,
     MODEL,
-    REQUIRED,
-    CommonOptions,
     ModelOptions,
     SamplingOptions,
     argument,
+    common,
     option,
     optional,
+    required,
     shared,
 )
 
@@ -47,22 +47,18 @@ class AnswerConversations:
     interruption, the same command continues.
     """
 
-    model: str = argument(REQUIRED, f"{MODEL} It has a chat template.")
+    model: str = argument(f"{MODEL} It has a chat template.")
     prompts: Path = argument(
-        REQUIRED,
         "Conversations: JSON lines with 'messages' (may be .gz), or a directory saved by the "
         "package 'datasets'. Messages of assistants are left out.",
         exists=True,
     )
-    out: Path = option(
-        REQUIRED,
-        "The file to write: JSON lines with 'messages'. An existing file is continued.",
-        "-o",
-        dir_okay=False,
+    out: Path = required(
+        "The file to write: JSON lines with 'messages'. An existing file is continued.", "-o", dir_okay=False
     )
     limit: int | None = optional("all", "Number of conversations, drawn from the whole file.", min=1)
-    temperature: float = shared(CommonOptions, "temperature", default=0.7, panel=SamplingOptions.PANEL)
-    max_tokens: int = shared(CommonOptions, "max_tokens", default=512)
+    temperature: float = common("temperature", default=0.7, panel=SamplingOptions.PANEL)
+    max_tokens: int = common("max_tokens", default=512)
     batch: int = option(32, "Conversations at a time.", min=1)
     seed: int = option(0, "Seed of all answers.", min=0)
     features: Method | None = option(
@@ -133,10 +129,10 @@ class FindSkippedLayers:
     Nothing is trained. Layers are left out one after the other: each time the one whose loss costs least.
     """
 
-    model: str = shared(CommonOptions, "model")
+    model: str = common("model")
     text: Path | None = argument(
-        None,
         "Text to measure with: plain text, or .jsonl with 'messages' or 'text'; may be .gz.",
+        default=None,
         **FILE,
         show_default="the model writes its own",
     )

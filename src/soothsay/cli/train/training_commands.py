@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from soothsay.cli.terminal import notice
 from soothsay.cli.train.training_run import TrainingRun
-from soothsay.options import option
+from soothsay.options import flag, option
 
 if TYPE_CHECKING:
     from soothsay.drafters.heads.trained_head import Head
@@ -31,7 +31,7 @@ class LanguageModelTraining(TrainingRun):
     Modules for multi-token prediction (MTP; DeepSeek-V3, arXiv 2412.19437) are trained beside it.
     """
 
-    fresh: bool = option(False, "Begin with random weights, not with the model's.")
+    fresh: bool = flag("Begin with random weights, not with the model's.")
     mtp_modules: int = option(1, "MTP modules that are trained beside the model.", "--mtp", min=0)
 
     def run(self) -> None:
@@ -106,9 +106,7 @@ class MedusaTraining(HeadTraining):
     recipe, head = "MedusaRecipe", "medusa"
     heads: int = option(4, GUESSES, min=1)
     layers: int = option(1, LAYERS, min=1)
-    own_heads: bool = option(
-        False, "Give each head an output matrix of its own. Default: all use the target's."
-    )
+    own_heads: bool = flag("Give each head an output matrix of its own. Default: all use the target's.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from soothsay.cli.terminal import bars, notice
-from soothsay.options import REQUIRED, ModelOptions, argument, option, shared
+from soothsay.options import ModelOptions, argument, option, required, shared
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,14 +30,13 @@ _training = partial(option, panel="Training")
 class TrainingRun:
     """The options that every training command has, and the work that all of them do."""
 
-    model: str = argument(REQUIRED, "The target: a Hugging Face directory or a bundled model's name.")
+    model: str = argument("The target: a Hugging Face directory or a bundled model's name.")
     data: list[Path] = argument(
-        REQUIRED,
         "Training data: JSON lines with 'messages' or 'text', plain text, a directory that was "
         "saved by 'datasets', or a folder that 'train data --features' has written.",
         exists=True,
     )
-    out: Path = option(REQUIRED, "The directory to write. A training that was interrupted resumes.", "-o")
+    out: Path = required("The directory to write. A training that was interrupted resumes.", "-o")
     init: Path | None = option(None, "Begin with the weights of this drafter.", exists=True, file_okay=False)
     steps: int = _training(1000, "Optimizer steps.", min=1)
     batch_tokens: int = _training(8192, "Tokens of a step.", min=16)
