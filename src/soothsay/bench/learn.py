@@ -183,11 +183,6 @@ def learn_table(report: LearnReport) -> Table:
             run = report.total(name, held_out=held_out)
             where = ("held out" if held_out else "stream") if name == PLAIN else ""
             rate, base = run.tokens / run.seconds, plain.tokens / plain.seconds
-            numbers = (
-                f"{run.accepted:.2f}",
-                f"{rate:.0f}",
-                f"{rate / base:.2f}x",
-                f"{run.tokens / run.cpu:.0f}",
-            )
-            table.add_row(where, name, f"{run.accepted:.2f}", *numbers)
+            rates = f"{rate:.0f}", f"{rate / base:.2f}x", f"{run.tokens / run.cpu:.0f}"
+            table.add_row(where, name, f"{run.accepted:.2f}", *rates)
     return table
