@@ -131,10 +131,10 @@ class PeerBench:
     def _client(self, name: str, dtype: str) -> PeerProcess:
         plan, pythons = self.plan, self.plan.interpreters
         python = sys.executable if name == OURS else pythons.get(name, pythons.get("", sys.executable))
-        paths = str(self.checkpoint.path.resolve()), str(self._export(name, dtype))
+        model, export = str(self.checkpoint.path.resolve()), str(self._export(name, dtype))
         draft_model = plan.draft_model and str(Path(plan.draft_model).resolve())
-        own = paths[1], plan.lookup_tokens, plan.drafter, draft_model
-        setup = Setup(paths[0], dtype, self.threads, self.context, *own)
+        speculation = plan.lookup_tokens, plan.drafter, draft_model
+        setup = Setup(model, dtype, self.threads, self.context, export, *speculation)
         return PeerProcess(name, setup, python, self.folder / f"{name}-{dtype}.log")
 
     def _export(self, name: str, dtype: str) -> Path:
