@@ -108,9 +108,7 @@ def write_questions(path: Path, episodes: Iterable[Episode]) -> None:
             file.write(json.dumps(raw, ensure_ascii=False) + "\n")
 
 
-def replay(
-    drafter: Drafter, episodes: Sequence[Episode], tokenizer: Tokenizer, nodes: int
-) -> dict[str, Steps]:
+def replay(drafter: Drafter, episodes: list[Episode], tokenizer: Tokenizer, nodes: int) -> dict[str, Steps]:
     """Count the steps that a drafter needs if the model answers exactly as the episodes do.
 
     No model runs: the answers are known. So the drafter must look at tokens only. Turns come one after the

@@ -55,9 +55,8 @@ class Chat:
     def run(self) -> None:
         """Talk until the user leaves."""
         if self.model is not None and self.named is not None and self.model != self.named:
-            raise typer.BadParameter(
-                f"give one model: MODEL is {self.model!r}, but --model is {self.named!r}"
-            )
+            both = f"MODEL is {self.model!r}, but --model is {self.named!r}"
+            raise typer.BadParameter(f"give one model: {both}")
         model = self.model or self.named or "sibyl"
         from soothsay.core.params import SamplingParams
 

@@ -137,9 +137,8 @@ class Grow:
         with work_bar("growing", DownloadColumn()) as progress:
             grown = grow(checkpoint, wanted, self.out, source=model, progress=progress)
         s, target = grown.shape, grown.path
-        mixed = (
-            f" in each of {s.experts} experts, {s.chosen} of which a token runs through" if s.experts else ""
-        )
+        mixed = f" in each of {s.experts} experts, {s.chosen} of which a token runs through"
+        mixed = mixed if s.experts else ""
         lines = (
             f"{target}: {grown.parameters:,} parameters, {decimal(grown.bytes)}",
             f"{s.layers} layers of {s.hidden:,} hidden, {s.intermediate:,} feed-forward{mixed}, "

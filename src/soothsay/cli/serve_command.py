@@ -103,9 +103,8 @@ class PlacementOptions:
         except SoothsayError as error:
             raise typer.BadParameter(f"--replicas: {error}") from None
         if self.replica_cores is None and self.ray_address not in (None, "local"):
-            raise typer.BadParameter(
-                "--ray-address needs --replica-cores N: machines of a cluster may differ"
-            )
+            reason = "machines of a cluster may differ"
+            raise typer.BadParameter(f"--ray-address needs --replica-cores N: {reason}")
         return bounds
 
     def shared(self, replicas: int) -> Stages:
@@ -215,9 +214,8 @@ class Serve:
         if self.engine.learn and not (keyless or self.learn_for_tenants or self.share_between_keys):
             console.print("warning: requests with keys teach drafters nothing without --learn-for-tenants")
         if keyless and self.host not in LOOPBACK:
-            console.print(
-                f"warning: everyone who can reach {self.host} can use it; --api-keys FILE requires keys"
-            )
+            everyone = f"everyone who can reach {self.host} can use it"
+            console.print(f"warning: {everyone}; --api-keys FILE requires keys")
 
 
 @contextmanager

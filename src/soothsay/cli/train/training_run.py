@@ -158,9 +158,8 @@ class TrainingRun:
                 resumes = f"the same command resumes after step {trainer.saved}"
                 console.print(f"stopped in step {trainer.step + 1}; {resumes}")
                 raise
-        console.print(
-            f"{self.out} has the best checkpoint, with a score of {trainer.best}" if trainer.best else ""
-        )
+        best = f"{self.out} has the best checkpoint, with a score of {trainer.best}"
+        console.print(best if trainer.best else "")
 
 
 def _evaluated(measured: Mapping[str, float]) -> str:
