@@ -24,9 +24,8 @@ from soothsay import LLM, Drafter, RequestError, SamplingParams, SoothsayError, 
 from soothsay.cli import demo_command as demo_module
 from soothsay.cli.app import app
 from soothsay.cli.chat_command import Conversation
-from soothsay.cli.demo_command import DemoAnswer
-from soothsay.cli.fitting_drafters import try_drafters
-from soothsay.cli.tasks import TASKS
+from soothsay.cli.demo_command import TASKS, DemoAnswer
+from soothsay.cli.terminal import try_drafters
 from soothsay.core.answer import Piece
 from soothsay.server.tools.reasoning import ReasoningFormat
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,22 @@ def option(default: Any, help: str, *names: str, **settings: Any) -> Any:
     return _declared(default, Declaration(help, names, False, settings))
 
 
-def argument(default: Any, help: str, **settings: Any) -> Any:
+def optional(instead: str, help: str, *names: str, **settings: Any) -> Any:
+    """An option that need not be given. Then it is None, and the help shows `instead` as its default."""
+    return option(None, help, *names, show_default=instead, **settings)
+
+
+def required(help: str, *names: str, **settings: Any) -> Any:
+    """An option that must be given. Arguments are those of `option`."""
+    return option(REQUIRED, help, *names, **settings)
+
+
+def flag(help: str, *names: str, **settings: Any) -> Any:
+    """An option without a value, which is False if it is not given. Arguments are those of `option`."""
+    return option(False, help, *names, **settings)
+
+
+def argument(help: str, *, default: Any = REQUIRED, **settings: Any) -> Any:
     """A field that is given by its place. Arguments are those of `option`."""
     return _declared(default, Declaration(help, (), True, settings))
 
@@ -74,9 +90,13 @@ def _declared(default: Any, declaration: Declaration) -> Any:
 class CommonOptions:
     """Options of many commands, which have defaults and bounds of their own: see `shared`."""
 
-    model: str = argument(REQUIRED, MODEL)
+    model: str = argument(MODEL)
     max_tokens: int = option(256, "Limit of tokens in an answer.", "-n")
     temperature: float = option(0.0, "0: always the most likely token.", "-t")
+
+
+common = partial(shared, CommonOptions)
+"""A field as `CommonOptions` declares it; see `shared`."""
 
 
 @dataclass(frozen=True)
@@ -91,14 +111,11 @@ class ModelOptions:
         "-d",
     )
     dtype: DType = option("auto", "Number format of the linear layers.")
-    max_context: int | None = option(
-        None, "Limit of tokens in prompt and answer together.", min=2, show_default="the model's"
-    )
-    chat_template: Path | None = option(
-        None,
+    max_context: int | None = optional("the model's", "Limit of tokens in prompt and answer together.", min=2)
+    chat_template: Path | None = optional(
+        "the model's",
         "A file with a Jinja template for conversations, in place of the model's own ones.",
         **FILE,
-        show_default="the model's",
     )
     generation_config: str = option(
         "auto",
@@ -114,19 +131,15 @@ class SamplingOptions:
 
     PANEL = "Sampling"
 
-    temperature: float | None = shared(CommonOptions, "temperature", default=None, show_default="the model's")
-    top_p: float | None = option(
-        None, "Keep the most likely tokens, up to this total probability.", show_default="the model's"
+    temperature: float | None = common("temperature", default=None, show_default="the model's")
+    top_p: float | None = optional(
+        "the model's", "Keep the most likely tokens, up to this total probability."
     )
-    top_k: int | None = option(
-        None, "Keep this many of the most likely tokens; 0: all.", show_default="the model's"
+    top_k: int | None = optional("the model's", "Keep this many of the most likely tokens; 0: all.")
+    min_p: float | None = optional(
+        "the model's", "Keep tokens that are at least this likely, relative to the most likely one."
     )
-    min_p: float | None = option(
-        None,
-        "Keep tokens that are at least this likely, relative to the most likely one.",
-        show_default="the model's",
-    )
-    seed: int | None = option(None, "The same seed gives the same answer.", show_default="random")
+    seed: int | None = optional("random", "The same seed gives the same answer.")
 
     def given(self, **others: Any) -> dict[str, Any]:
         """The parameters that were given, and `others`. Raises `RequestError` for an impossible value.

@@ -21,7 +21,7 @@ from soothsay.bench.agentic import (
     replay,
     write_questions,
 )
-from soothsay.bench.spec.questions import read_questions
+from soothsay.bench.prompts import read_questions
 from soothsay.cli.app import app
 from soothsay.drafters.registry import build_drafter
 

@@ -15,8 +15,7 @@ import virtual
 from typer.testing import CliRunner
 
 from soothsay import SamplingParams
-from soothsay.bench.endpoint import Endpoint
-from soothsay.bench.spec.contenders import AskedTurn
+from soothsay.bench.spec.contenders import AskedTurn, Endpoint
 from soothsay.bench.spec.spec_results import SpecResults
 from soothsay.cli.app import app
 from soothsay.errors import SoothsayError

@@ -33,7 +33,7 @@ from typer.testing import CliRunner
 
 from soothsay import LLM, SamplingParams
 from soothsay.bench.grow import Grown, grow
-from soothsay.bench.grown_shape import SHAPES, GrownShape
+from soothsay.bench.grown_tensors import SHAPES, GrownShape
 from soothsay.cli.app import app
 from soothsay.core.batch import Rows
 from soothsay.errors import ModelError

@@ -19,7 +19,7 @@ from tiny import adapted
 from soothsay import LLM, DrafterError, Target
 from soothsay.bench import grown_drafters
 from soothsay.bench.grow import Grown, grow
-from soothsay.bench.grown_shape import GrownShape
+from soothsay.bench.grown_tensors import GrownShape
 from soothsay.config import EngineConfig
 from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree

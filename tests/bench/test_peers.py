@@ -23,9 +23,15 @@ from typer.testing import CliRunner, Result
 from soothsay.bench.journal import Journal
 from soothsay.bench.peers.engines.peer import Setup, UnavailableError
 from soothsay.bench.peers.peer_bench import CONTEXT, PROMPT, VERIFIED, PeerBench, PeerPlan, turns
-from soothsay.bench.peers.peer_chart import answers_chart
 from soothsay.bench.peers.peer_process import PeerProcess
-from soothsay.bench.peers.peer_results import ANSWER, OURS, PeerRecord, PeerResults, equal_tokens
+from soothsay.bench.peers.peer_results import (
+    ANSWER,
+    OURS,
+    PeerRecord,
+    PeerResults,
+    answers_chart,
+    equal_tokens,
+)
 from soothsay.bench.peers.to_gguf import write_gguf
 from soothsay.bench.random_models import LlamaShape, RandomCheckpoint
 from soothsay.cli.app import app
@@ -426,7 +432,7 @@ def test_peers_take_turns_and_a_file_is_continued(
         "1 of 5 prompts left out: with 4 tokens to answer they are longer than the model's context of 2048",
         "openvino, bfloat16: openvino-genai is not installed: pip install openvino-genai",
     ]
-    assert [(one.name, one.task) for one in bench.questions] == [
+    assert [(one.id, one.task) for one, _ in bench.questions] == [
         ("81", "conversation"),
         ("241", "qa"),
         ("82", "conversation"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from soothsay import LLM, RequestError, Tokenizer
-from soothsay.bench.prompt_files import PromptEntry, encode, read_prompts, spread
+from soothsay.bench.prompts import PromptEntry, encode, read_prompts, spread
 
 
 def ask(text: str) -> tuple[dict[str, str], ...]:

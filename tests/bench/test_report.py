@@ -12,10 +12,9 @@ from matplotlib.colors import to_hex
 from typer.testing import CliRunner
 
 from soothsay.bench.journal import Journal
-from soothsay.bench.report.speedup_charts import BAR, WORSE, bars, lines, stacks
-from soothsay.bench.report.speedup_page import legend, page
-from soothsay.bench.report.speedup_tables import markdown, notes, table
 from soothsay.bench.spec.contenders import RunTimes
+from soothsay.bench.spec.spec_charts import BAR, WORSE, bars, lines, stacks
+from soothsay.bench.spec.spec_page import legend, markdown, notes, page, table
 from soothsay.bench.spec.spec_results import Lap, SpecResults
 from soothsay.cli.app import app
 from soothsay.plotting import COLOURS, inline_svg

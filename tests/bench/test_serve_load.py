@@ -13,8 +13,7 @@ import pytest
 import scipy.stats
 from virtual import run
 
-from soothsay.bench.serve.arrivals import PAUSE, Arrivals
-from soothsay.bench.serve.mix import Mix, UserTurns, read_conversations, read_spec_bench
+from soothsay.bench.serve.load import PAUSE, Arrivals, Mix, UserTurns, read_conversations, read_spec_bench
 from soothsay.errors import RequestError
 
 

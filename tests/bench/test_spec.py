@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 
 from soothsay import LLM, Drafter, DrafterError, DraftTree, Request, RequestError, SamplingParams, Target
 from soothsay.bench.journal import Journal
+from soothsay.bench.prompts import Question, read_questions
 from soothsay.bench.spec import contenders
 from soothsay.bench.spec.contenders import AskedTurn, RunTimes, TurnAnswer
-from soothsay.bench.spec.questions import Question, read_questions
 from soothsay.bench.spec.spec_bench import SpecBench, SpecPlan, serving
 from soothsay.bench.spec.spec_results import OVERALL, Lap, SpecResults
 from soothsay.cli.app import app

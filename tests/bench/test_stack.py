@@ -16,14 +16,12 @@ from gguf_files import write_gguf
 from typer.testing import CliRunner
 
 from soothsay import LLM, DraftTree, Request, RequestError, SamplingParams, Target
+from soothsay.bench import stack_bench
 from soothsay.bench.journal import Journal
 from soothsay.bench.peers.engines.hugging_face import Transformers
 from soothsay.bench.peers.engines.peer import Setup
-from soothsay.bench.stack import stack_bench
-from soothsay.bench.stack.rungs import Ours
-from soothsay.bench.stack.stack_bench import StackBench, StackPlan, choose_prompts
-from soothsay.bench.stack.stack_chart import stack_chart
-from soothsay.bench.stack.stack_results import Rung, Spread, StackResults, StackRun
+from soothsay.bench.stack_bench import Ours, StackBench, StackPlan, choose_prompts
+from soothsay.bench.stack_results import Rung, Spread, StackResults, StackRun, stack_chart
 from soothsay.cli.app import app
 from soothsay.drafters.base import NoDrafter
 from soothsay.errors import SoothsayError

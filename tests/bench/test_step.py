@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 from soothsay.bench import step as step_module
 from soothsay.bench.measure import Rates, Workload
 from soothsay.bench.random_models import LlamaShape, RandomCheckpoint
-from soothsay.bench.step import Work, bench_step, held_bytes, linear_layers, multiplying
-from soothsay.bench.step_chart import step_chart
+from soothsay.bench.step import Work, bench_step, held_bytes, linear_layers, multiplying, step_chart
 from soothsay.cli.app import app
 from soothsay.core.batch import Batch, Rows
 from soothsay.errors import ModelError

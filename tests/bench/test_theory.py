@@ -12,9 +12,8 @@ import pytest
 
 from soothsay import DraftTree
 from soothsay.bench.journal import Journal
-from soothsay.bench.report.speedup_page import page
-from soothsay.bench.report.speedup_tables import table
 from soothsay.bench.spec.contenders import RunTimes
+from soothsay.bench.spec.spec_page import page, table
 from soothsay.bench.spec.spec_results import Lap, SpecResults
 from soothsay.bench.spec.theory import Decoding, TreeCounts, predicted_seconds, speedups_by_nodes
 from soothsay.errors import SoothsayError

@@ -9,7 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from soothsay.cli.command_classes import add_commands, as_function
-from soothsay.options import REQUIRED, argument, option, shared
+from soothsay.options import argument, flag, option, required, shared
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,11 @@ class Size:
 class Draw:
     """Draw something."""
 
-    name: str = argument(REQUIRED, "What to draw.")
+    name: str = argument("What to draw.")
     size: Size
-    loud: bool = option(False, "Say it.", "-l")
+    loud: bool = flag("Say it.", "-l")
     frame: bool = option(True, "Draw a frame.", "--frame/--no-frame")
-    copies: int = option(REQUIRED, "How many.", "--times")
+    copies: int = required("How many.", "--times")
 
     def run(self) -> None:
         """Draw."""

@@ -9,9 +9,8 @@ import pytest
 from rich.console import Console
 from screen import Screen
 
-from soothsay.cli import markdown
-from soothsay.cli.markdown import MarkdownStream, split_blocks
-from soothsay.cli.printed_answer import PrintedAnswer
+from soothsay.cli import printed_answer as markdown
+from soothsay.cli.printed_answer import MarkdownStream, PrintedAnswer, split_blocks
 from soothsay.cli.terminal import harmless
 from soothsay.server.tools.tool_calls import ParsedPart, PlainParser
 from soothsay.server.tools.tool_readers import HermesParser

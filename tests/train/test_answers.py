@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from soothsay import LLM, RequestError, SamplingParams, Tokenizer
 from soothsay.cli.command_classes import as_function
-from soothsay.cli.train.data_command import AnswerConversations
+from soothsay.cli.train.train_app import AnswerConversations
 from soothsay.core.sampling import derive_seed
 from soothsay.errors import SoothsayError, TrainingError
 from soothsay.files import locked

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from soothsay.bench.spec.questions import Question
+from soothsay.bench.prompts import Question
 from soothsay.core.answer import FinishReason
 from soothsay.core.params import SamplingParams
 from soothsay.core.request import Request
@@ -66,9 +66,7 @@ def make_episodes(data: Path, per_task: int, seed: int = 0) -> list[Episode]:
 
     Raises `RequestError` if the file cannot be read, or has too little code or too few places.
     """
-    snippets: dict[str, None] = {}
-    places: dict[str, None] = {}
-    sentences: dict[str, None] = {}
+    snippets, places, sentences = dict[str, None](), dict[str, None](), dict[str, None]()
     for _, entry in read_entries(data, Tally()):
         if isinstance(entry, str):
             continue
@@ -85,9 +83,8 @@ def make_episodes(data: Path, per_task: int, seed: int = 0) -> list[Episode]:
         )
     rng = random.Random(seed)
     chosen = rng.sample(list(snippets), per_task)
-    return [_edits(rng, code) for code in chosen] + [
-        _calls(rng, list(places), list(sentences)) for _ in range(per_task)
-    ]
+    edits = [_edits(rng, code) for code in chosen]
+    return edits + [_calls(rng, list(places), list(sentences)) for _ in range(per_task)]
 
 
 class Steps(NamedTuple):
@@ -111,9 +108,7 @@ def write_questions(path: Path, episodes: Iterable[Episode]) -> None:
             file.write(json.dumps(raw, ensure_ascii=False) + "\n")
 
 
-def replay(
-    drafter: Drafter, episodes: Sequence[Episode], tokenizer: Tokenizer, nodes: int
-) -> dict[str, Steps]:
+def replay(drafter: Drafter, episodes: list[Episode], tokenizer: Tokenizer, nodes: int) -> dict[str, Steps]:
     """Count the steps that a drafter needs if the model answers exactly as the episodes do.
 
     No model runs: the answers are known. So the drafter must look at tokens only. Turns come one after the
@@ -166,13 +161,9 @@ def _edits(rng: random.Random, code: str) -> Episode:
         new = rng.choice(("new", "my", "current", "next")) + "_" + old
         shown = f"\n\n```\n{code}\n```" if not messages else ""
         code = re.sub(rf"\b{old}\b", new, code)
-        messages += [
-            {
-                "role": "user",
-                "content": f"Repeat the code with {old} renamed to {new}, and nothing else.{shown}",
-            },
-            {"role": "assistant", "content": f"```\n{code}\n```"},
-        ]
+        asked = f"Repeat the code with {old} renamed to {new}, and nothing else.{shown}"
+        answer = f"```\n{code}\n```"
+        messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
     return Episode(EDITS, tuple(messages))
 
 

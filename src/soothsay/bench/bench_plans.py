@@ -6,7 +6,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from soothsay.options import FILE, CommonOptions, ModelOptions, option, shared
+from soothsay.config import EngineConfig
+from soothsay.options import FILE, ModelOptions, common, flag, option, optional, shared
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """The options of benchmarks. Each benchmark has some of them."""
+
+    max_tokens: int = common("max_tokens", default=128, min=1)
+    temperature: float = common("temperature", default=0.0, min=0)
+    nodes: int = option(
+        EngineConfig.max_tree, "Largest number of nodes of a draft tree, with the root.", min=1
+    )
+    dtype: list[str] | None = option(None, "Element type of linear layers' weights; may be repeated.")
+    rows: str = option("1", "Numbers of rows of a pass.")
+    rounds: int = option(15, "Number of passes of each kind; times are medians.", min=1)
+    to_json: Path | None = option(None, "Write all numbers to this file.", "--json", dir_okay=False)
+    journal: Path | None = option(
+        None, "Append each measurement to this file; an existing file is continued.", "--json", dir_okay=False
+    )
+    png: Path | None = option(None, "Draw a chart to this file (needs matplotlib).", dir_okay=False)
+    markdown: Path | None = option(
+        None, "Write the table as Markdown to this file; '-': print it.", dir_okay=False, allow_dash=True
+    )
+    html: Path | None = option(
+        None, "Write one self-contained page with tables and charts (needs matplotlib).", dir_okay=False
+    )
+
 
 PEERS = ("transformers", "openvino", "llama.cpp")
 
@@ -15,13 +42,12 @@ PEERS = ("transformers", "openvino", "llama.cpp")
 class StackPlan:
     """What `bench stack` measures. End tokens do not end answers."""
 
-    model: str = shared(CommonOptions, "model", default="sibyl")
-    questions: Path | None = option(
-        None,
+    model: str = common("model", default="sibyl")
+    questions: Path | None = optional(
+        "requests for stories",
         "File of prompts; those to answer are evenly spread over its categories.",
         "--spec-bench",
         **FILE,
-        show_default="requests for stories",
     )
     requests: int = option(16, "Number of prompts.", min=1)
     tokens: int = option(64, "Tokens of each answer.", min=1)
@@ -38,29 +64,24 @@ class StackPlan:
 class PeerPlan:
     """What `bench peers` compares. For a GGUF file the type is "auto": all engines run the file as it is."""
 
-    model: str = shared(CommonOptions, "model")
-    dtypes: list[str] | None = option(
-        None,
+    model: str = common("model")
+    dtypes: list[str] | None = optional(
+        "bfloat16; auto for a .gguf file",
         "Element type of linear layers' weights; may be repeated.",
         "--dtype",
-        show_default="bfloat16; auto for a .gguf file",
     )
-    peers: list[str] | None = option(
-        None,
-        "transformers, openvino or llama.cpp; may be repeated.",
-        "--peer",
-        show_default="all that are there",
+    peers: list[str] | None = optional(
+        "all that are there", "transformers, openvino or llama.cpp; may be repeated.", "--peer"
     )
-    pythons: list[str] | None = option(
-        None,
+    pythons: list[str] | None = optional(
+        "this one",
         "Python interpreter with the packages of all peers, or of one; may be repeated.",
         "--peer-python",
         metavar="[PEER=]PATH",
-        show_default="this one",
     )
     tokens: int = option(64, "Tokens decoded in a round.", min=1)
     rounds: int = option(5, "Number of rounds; times are medians.", min=1)
-    threads: int | None = option(None, "Threads of each engine.", min=1, show_default="torch's")
+    threads: int | None = optional("torch's", "Threads of each engine.", min=1)
     questions: Path | None = option(
         None, "Also measure whole answers to the prompts of this file.", "--spec-bench", **FILE
     )
@@ -88,6 +109,31 @@ class PeerPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SpecOptions:
+    """How `bench spec` asks its questions. Temperatures, batches and verifiers are measured one by one."""
+
+    per_task: int | None = optional("all", "Number of questions of each task, evenly spread.", min=1)
+    temperatures: list[float] = option(
+        (0.0,), "Sampling temperature; may be repeated.", "--temperature", "-t", min=0, show_default="0"
+    )
+    batches: list[int] = option(
+        (1,), "Questions answered in one batch; may be repeated.", "--batch", min=1, show_default="1"
+    )
+    rounds: int = option(1, "Number of times that each question is asked; times are medians.", min=1)
+    nodes: int = shared(BenchOptions, "nodes")
+    max_tokens: int = shared(BenchOptions, "max_tokens")
+    seed: int = option(0, "Seed of all answers.", min=0)
+    verifiers: list[str] | None = optional(
+        "match",
+        "How draft tokens are accepted at temperatures above 0: match, rejection, specinfer, rsd, "
+        "block, traversal or typical; may be repeated, for a comparison.",
+        "--verifier",
+    )
+    trees: bool = flag("Write the draft tree of each step to the file of --json too.")
+    carry: bool = flag("Let drafters keep what they learn from other questions.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class LearnPlan:
     """How `bench learn` answers a stream."""
 
@@ -97,6 +143,6 @@ class LearnPlan:
     held_out: int = option(200, "Requests at the end that are reported apart.", min=0)
     window: int = option(20, "Requests between two measurements.", min=1)
     every: int = option(1, "Compare in one of so many windows, and in all held-out ones.", min=1)
-    max_tokens: int = shared(CommonOptions, "max_tokens", default=64, min=1)
-    temperature: float = shared(CommonOptions, "temperature", default=0.0, min=0)
+    max_tokens: int = common("max_tokens", default=64, min=1)
+    temperature: float = common("temperature", default=0.0, min=0)
     batch: int = option(1, "Requests at a time.", min=1)

@@ -15,8 +15,8 @@ from itertools import pairwise
 
 from soothsay.bench.chat_client import ChatError
 from soothsay.bench.measure import Meter, Progress, rotated
+from soothsay.bench.prompts import QUESTION
 from soothsay.bench.serve.serve_bench import LoadTarget
-from soothsay.bench.texts import QUESTION
 from soothsay.errors import SoothsayError
 
 SETTLE = 0.3
@@ -60,12 +60,7 @@ def busy_processes(count: int) -> Iterator[None]:
 
 
 async def bench_busy(
-    targets: Sequence[LoadTarget],
-    loops: Sequence[int],
-    *,
-    rounds: int,
-    tokens: int,
-    progress: Progress = lambda *_: None,
+    targets: Sequence[LoadTarget], loops: Sequence[int], rounds: int, tokens: int, progress: Progress
 ) -> list[BusyRow]:
     """Ask each server for one answer at a time, beside each number of busy processes in turn.
 
@@ -97,13 +92,8 @@ async def bench_busy(
 
 def _row(server: str, loops: int, own: Sequence[Stream], quiet: Sequence[Stream]) -> BusyRow:
     shares = [one.rate / other.rate for one, other in zip(own, quiet, strict=True)]
-    return BusyRow(
-        server,
-        loops,
-        rate=statistics.median(one.rate for one in own),
-        share=statistics.median(shares),
-        longest=statistics.median(one.longest for one in own),
-    )
+    rate, longest = (statistics.median(getattr(one, name) for one in own) for name in ("rate", "longest"))
+    return BusyRow(server, loops, rate, statistics.median(shares), longest)
 
 
 async def _stream(target: LoadTarget, tokens: int) -> Stream:
@@ -122,6 +112,5 @@ async def _stream(target: LoadTarget, tokens: int) -> Stream:
 def _rates(pieces: Sequence[float], tokens: int) -> Stream:
     """From when each piece of an answer came. Its tokens are spread evenly over the pieces."""
     waits = [after - before for before, after in pairwise(pieces)]
-    return Stream(
-        rate=tokens / len(pieces) * len(waits) / sum(waits), longest=max(waits) / statistics.median(waits)
-    )
+    rate = tokens / len(pieces) * len(waits) / sum(waits)
+    return Stream(rate, longest=max(waits) / statistics.median(waits))

@@ -31,6 +31,11 @@ Ready = Callable[[], Awaitable[object]]
 """Awaited when a request's connection is made, before the request is sent."""
 
 
+def now() -> float:
+    """The time of the running event loop's clock."""
+    return asyncio.get_running_loop().time()
+
+
 class ChatError(SoothsayError):
     """A request failed.
 
@@ -81,12 +86,7 @@ class ChatClient:
     """
 
     def __init__(
-        self,
-        url: str,
-        model: str,
-        key: str = "",
-        timeout: float = TIMEOUT,
-        optional: Mapping[str, Any] | None = None,
+        self, url: str, model: str, key: str = "", timeout: float = TIMEOUT, optional: Json | None = None
     ):
         self.url, self.model, self.timeout = urlsplit(url), model, timeout
         if self.url.scheme not in ("http", "https") or not self.url.hostname:
@@ -172,14 +172,13 @@ class ChatClient:
         self, body: Json, ready: Ready | None = None, begin: float | None = None
     ) -> TimedReply | tuple[float, ChatError]:
         """Send one request. A refusal is returned with the time of its begin: a field may be the reason."""
-        clock = asyncio.get_running_loop().time
-        begin = clock() if begin is None else begin
+        begin = now() if begin is None else begin
 
         async def trace(event: str, _: object) -> None:
             nonlocal begin
             if ready is not None and event == "http11.send_request_headers.started":
                 await ready()
-                begin = clock()
+                begin = now()
 
         sent = {"model": self.model, "stream": True, **body}
         try:
@@ -197,22 +196,21 @@ class ChatClient:
 
     async def _stream(self, response: httpx.Response, begin: float) -> TimedReply:
         """Read the events of an answer. Raises `ValueError` and the like if they are malformed."""
-        clock = asyncio.get_running_loop().time
         pieces, texts = list[float](), list[str]()
         reason, usage = "", Json()
         async with aclosing(_events(response)) as events:
             async for event in events:
-                now = clock()
+                came = now()
                 if "error" in event:
                     raise ChatError(f"{self.name} broke off: {event['error']}", "error in stream")
                 for choice in event.get("choices") or ():
                     delta = choice.get("delta") or {}
                     if text := delta.get("content") or delta.get("reasoning_content"):
-                        pieces.append(now)
+                        pieces.append(came)
                         texts.append(text)
                     reason = choice.get("finish_reason") or reason
                 usage = event.get("usage") or usage
-        return TimedReply(begin, clock(), pieces, "".join(texts), reason, usage)
+        return TimedReply(begin, now(), pieces, "".join(texts), reason, usage)
 
     @asynccontextmanager
     async def _response(
@@ -222,9 +220,8 @@ class ChatClient:
         url = f"{self.url.scheme}://{self.place}{self.url.path.rstrip('/')}/{name}"
         extensions = {} if trace is None else {"trace": trace}
         transport = httpx.AsyncHTTPTransport(verify=self._tls, trust_env=False)
-        async with httpx.AsyncClient(
-            transport=transport, headers=self._headers, timeout=self.timeout
-        ) as client:
+        opened = httpx.AsyncClient(transport=transport, headers=self._headers, timeout=self.timeout)
+        async with opened as client:
             try:
                 request = client.build_request(method, url, json=body, extensions=extensions)
                 response = await client.send(request, stream=True)

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import torch
 
+from soothsay import LLM, SamplingParams
 from soothsay.bench.measure import Rates, Workload, interleave
 from soothsay.bench.peers.engines.hugging_face import Transformers
 from soothsay.bench.peers.engines.peer import Setup
-from soothsay.bench.texts import PASSAGE, QUESTION, TOPICS
+from soothsay.bench.prompts import PASSAGE, QUESTION, TOPICS
 from soothsay.config import DType
-from soothsay.core.params import SamplingParams
-from soothsay.llm import LLM
 from soothsay.model.checkpoint import open_checkpoint
 
 
@@ -28,12 +27,7 @@ class RateComparison:
 
 
 def bench_decode(
-    model: str,
-    *,
-    dtype: DType = "auto",
-    tokens: int = 128,
-    rounds: int = 7,
-    batch: int = 16,
+    model: str, *, dtype: DType = "auto", tokens: int = 128, rounds: int = 7, batch: int = 16
 ) -> list[RateComparison]:
     """Measure greedy decoding of a model with a chat template, side by side.
 

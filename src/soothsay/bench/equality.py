@@ -10,18 +10,13 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Literal
 
+from soothsay import LLM, Drafter, EngineConfig, Observation, Request, Result, SamplingParams
 from soothsay.bench.measure import rotated
-from soothsay.config import EngineConfig
-from soothsay.core.params import SamplingParams
-from soothsay.core.request import Request
 from soothsay.core.sampling import Nodes, perturb
 from soothsay.core.sampling_ops import SamplingOps
-from soothsay.drafters.base import Drafter, Observation
 from soothsay.drafters.proxy import DrafterProxy
 from soothsay.drafters.registry import DrafterSpec, build_drafter
 from soothsay.errors import RequestError, StepError
-from soothsay.llm import LLM
-from soothsay.result import Result
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,31 +124,21 @@ def compare(
         name: _Witness(build_drafter(spec, llm.engine.target), advance, llm.engine.model.kernels.sampling)
         for name, spec in ({"none": "none"} | dict(drafters)).items()
     }
-    kept = [
-        i
-        for i, prompt in enumerate(prompts)
-        if len(prompt) < _most_tokens(llm, prompt, params) <= (llm.config.kv_tokens or 0)
-    ]
+    most = llm.config.kv_tokens or 0
+    kept = [i for i, one in enumerate(prompts) if len(one) < _most_tokens(llm, one, params) <= most]
     if not kept:
         raise RequestError(f"none of {len(prompts)} prompts fits into the context with its answer")
     seed = secrets.randbits(48) if params.seed is None else params.seed
-    asked = {i: replace(params, seed=seed + i) for i in kept}
-    fitting = {i: prompts[i] for i in kept}
-    plain = _answer_plainly(llm, fitting, asked, advance)
-    mixed = _answer_mixed(llm, fitting, asked, witnesses)
+    asked = {i: (prompts[i], replace(params, seed=seed + i)) for i in kept}
+    plain = _answer_plainly(llm, asked, advance)
+    mixed = _answer_mixed(llm, asked, witnesses)
     comparisons = []
     for name, witness in witnesses.items():
         results = mixed[name]
-        found = [_find(i, name, plain[i], witness.answer(asked[i], results[i])) for i in kept]
-        comparisons.append(
-            DrafterCheck(
-                name,
-                prompts=len(kept),
-                tokens=sum(result.stats.emitted for result in results.values()),
-                steps=sum(result.stats.steps for result in results.values()),
-                divergences=tuple(divergence for divergence in found if divergence is not None),
-            )
-        )
+        found = [_find(i, name, plain[i], witness.answer(asked[i][1], results[i])) for i in kept]
+        tokens, steps = (sum(getattr(one.stats, n) for one in results.values()) for n in ("emitted", "steps"))
+        divergences = tuple(divergence for divergence in found if divergence is not None)
+        comparisons.append(DrafterCheck(name, len(kept), tokens, steps, divergences))
     return EqualityReport(tuple(comparisons), skipped=len(prompts) - len(kept), seed=seed)
 
 
@@ -202,43 +187,30 @@ def _most_tokens(llm: LLM, prompt: Sequence[int], params: SamplingParams) -> int
     return min(len(prompt) + params.max_tokens, context)
 
 
-def _answer_plainly(
-    llm: LLM,
-    prompts: Mapping[int, Sequence[int]],
-    params: Mapping[int, SamplingParams],
-    advance: Callable[[int], None],
-) -> dict[int, list[Emitted]]:
+_Asked = Mapping[int, tuple[Sequence[int], SamplingParams]]
+"""Prompts with their parameters, by the index of the prompt."""
+
+
+def _answer_plainly(llm: LLM, asked: _Asked, advance: Callable[[int], None]) -> dict[int, list[Emitted]]:
     """Answer the prompts one after the other, on a new engine that shares nothing between them."""
-    config = replace(
-        llm.config,
-        max_rows=EngineConfig.max_rows,
-        kv_tokens=max(_most_tokens(llm, prompt, params[i]) for i, prompt in prompts.items()),
-        prefix_caching=False,
-    )
+    most = max(_most_tokens(llm, *one) for one in asked.values())
+    config = replace(llm.config, max_rows=EngineConfig.max_rows, kv_tokens=most, prefix_caching=False)
     alone = LLM(llm.model, drafter="none", tokenizer=llm.tokenizer, config=config)
     alone.eos_ids = llm.eos_ids
     ops = alone.engine.model.kernels.sampling
     witness = _Witness(build_drafter("none", alone.engine.target), advance, ops)
     return {
-        i: witness.answer(params[i], alone.generate(prompt, params[i], drafter=witness))
-        for i, prompt in prompts.items()
+        i: witness.answer(params, alone.generate(prompt, params, drafter=witness))
+        for i, (prompt, params) in asked.items()
     }
 
 
-def _answer_mixed(
-    llm: LLM,
-    prompts: Mapping[int, Sequence[int]],
-    params: Mapping[int, SamplingParams],
-    witnesses: Mapping[str, _Witness],
-) -> dict[str, dict[int, Result]]:
+def _answer_mixed(llm: LLM, asked: _Asked, witnesses: Mapping[str, _Witness]) -> dict[str, dict[int, Result]]:
     """Answer each prompt with all drafters in one batch. The drafter that meets an empty cache rotates."""
     names = list(witnesses)
-    order = [(i, name) for turn, i in enumerate(prompts) for name in rotated(names, turn)]
-    results = llm.generate(
-        [prompts[i] for i, _ in order],
-        [params[i] for i, _ in order],
-        drafter=[witnesses[name] for _, name in order],
-    )
+    order = [(i, name) for turn, i in enumerate(asked) for name in rotated(names, turn)]
+    prompts, params = zip(*(asked[i] for i, _ in order), strict=True)
+    results = llm.generate(list(prompts), params, drafter=[witnesses[name] for _, name in order])
     by_drafter: dict[str, dict[int, Result]] = {name: {} for name in names}
     for (i, name), result in zip(order, results, strict=True):
         if result.error is not None:  # an answer that was cut off would look like a difference
@@ -247,14 +219,9 @@ def _answer_mixed(
     return by_drafter
 
 
-def _find(
-    prompt: int, drafter: str, plain: Sequence[Emitted], drafted: Sequence[Emitted]
-) -> Divergence | None:
-    differences = [
-        Difference(position, *pair)
-        for position, pair in enumerate(zip_longest(plain, drafted))
-        if pair[0] != pair[1]
-    ]
+def _find(prompt: int, drafter: str, plain: Sequence[Emitted], own: Sequence[Emitted]) -> Divergence | None:
+    pairs = enumerate(zip_longest(plain, own))
+    differences = [Difference(position, *pair) for position, pair in pairs if pair[0] != pair[1]]
     if not differences:
         return None
     token = next((difference for difference in differences if difference.what != "logits"), None)

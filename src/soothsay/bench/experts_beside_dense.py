@@ -10,14 +10,17 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, cast
 
 import torch
+from rich.table import Table
 from torch import Tensor, nn
 
 from soothsay.bench.measure import Rates, Workload, interleave
 from soothsay.bench.random_models import LlamaShape, RandomCheckpoint
 from soothsay.bench.step import held_bytes, reading
+from soothsay.bench.tables import records_table
 from soothsay.config import DType
 from soothsay.model.blocks import record, unrecord
 from soothsay.model.feed_forward import Experts, FeedForward
@@ -95,8 +98,7 @@ def bench_experts(
         bandwidth=rates.median("read"),
         times=[
             _time(rates, models[dtype], dtype, count, contenders[f"{dtype} {count}"])
-            for dtype in dtypes
-            for count in rows
+            for dtype, count in product(dtypes, rows)
         ],
     )
 
@@ -161,3 +163,24 @@ def _bytes(model: Transformer, touched: Sequence[int]) -> int:
         total += sum(held_bytes(layer) for layer in always)
         total += count * (held_bytes(expert.gate_up) + held_bytes(expert.down))
     return total
+
+
+def experts_table(report: ExpertsReport) -> Table:
+    """A row for each dtype and number of rows."""
+    s = report.shape
+    return records_table(
+        report.times,
+        {"dtype": "{.dtype}"},
+        {
+            "rows": "{.rows}",
+            "ms": "{.ms:.2f}",
+            "dense, ms": "{.dense_ms:.2f}",
+            "of dense": "{.ratio:.2f}x",
+            "experts": "{.touched:.1f}",
+            "GB": lambda time: f"{time.bytes / 1e9:.3f}",
+            "of reading": "{.of_reading:.2f}x",
+        },
+        title=f"{s.chosen} of {s.experts} experts of {s.ffn}, in {s.layers} layers of {s.hidden}; "
+        f"{report.kernels}, {report.threads} threads",
+        caption=f"median of {report.rounds} rounds; {report.bandwidth / 1e9:.1f} GB/s read",
+    )

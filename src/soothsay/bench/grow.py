@@ -46,8 +46,7 @@ from typing import Any
 import torch
 
 from soothsay.bench.grown_drafters import GrownDrafters, Growth, grow_drafters
-from soothsay.bench.grown_shape import GrownShape
-from soothsay.bench.grown_tensors import Axis, GrownTensor, Rule
+from soothsay.bench.grown_tensors import Axis, GrownShape, GrownTensor, Rule
 from soothsay.errors import ModelError
 from soothsay.model.checkpoint import Checkpoint, read_model_config
 from soothsay.model.families.parsing import parse_model_config
@@ -266,11 +265,8 @@ def _rules(old: ModelSpec, shape: GrownShape, stream: float, squares: float) -> 
         return [Rule((axis,), factor, fill=1.0 - centre, centre=centre)]
 
     reading = norm(width, math.sqrt(old.hidden_size / shape.hidden))
-    outer = {
-        "embedding": [Rule((vocabulary, width), fill=0.0)],
-        "norm": reading,
-        "head": [Rule((vocabulary, width))],
-    }
+    table = vocabulary, width
+    outer = {"embedding": [Rule(table, fill=0.0)], "norm": reading, "head": [Rule(table)]}
     per_head = math.sqrt(squares) if normed else 1.0
     block = {
         "attention_norm": reading,
@@ -311,10 +307,8 @@ def _heads(old: ModelSpec, shape: GrownShape) -> tuple[Axis, Axis]:
         place = key * copies + member // group
         keys[place] = key
         queries[place * group + member % group] = head
-    return (
-        Axis.heads(c.heads, shape.heads, c.size, queries),
-        Axis.heads(c.kv_heads, shape.kv_heads, c.size, keys),
-    )
+    of_queries = Axis.heads(c.heads, shape.heads, c.size, queries)
+    return of_queries, Axis.heads(c.kv_heads, shape.kv_heads, c.size, keys)
 
 
 def _tensors(
@@ -335,12 +329,9 @@ def _tensors(
                 stored = read(source).dtype
                 if not stored.is_floating_point or stored.itemsize < 2:
                     raise ModelError(f"{source} is {stored}; grow the model that it was made from")
-                yield GrownTensor(
-                    name=new + source.removeprefix(old),
-                    source=source,
-                    rule=rule if suffix == "weight" else rule.bias(),
-                    dtype=stored if rule.centre is None else torch.float32,
-                )
+                own = rule if suffix == "weight" else rule.bias()
+                dtype = stored if rule.centre is None else torch.float32
+                yield GrownTensor(new + source.removeprefix(old), source, own, dtype)
 
     yield from tensors("embedding", "embedding", outer["embedding"], names.prefix, "model.")
     for layer, origin in enumerate(origins):

@@ -10,14 +10,14 @@ from __future__ import annotations
 import shutil
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from soothsay.config import EngineConfig
-from soothsay.drafters.base import Target
+from soothsay import DrafterError, EngineConfig, Target
 from soothsay.drafters.heads.block.block_head import BlockHead
 from soothsay.drafters.heads.checkpoints.feature_views import FeatureView
 from soothsay.drafters.heads.checkpoints.head_directory import open_head, write_head
@@ -28,7 +28,6 @@ from soothsay.drafters.heads.medusa.medusa_head import MedusaHead
 from soothsay.drafters.heads.mtp.mtp_head import MTPHead
 from soothsay.drafters.heads.redrafter.redrafter_head import RedrafterHead
 from soothsay.drafters.places import drafters_beside, shipped_heads
-from soothsay.errors import DrafterError
 from soothsay.model.checkpoint import Checkpoint
 from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.tensor_names import TensorNames
@@ -82,39 +81,23 @@ def grow_drafters(checkpoint: Checkpoint, growth: Growth, directory: Path, name:
     folders = [folder for folder in (shipped_heads(target), drafters_beside(target)) if folder]
     found = [place for folder in folders if folder.is_dir() for place in sorted(folder.iterdir())]
     places = {place.name: place for place in found}  # those beside the model come last, and stay
-    if "mtp" not in places and checkpoint.path.is_dir() and _has_mtp(target):
-        places["mtp"] = checkpoint.path
+    if "mtp" not in places and checkpoint.path.is_dir():
+        with suppress(DrafterError), open_head(checkpoint.path, target):
+            places["mtp"] = checkpoint.path  # the modules are in the model's own checkpoint
     written, refused = [], []
     for drafter, place in places.items():
         if drafter in LEFT_OUT:
             continue
         try:
             if drafter in COPIED:
-                _copy(place, directory / drafter)
+                directory.mkdir(exist_ok=True)
+                (shutil.copytree if place.is_dir() else shutil.copyfile)(place, directory / drafter)
             else:
                 _grow_head(place, target, checkpoint, growth, directory / drafter, name)
             written.append(drafter)
         except DrafterError as error:
             refused.append(str(error))
     return GrownDrafters(tuple(written), tuple(refused))
-
-
-def _has_mtp(target: Target) -> bool:
-    """Whether there are MTP modules in the model's own checkpoint."""
-    assert target.path is not None
-    try:
-        with open_head(target.path, target):
-            return True
-    except DrafterError:
-        return False
-
-
-def _copy(place: Path, out: Path) -> None:
-    out.parent.mkdir(exist_ok=True)
-    if place.is_dir():
-        shutil.copytree(place, out)
-    else:
-        shutil.copyfile(place, out)
 
 
 def _grow_head(

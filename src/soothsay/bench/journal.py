@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
@@ -31,13 +30,10 @@ class Journal:
     """
 
     def __init__(self, conditions: Mapping[str, Any], path: Path | None = None):
-        self.conditions = dict(conditions)
-        self.entries: list[dict[str, Any]] = []
-        self._path = path
+        self.conditions, self.entries, self._path = dict(conditions), list[dict[str, Any]](), path
         if path is None:
             return
-        whole = _whole_lines(path) if path.is_file() else b""
-        if whole:
+        if whole := _whole_lines(path) if path.is_file() else b"":
             before, self.entries = _parse(whole, path)
             both = {**conditions, **before}
             if differ := [key for key in both if before.get(key) != self.conditions.get(key)]:
@@ -77,7 +73,7 @@ class Record(Protocol):
 Entry = TypeVar("Entry", bound=Record)
 
 
-class Records(ABC, Generic[Entry]):
+class Records(Generic[Entry]):
     """The entries of a journal as values, by their keys.
 
     Raises `SoothsayError` if the journal holds other entries.
@@ -86,8 +82,11 @@ class Records(ABC, Generic[Entry]):
     WHAT: ClassVar[str]
     """What the entries are, for errors: "runs of 'bench stack'"."""
 
+    ENTRY: ClassVar[Callable[..., Any]]
+    """Makes a record of an entry's fields."""
+
     def __init__(self, journal: Journal):
-        self.journal = journal
+        self.journal, self.conditions = journal, journal.conditions
         self.by_key: dict[Any, Entry] = {}
         for entry in journal.entries:
             try:
@@ -103,9 +102,9 @@ class Records(ABC, Generic[Entry]):
         except SoothsayError as error:
             raise SoothsayError(f"{path}: {error}") from None
 
-    @abstractmethod
     def read_entry(self, entry: Mapping[str, Any]) -> None:
         """Keep an entry of the journal. Raises `TypeError`, `KeyError` and the like for anything else."""
+        self.keep(self.ENTRY(**entry))
 
     def keep(self, record: Entry) -> None:
         """Keep a record. It replaces one with the same key."""
@@ -125,9 +124,10 @@ def short_hash(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
-def place() -> dict[str, str]:
-    """Where measurements were made, as a part of a journal's conditions."""
-    return {"processor": processor_name(), "soothsay": __version__}
+def conditions(plan: object, *names: str, **others: Any) -> dict[str, Any]:
+    """The conditions of a journal: fields of a plan, others, and where measurements are made."""
+    chosen = {name: getattr(plan, name) for name in names}
+    return {**chosen, **others, "processor": processor_name(), "soothsay": __version__}
 
 
 def _whole_lines(path: Path) -> bytes:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
+from rich.table import Table
+
+from soothsay import LLM, Drafter, DrafterError, SamplingParams
 from soothsay.bench.bench_plans import LearnPlan
 from soothsay.bench.measure import rotated
-from soothsay.bench.prompt_files import PromptEntry, encode
-from soothsay.core.params import SamplingParams
-from soothsay.drafters.base import Drafter
+from soothsay.bench.prompts import PromptEntry, encode
+from soothsay.bench.tables import numbers_table
 from soothsay.drafters.learning.learning_drafter import can_learn
 from soothsay.drafters.registry import build_drafter
-from soothsay.errors import DrafterError
-from soothsay.llm import LLM
+from soothsay.plotting import new_figure, series_style, tidy
 
 PLAIN, STATIC, LEARNING = "plain", "static", "learning"
 
@@ -71,12 +73,7 @@ class LearnReport:
     def total(self, contender: str, *, held_out: bool) -> WindowRun:
         """The sum over windows in which all contenders ran."""
         chosen = [w.runs[contender] for w in self.windows if w.held_out == held_out and len(w.runs) == 3]
-        return WindowRun(
-            sum(run.tokens for run in chosen),
-            sum(run.steps for run in chosen),
-            sum(run.seconds for run in chosen),
-            sum(run.cpu for run in chosen),
-        )
+        return WindowRun(*(sum(getattr(run, field.name) for run in chosen) for field in fields(WindowRun)))
 
 
 def bench_learn(
@@ -106,10 +103,8 @@ def bench_learn(
         part = entries[begin : min(begin + window, stream if begin < stream else len(entries))]
         one = Window(begin, len(part), begin >= stream)
         prompts = [encode(entry, llm) for entry in part]
-        params = [
-            SamplingParams(temperature=plan.temperature, max_tokens=plan.max_tokens, seed=begin + i)
-            for i in range(len(part))
-        ]
+        own = SamplingParams(temperature=plan.temperature, max_tokens=plan.max_tokens)
+        params = [replace(own, seed=begin + i) for i in range(len(part))]
         names = CONTENDERS if one.held_out or (begin // window) % plan.every == 0 else (LEARNING,)
         answers: dict[str, list[list[int]]] = {}
         for name in rotated(names, len(report.windows)):
@@ -129,11 +124,8 @@ def _contenders(llm: LLM, drafter: str, share: float) -> dict[str, Drafter]:
     learning = build_drafter(drafter, replace(target, config=replace(target.config, learn=share)))
     if not can_learn(learning):
         raise DrafterError(f"drafter {drafter!r} has no trained part, so nothing learns; name another one")
-    return {
-        PLAIN: build_drafter("none", target),
-        STATIC: build_drafter(drafter, static),
-        LEARNING: learning,
-    }
+    plain = build_drafter("none", target)
+    return {PLAIN: plain, STATIC: build_drafter(drafter, static), LEARNING: learning}
 
 
 def _run(
@@ -145,3 +137,52 @@ def _run(
     stats = [result.stats for result in results]
     run = WindowRun(sum(one.emitted for one in stats), sum(one.steps for one in stats), seconds, cpu)
     return run, [result.token_ids for result in results]
+
+
+SMOOTH = 3
+"""Number of windows that a point is the mean of."""
+
+
+def learn_chart(report: LearnReport) -> Any:
+    """Draw tokens a step along the stream, with and without learning.
+
+    Returns a matplotlib figure. Raises `SoothsayError` if matplotlib is not installed.
+    """
+    figure = new_figure(figsize=(7.5, 4.0), layout="constrained")
+    panel = figure.subplots()
+    for number, name in enumerate((STATIC, LEARNING)):
+        windows = [window for window in report.windows if name in window.runs]
+        runs = [window.runs[name] for window in windows]
+        near = [runs[max(i - SMOOTH + 1, 0) : i + 1] for i in range(len(runs))]
+        means = [sum(run.tokens for run in some) / max(sum(run.steps for run in some), 1) for some in near]
+        places = [window.first + window.size for window in windows]
+        panel.plot(places, means, color=series_style(number)[0], label=name, linewidth=1.8)
+    held_out = [window.first for window in report.windows if window.held_out]
+    if held_out:
+        panel.axvspan(held_out[0], report.windows[-1].first + report.windows[-1].size, alpha=0.08)
+    tidy(panel)
+    panel.set_ylim(bottom=1)
+    panel.set(xlabel="requests answered (shaded: held out)", ylabel="tokens a step")
+    panel.legend(frameon=False)
+    title = f"{Path(report.model).name}, {report.drafter.partition('(')[0]}, {report.share:.0%} of a core"
+    panel.set_title(title, fontsize=10)
+    return figure
+
+
+def learn_table(report: LearnReport) -> Table:
+    """What each contender did, in the stream and in the requests held out."""
+    title = f"{report.drafter}, learning in {report.share:.0%} of a core's time"
+    equal = f"{report.compared - report.different} of {report.compared} answers equal plain decoding's"
+    headings = "tokens a step", "tokens/s", "over plain", "tokens per CPU second"
+    caption = f"{equal}; windows in which all three ran"
+    table = numbers_table(("requests", ""), headings, title=title, caption=caption)
+    for held_out in (False, True):
+        table.add_section()
+        plain = report.total(PLAIN, held_out=held_out)
+        for name in CONTENDERS if plain.tokens else ():
+            run = report.total(name, held_out=held_out)
+            where = ("held out" if held_out else "stream") if name == PLAIN else ""
+            rate, base = run.tokens / run.seconds, plain.tokens / plain.seconds
+            rates = f"{rate:.0f}", f"{rate / base:.2f}x", f"{run.tokens / run.cpu:.0f}"
+            table.add_row(where, name, f"{run.accepted:.2f}", *rates)
+    return table

@@ -41,7 +41,6 @@ class Quality:
 def bench_quality(
     model: str,
     text: str,
-    *,
     dtypes: Sequence[DType] = ("auto",),
     reference: str | None = None,
     tokens: int = 20_000,
@@ -90,11 +89,6 @@ def bench_quality(
     return [_quality(name, models[name], compared, sums[name] / compared) for name in models]
 
 
-def _quality(name: str, model: Transformer, compared: int, means: np.ndarray) -> Quality:
-    loss, divergence, equal = map(float, means)
-    return Quality(name, _bits(model), compared, float(np.exp(loss)), divergence, equal)
-
-
 def _chunks(checkpoint: Checkpoint, text: str, tokens: int, chunk: int) -> np.ndarray:
     """Token ids `[chunks, chunk]`. A special token that begins texts replaces the first of each chunk."""
     tokenizer = checkpoint.tokenizer()
@@ -127,7 +121,9 @@ def _compare(expected: Tensor, found: Tensor, ids: np.ndarray) -> np.ndarray:
     return np.array([float(loss), float(divergence), float(equal)])
 
 
-def _bits(model: Transformer) -> float:
-    """Bits a weight of all linear layers, without the embeddings."""
+def _quality(name: str, model: Transformer, compared: int, means: np.ndarray) -> Quality:
+    loss, divergence, equal = map(float, means)
     layers = linear_layers(model)
-    return 8 * sum(held_bytes(layer) for layer, _ in layers) / sum(shape.numel() for _, shape in layers)
+    held = sum(held_bytes(layer) for layer, _ in layers)  # without the embeddings
+    bits = 8 * held / sum(shape.numel() for _, shape in layers)
+    return Quality(name, bits, compared, float(np.exp(loss)), divergence, equal)

@@ -7,16 +7,16 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from soothsay.bench.grown_shape import SHAPES, read_sizes
-from soothsay.errors import ModelError
+from soothsay import ModelError, Tokenizer
+from soothsay.bench.grown_tensors import SHAPES, read_sizes
 from soothsay.model.formats.weight_format import Reader
-from soothsay.tokenizer import Tokenizer
 
 Sizes = dict[str, tuple[int, ...]]
 
@@ -65,9 +65,8 @@ class LlamaShape:
             return cls(size.layers, size.hidden, size.heads, size.kv_heads, size.intermediate)
         example = ",".join(f"{key}={value}" for key, value in asdict(cls()).items() if value)
         names = [field.name for field in fields(cls)]
-        shape = replace(
-            cls(), **read_sizes(text, names, f"{', '.join(('1.1B', 'hybrid', *SHAPES))}, or {example}")
-        )
+        known = ", ".join(("1.1B", "hybrid", *SHAPES))
+        shape = replace(cls(), **read_sizes(text, names, f"{known}, or {example}"))
         if shape.hidden % shape.heads or shape.heads % shape.kv_heads or shape.hidden // shape.heads % 2:
             raise ModelError(
                 f"shape {text!r}: {shape.heads} heads have to share {shape.hidden} evenly, "
@@ -92,8 +91,7 @@ class RandomCheckpoint:
         mixed = f"-{shape.experts}x{shape.ffn}" if shape.experts else ""
         kind = "hybrid" if shape.state_heads else "random"
         self.path = Path(f"{kind}-{shape.layers}x{shape.hidden}{mixed}")
-        self.files: tuple[Path, ...] = ()
-        self.eos_ids: tuple[int, ...] = ()
+        self.files, self.eos_ids = tuple[Path, ...](), tuple[int, ...]()
         self.config: dict[str, Any] = {
             "model_type": "qwen3_5_text" if shape.state_heads else "mixtral" if shape.experts else "llama",
             "num_hidden_layers": shape.layers,
@@ -104,10 +102,14 @@ class RandomCheckpoint:
             "vocab_size": shape.vocab,
             "max_position_embeddings": 32_768,
             **({"num_local_experts": shape.experts, "num_experts_per_tok": shape.chosen} if mixed else {}),
-            **(_state_sizes(shape) if shape.state_heads else {}),
         }
-        self._zero_norms = bool(shape.state_heads)
-        self._shapes = _tensors(shape)
+        if shape.state_heads:
+            kinds = "full_attention", "linear_attention"
+            heads = "linear_num_key_heads", "linear_num_value_heads"
+            self.config["layer_types"] = [kinds[_keeps_state(shape, i)] for i in range(shape.layers)]
+            self.config["head_dim"] = shape.hidden // shape.heads
+            self.config |= dict.fromkeys(heads, shape.state_heads)
+        self._zero_norms, self._shapes = bool(shape.state_heads), _tensors(shape)
         generator = torch.Generator().manual_seed(seed)
         self._noise = torch.randn(_NOISE, generator=generator).bfloat16()
 
@@ -160,13 +162,9 @@ def _tensors(shape: LlamaShape) -> Sizes:
     inner, outer = (shape.ffn, shape.hidden), (shape.hidden, shape.ffn)
     feed_forward = {"mlp.gate_proj": inner, "mlp.up_proj": inner, "mlp.down_proj": outer}
     if shape.experts:
-        mixture = "block_sparse_moe"
-        parts = {"w1": inner, "w3": inner, "w2": outer}
-        feed_forward = {
-            f"{mixture}.experts.{e}.{part}": size
-            for e in range(shape.experts)
-            for part, size in parts.items()
-        }
+        mixture, parts = "block_sparse_moe", {"w1": inner, "w3": inner, "w2": outer}
+        names = product(range(shape.experts), parts)
+        feed_forward = {f"{mixture}.experts.{expert}.{part}": parts[part] for expert, part in names}
         feed_forward[f"{mixture}.gate"] = (shape.experts, shape.hidden)
     around: Sizes = {
         "input_layernorm.weight": (shape.hidden,),
@@ -196,12 +194,6 @@ def _tensors(shape: LlamaShape) -> Sizes:
 
 def _keeps_state(shape: LlamaShape, layer: int) -> bool:
     return shape.state_heads > 0 and layer % 4 != 3
-
-
-def _state_sizes(shape: LlamaShape) -> dict[str, Any]:
-    kinds = ["linear_attention" if _keeps_state(shape, i) else "full_attention" for i in range(shape.layers)]
-    heads = dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), shape.state_heads)
-    return {"layer_types": kinds, "head_dim": shape.hidden // shape.heads, **heads}
 
 
 def _rule(shape: LlamaShape) -> Sizes:

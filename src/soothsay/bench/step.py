@@ -9,12 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
 
 import torch
+from rich.table import Table
 from torch import Tensor, nn
 
 from soothsay.bench.measure import Rates, Workload, interleave
 from soothsay.bench.random_models import LlamaShape, RandomCheckpoint
+from soothsay.bench.tables import records_table
 from soothsay.config import DType
 from soothsay.core.integer_keys import kv_bytes
 from soothsay.model.checkpoint import open_checkpoint
@@ -22,6 +27,7 @@ from soothsay.model.linear import Dense
 from soothsay.model.load import load_model
 from soothsay.model.pass_measuring import Layout, VerifyPass, filled_cache
 from soothsay.model.transformer import Transformer
+from soothsay.plotting import new_figure, tidy
 
 PRODUCT_ROWS = 256
 """Rows of the product that measures the arithmetic rate. With as many, reading the weights hardly counts."""
@@ -64,11 +70,8 @@ def linear_layers(model: Transformer) -> list[tuple[nn.Module, torch.Size]]:
     """Return every linear layer with its shape `[out, in]`, which not all kinds of layers store."""
     with torch.device("meta"):
         plain = Transformer(model.config)
-    return [
-        (model.get_submodule(name), module.weight.shape)
-        for name, module in plain.named_modules()
-        if isinstance(module, Dense)
-    ]
+    shapes = {name: part.weight.shape for name, part in plain.named_modules() if isinstance(part, Dense)}
+    return [(model.get_submodule(name), shape) for name, shape in shapes.items()]
 
 
 def held_bytes(layer: nn.Module) -> int:
@@ -108,7 +111,6 @@ class StepReport:
 
 def bench_step(
     model: str | LlamaShape,
-    *,
     dtypes: Sequence[DType] = ("auto",),
     rows: Sequence[int] = (1, 2, 4, 8, 16, 32, 64),
     contexts: Sequence[int] = (128,),
@@ -132,14 +134,13 @@ def bench_step(
     rows = sorted({1, *rows})
     models = {str(dtype): load_model(checkpoint, dtype) for dtype in dtypes}
     contenders: dict[str, Workload] = {"read": reading(read_bytes)}
+    kinds = [*product(contexts, rows)]
     for dtype, loaded in models.items():
         contenders[f"{dtype} product"] = multiplying(loaded)
         cache = filled_cache(loaded, max(contexts), max(rows))
-        for context in contexts:
-            for count in rows:
-                contenders[f"{dtype} {context} {count}"] = _passes(
-                    VerifyPass(loaded, cache, count, context, layout)
-                )
+        for context, count in kinds:
+            step = VerifyPass(loaded, cache, count, context, layout)
+            contenders[f"{dtype} {context} {count}"] = _passes(step)
     rates = interleave(contenders, rounds)
     arithmetic = {dtype: max(rates.rounds[f"{dtype} product"]) for dtype in models}
     return StepReport(
@@ -150,12 +151,7 @@ def bench_step(
         rounds=rounds,
         bandwidth=max(rates.rounds["read"]),
         rates=arithmetic,
-        times=[
-            _step_time(rates, loaded, dtype, context, count)
-            for dtype, loaded in models.items()
-            for context in contexts
-            for count in rows
-        ],
+        times=[_step_time(rates, loaded, dtype, *kind) for dtype, loaded in models.items() for kind in kinds],
     )
 
 
@@ -209,3 +205,54 @@ def multiplying(model: Transformer) -> Workload:
         return 2 * PRODUCT_ROWS * shape.numel()
 
     return run
+
+
+def step_chart(report: StepReport) -> Any:
+    """Draw the times of passes by their rows: a panel for each context, a colour for each dtype.
+
+    Solid lines are measured times, dashed lines their floors. Returns a matplotlib figure. Raises
+    `SoothsayError` if matplotlib is not installed.
+    """
+    contexts = sorted({time.context for time in report.times})
+    dtypes = list(dict.fromkeys(time.dtype for time in report.times))
+    figure = new_figure(figsize=(1 + 4.5 * len(contexts), 4.2), layout="constrained")
+    panels = figure.subplots(1, len(contexts), sharey=True, squeeze=False)[0]
+    for panel, context in zip(panels, contexts, strict=True):
+        for number, dtype in enumerate(dtypes):
+            times = [time for time in report.times if (time.dtype, time.context) == (dtype, context)]
+            rows, colour = [time.rows for time in times], f"C{number}"
+            panel.plot(rows, [time.ms for time in times], "o-", color=colour, label=dtype)
+            panel.plot(rows, [time.floor_ms for time in times], "--", color=colour, alpha=0.7)
+            panel.set_xscale("log", base=2)
+            panel.set_xticks(rows, [str(count) for count in rows])
+        panel.minorticks_off()
+        tidy(panel)
+        panel.set_title(f"context of {context:,} tokens", fontsize=10)
+        panel.set_xlabel("rows in the pass")
+    panels[0].set_ylim(bottom=0)  # after all lines are drawn: it also fixes the top
+    panels[0].set_ylabel("milliseconds a forward pass")
+    panels[0].plot([], [], "--", color="grey", label="floor")
+    panels[0].legend(frameon=False)
+    machine = f"{report.threads} threads, {report.bandwidth / 1e9:.0f} GB/s"
+    figure.suptitle(f"{Path(report.model).name}: {machine}, trees: {report.layout}", fontsize=10)
+    return figure
+
+
+def step_table(report: StepReport) -> Table:
+    """A row for each kind of pass."""
+    rates = ", ".join(f"{rate / 1e9:.0f} Gop/s in {dtype}" for dtype, rate in report.rates.items())
+    return records_table(
+        report.times,
+        {"dtype": "{.dtype}", "context": "{.context:,}"},
+        {
+            "rows": "{.rows}",
+            "ms": "{.ms:.2f}",
+            "of one row": "{.ratio:.2f}x",
+            "floor, ms": "{.floor_ms:.2f}",
+            "of the floor": lambda time: f"{time.ms / time.floor_ms:.2f}x",
+            "GB read": lambda time: f"{time.bytes / 1e9:.3f}",
+        },
+        grouped=True,
+        title=f"{Path(report.model).name}, {report.layout}, {report.threads} threads",
+        caption=f"median of {report.rounds} rounds; {report.bandwidth / 1e9:.1f} GB/s read, {rates}",
+    )

@@ -1,1 +1,1 @@
-"""The command line. `app.py` lists the commands; one file each, with the command's name."""
+"""The command line. `app.py` lists the commands. Each is a dataclass of options, with what it does."""

@@ -13,19 +13,15 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from soothsay.cli.batch_command import Batch
 from soothsay.cli.bench.bench_app import bench
 from soothsay.cli.chat_command import Chat
 from soothsay.cli.command_classes import add_commands
 from soothsay.cli.demo_command import Demo
 from soothsay.cli.generate_command import Generate
-from soothsay.cli.grow_command import Grow
 from soothsay.cli.inspect_command import Inspect
 from soothsay.cli.keys_command import keys
-from soothsay.cli.pull_command import Pull
-from soothsay.cli.quantize_command import Quantize
-from soothsay.cli.serve_command import Serve
-from soothsay.cli.stage_command import Stage
+from soothsay.cli.model_commands import Grow, Pull, Quantize, Stage
+from soothsay.cli.serve_command import Batch, Serve
 from soothsay.cli.terminal import report
 from soothsay.cli.text_stores import datastore
 from soothsay.cli.train.train_app import train
@@ -58,10 +54,8 @@ COMMANDS = {
     **{"pull": Pull, "inspect": Inspect, "quantize": Quantize, "grow": Grow, "verify": Verify},
 }
 add_commands(app, COMMANDS)
-app.add_typer(train, name="train")
-app.add_typer(datastore, name="datastore")
-app.add_typer(keys, name="keys")
-app.add_typer(bench, name="bench")
+for name, group in {"train": train, "datastore": datastore, "keys": keys, "bench": bench}.items():
+    app.add_typer(group, name=name)
 
 
 def _version(asked: bool) -> None:

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -17,10 +17,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from soothsay.cli.printed_answer import PrintedAnswer
 from soothsay.cli.terminal import ACCEPTED, acceptance_summary, load_llm, report, sampling_summary, summary
 from soothsay.errors import RequestError, SoothsayError
-from soothsay.options import CommonOptions, ModelOptions, SamplingOptions, option, shared
+from soothsay.options import ModelOptions, SamplingOptions, common, flag, option
 
 if TYPE_CHECKING:
     from soothsay.core.params import SamplingParams
@@ -44,21 +43,20 @@ class Chat:
     Where neither an option nor the model's files name a temperature, it is 0.7.
     """
 
-    model: str | None = shared(CommonOptions, "model", default=None, show_default="sibyl")
+    model: str | None = common("model", default=None, show_default="sibyl")
     named: str | None = option(None, "The same as MODEL.", "--model", "-m", show_default=False)
     system: str = option("", "The system message.")
-    show_drafted: bool = option(False, f"Show accepted draft tokens in {ACCEPTED}.")
-    plain: bool = option(False, "Show answers as the model writes them, with Markdown as text.")
-    max_tokens: int = shared(CommonOptions, "max_tokens", default=512)
+    show_drafted: bool = flag(f"Show accepted draft tokens in {ACCEPTED}.")
+    plain: bool = flag("Show answers as the model writes them, with Markdown as text.")
+    max_tokens: int = common("max_tokens", default=512)
     sampling: SamplingOptions
     options: ModelOptions
 
     def run(self) -> None:
         """Talk until the user leaves."""
         if self.model is not None and self.named is not None and self.model != self.named:
-            raise typer.BadParameter(
-                f"give one model: MODEL is {self.model!r}, but --model is {self.named!r}"
-            )
+            both = f"MODEL is {self.model!r}, but --model is {self.named!r}"
+            raise typer.BadParameter(f"give one model: {both}")
         model = self.model or self.named or "sibyl"
         from soothsay.core.params import SamplingParams
 
@@ -72,40 +70,28 @@ class Chat:
         if llm.sampling_defaults:
             console.print(Text(f"defaults of the model: {sampling_summary(llm.sampling_defaults)}", "dim"))
         markdown = console.is_terminal and not console.is_dumb_terminal and not self.plain
-        looks = {"colour": self.show_drafted, "markdown": markdown}
-        Conversation(llm, params, drafter, console, system=self.system, **looks).run()
+        Conversation(llm, params, drafter, console, self.system, self.show_drafted, markdown).run()
 
 
+@dataclass
 class Conversation:
-    """A conversation: its turns so far, and the settings of the next answer.
+    """A conversation: its turns so far, and the settings of the next answer."""
 
-    Args:
-        llm: the model.
-        params: sampling parameters. /temperature changes them.
-        drafter: the drafter. /drafter changes it.
-        console: prints the answers.
-        system: the system message; empty: none. /system changes it.
-        colour: whether to colour accepted draft tokens. /colour changes it.
-        markdown: whether to show Markdown as such, where nothing is coloured. /markdown changes it.
-    """
+    llm: LLM
+    params: SamplingParams  # /temperature changes them
+    drafter: DrafterSpec  # /drafter changes it
+    console: Console  # prints the answers
+    system: str = ""  # the system message; empty: none. /system changes it
+    colour: bool = False  # whether to colour accepted draft tokens. /colour changes it
+    markdown: bool = False  # whether to show Markdown where nothing is coloured. /markdown changes it
+    turns: list[tuple[str, str]] = field(default_factory=list)  # (user's message, answer without thoughts)
+    last: tuple[Choice, float] | None = None  # the last answer, and its seconds
+    open: bool = True  # until the user leaves
 
-    def __init__(
-        self,
-        llm: LLM,
-        params: SamplingParams,
-        drafter: DrafterSpec,
-        console: Console,
-        *,
-        system: str = "",
-        colour: bool = False,
-        markdown: bool = False,
-    ):
-        self.llm, self.params, self.drafter, self.console = llm, params, drafter, console
-        self.system, self.colour, self.markdown = system, colour, markdown
-        self.turns: list[tuple[str, str]] = []  # (message of the user, answer without thoughts)
-        self.last: tuple[Choice, float] | None = None  # the last answer, and its seconds
-        self.open = True  # until the user leaves
-        self._commands: dict[str, tuple[Callable[[str], None], str, str]] = {
+    @property
+    def _commands(self) -> dict[str, tuple[Callable[[str], None], str, str]]:
+        """What to do, what may follow the name, and a description, by the names of the commands."""
+        return {
             "/help": (self._help, "", "show this list"),
             "/reset": (self._reset, "", "forget the conversation, but keep the system message"),
             "/system": (self._system, "TEXT", "set the system message; without TEXT, remove it"),
@@ -121,9 +107,7 @@ class Conversation:
         """Read and answer until the user leaves."""
         interactive = sys.stdin.isatty()
         if interactive:
-            with contextlib.suppress(
-                ImportError
-            ):  # gives `input` editing and history, if the platform has it
+            with contextlib.suppress(ImportError):  # the platform may lack what gives `input` a history
                 import readline  # noqa: F401
         while self.open:
             try:
@@ -149,6 +133,9 @@ class Conversation:
             raise RequestError(f"there is no command {name}; /help lists all commands")
 
     def _answer(self, text: str) -> None:
+        # its libraries are as slow to import as the rest
+        from soothsay.cli.printed_answer import PrintedAnswer
+
         ids, dropped = self._prompt(text)
         parser, params = self._reader(ids)
         stream = self.llm.stream(ids, params, drafter=self.drafter)

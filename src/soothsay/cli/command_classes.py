@@ -57,9 +57,8 @@ def _parameters(group: type[Any]) -> Iterator[Parameter]:
         shown = (typer.Argument if declared.is_argument else typer.Option)(*names, **settings)
         default = Parameter.empty if field.default is REQUIRED else field.default
         kind: Any = types[field.name]
-        yield Parameter(
-            field.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, shown]
-        )
+        place, annotation = Parameter.KEYWORD_ONLY, Annotated[kind, shown]
+        yield Parameter(field.name, place, default=default, annotation=annotation)
 
 
 def _made(group: type[Any], options: Mapping[str, Any]) -> Any:

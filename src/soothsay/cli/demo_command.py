@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
@@ -15,19 +15,56 @@ from rich.progress import BarColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from soothsay.cli.fitting_drafters import try_drafters
-from soothsay.cli.progress import bars
-from soothsay.cli.tables import numbers_table
-from soothsay.cli.tasks import TASKS, Task
-from soothsay.cli.terminal import ACCEPTED, PLAIN, load_llm
+from soothsay.bench.tables import numbers_table
+from soothsay.cli.terminal import ACCEPTED, PLAIN, bars, fitting_drafters, load_llm
 from soothsay.config import DType
-from soothsay.errors import DrafterError, ModelError
-from soothsay.options import MODEL, CommonOptions, ModelOptions, option, shared
+from soothsay.errors import ModelError
+from soothsay.options import MODEL, ModelOptions, common, option, optional, shared
 
 if TYPE_CHECKING:
     from soothsay.core.answer import Piece, SpeculationStats
     from soothsay.drafters.registry import DrafterSpec
     from soothsay.llm import LLM
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A prompt, and how to sample its answer."""
+
+    name: str
+    prompt: str
+    temperature: float = 0.0
+    seed: int = 0
+
+
+_LIGHTHOUSE = (
+    "The lighthouse at Cape Marrow was built in 1871 by a small company of masons from the mainland. For the "
+    "first forty years the lighthouse was lit with whale oil, and its keeper climbed the stairs three times "
+    "a night to trim the wick. In 1911 the lighthouse was fitted with an electric lamp, and the keeper's "
+    "work became much easier. The last keeper of the lighthouse, Edith Vane, retired in 1968, and since then "
+    "the lamp has been controlled from the harbour office in Marrow. Today the lighthouse is a museum, and "
+    "visitors can climb the stairs that the keeper climbed."
+)
+
+_CAPTIONS = (
+    "Ein Mann in einem blauen Hemd steht auf einer Leiter und putzt ein Fenster. Zwei Frauen sitzen auf "
+    "einer Bank und lesen eine Zeitung. Ein kleines Kind spielt mit einem roten Ball auf einer Wiese."
+)
+
+_BAKER = (
+    "A baker makes 12 loaves of bread every morning and 8 loaves every afternoon. He sells each loaf for $3. "
+    "How much money does he earn in 5 days if he sells all of them?"
+)
+
+TASKS = (
+    Task("chat", "Can you explain why the sky is blue?"),
+    Task("summary", f"Summarize: {_LIGHTHOUSE}"),
+    Task("translation", f"Translate German to English: {_CAPTIONS}"),
+    Task("maths", _BAKER),
+    Task("code", "Write a C++ program that reads a number n and prints the numbers from 1 to n."),
+    Task("sampled", "Write a short story about a fox.", temperature=1.0, seed=1),
+)
+
 
 SHOWN_CHARACTERS = 240
 """Limit of characters shown of a prompt and of an answer."""
@@ -66,6 +103,7 @@ class DemoEntry:
     task: Task
     drafter: str
     answers: list[DemoAnswer]
+    plain: DemoEntry | None = None  # plain decoding's answers to the task; None: these are plain decoding's
 
     @property
     def seconds(self) -> float:
@@ -82,35 +120,37 @@ class DemoEntry:
         """Statistics of the first answer."""
         return self.answers[0].stats
 
-    def equals(self, plain: DemoEntry) -> bool:
+    @property
+    def is_equal(self) -> bool:
         """Whether every answer has the tokens of plain decoding."""
-        return all(answer.tokens == plain.answers[0].tokens for answer in self.answers)
+        expected = (self.plain or self).answers[0].tokens
+        return all(answer.tokens == expected for answer in self.answers)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Demo:
     """Decode real prompts plainly and speculatively, and compare: the same tokens, sooner."""
 
-    model: str | None = option(None, MODEL, "-m", show_default="smollm2; sibyl without a network")
-    drafter: list[str] | None = option(
-        None,
-        "A drafter to compare. Can be repeated.",
-        "-d",
-        show_default="those of auto, suffix and mtp that fit the model",
+    model: str | None = optional("smollm2; sibyl without a network", MODEL, "-m")
+    drafter: list[str] | None = optional(
+        "those of auto, suffix and mtp that fit the model", "A drafter to compare. Can be repeated.", "-d"
     )
-    max_tokens: int = shared(CommonOptions, "max_tokens", default=96, min=1)
+    max_tokens: int = common("max_tokens", default=96, min=1)
     repeats: int = option(5, "Rounds. Times are the median over them.", min=1)
     dtype: DType = shared(ModelOptions, "dtype")
 
     def run(self) -> None:
         """Compare. Exits with 1 if an answer differs."""
         if PLAIN in (self.drafter or ()):
-            raise typer.BadParameter(
-                f"{PLAIN!r} is plain decoding, which is what the others are compared with"
-            )
+            problem = "is plain decoding, which is what the others are compared with"
+            raise typer.BadParameter(f"{PLAIN!r} {problem}")
         model = self.model or _usual_model()
         llm = load_llm(model, dtype=self.dtype, prefix_caching=False)  # every answer prefills its prompt
-        names = list(dict.fromkeys(self.drafter)) if self.drafter else _default_drafters(llm)
+        names = (
+            list(dict.fromkeys(self.drafter))
+            if self.drafter
+            else [*fitting_drafters(llm.engine.target, DRAFTERS)]
+        )
         console = Console(highlight=False)
         console.print()
         what = f" answers {len(TASKS)} prompts, plainly and with {', '.join(names)}. "
@@ -119,9 +159,9 @@ class Demo:
         if model == "sibyl":
             console.print("It has only 15 million parameters, so do not expect good answers.", style="dim")
         console.print()
-        entries = _measure_with_progress(llm, names, self.max_tokens, self.repeats)
+        entries = measure(llm, names, self.max_tokens, self.repeats)
         for task in TASKS:
-            _show_answer(console, task, [e for e in entries if e.task is task and e.drafter != PLAIN])
+            _show_answer(console, task, [entry for entry in entries if entry.task is task and entry.plain])
         console.print(_table(entries))
         if not _show_verdict(console, entries):
             raise typer.Exit(1)
@@ -140,27 +180,32 @@ def decode(llm: LLM, task: Task, drafter: DrafterSpec, max_tokens: int) -> DemoA
     return DemoAnswer(pieces, stream.choice.stats, time.perf_counter() - begin)
 
 
-def measure(
-    llm: LLM, names: Sequence[str], max_tokens: int, repeats: int, advance: Callable[[], None]
-) -> list[DemoEntry]:
-    """Answer every task, plainly and with each drafter, in each round. Calls `advance` after each answer.
+def measure(llm: LLM, names: Sequence[str], max_tokens: int, repeats: int) -> list[DemoEntry]:
+    """Answer every task, plainly and with each drafter, in each round. A bar shows the progress.
 
     Drafters take turns, so that a noisy machine disturbs all of them equally. They forget everything before
     each round: they can learn from earlier prompts of the round, but never see a prompt twice.
     """
     from soothsay.drafters.registry import build_drafter
 
-    entries = [DemoEntry(task, name, []) for task in TASKS for name in (PLAIN, *names)]
+    entries = list[DemoEntry]()
+    for task in TASKS:
+        plain = DemoEntry(task, PLAIN, [])
+        entries += [plain, *(DemoEntry(task, name, [], plain) for name in names)]
     drafters = {name: build_drafter(name, llm.engine.target) for name in (PLAIN, *names)}
-    begin = time.perf_counter()
-    for number in range(repeats):
-        if number and time.perf_counter() - begin > PATIENCE:
-            break
-        for drafter in drafters.values():
-            drafter.reset()
-        for entry in entries:
-            entry.answers.append(decode(llm, entry.task, drafters[entry.drafter], max_tokens))
-            advance()
+    decode(llm, TASKS[0], PLAIN, 8)  # kernels choose their variants at first use
+    columns = TextColumn("decoding"), BarColumn(), TextColumn("{task.completed}/{task.total} answers")
+    # without refreshes in the background, which would disturb the timing of answers
+    with bars(*columns, refresh=False) as progress:
+        bar, begin = progress.add_task("decoding", total=repeats * len(entries)), time.perf_counter()
+        for number in range(repeats):
+            if number and time.perf_counter() - begin > PATIENCE:
+                break
+            for drafter in drafters.values():
+                drafter.reset()
+            for entry in entries:
+                entry.answers.append(decode(llm, entry.task, drafters[entry.drafter], max_tokens))
+                progress.update(bar, advance=1, refresh=True)
     return entries
 
 
@@ -174,22 +219,6 @@ def _usual_model() -> str:
     except ModelError as error:
         Console(stderr=True).print(f"{error}. So the bundled model answers.", style="yellow", highlight=False)
         return "sibyl"
-
-
-def _default_drafters(llm: LLM) -> list[str]:
-    """Those of `DRAFTERS` that fit the model."""
-    built = try_drafters(llm.engine.target, DRAFTERS)
-    return [name for name, one in built.items() if not isinstance(one, DrafterError)]
-
-
-def _measure_with_progress(llm: LLM, names: Sequence[str], max_tokens: int, repeats: int) -> list[DemoEntry]:
-    decode(llm, TASKS[0], PLAIN, 8)  # kernels choose their variants at first use
-    total = repeats * len(TASKS) * (1 + len(names))
-    columns = TextColumn("decoding"), BarColumn(), TextColumn("{task.completed}/{task.total} answers")
-    # without refreshes in the background, which would disturb the timing of answers
-    with bars(*columns, refresh=False) as progress:
-        bar = progress.add_task("decoding", total=total)
-        return measure(llm, names, max_tokens, repeats, lambda: progress.update(bar, advance=1, refresh=True))
 
 
 def _show_answer(console: Console, task: Task, entries: Sequence[DemoEntry]) -> None:
@@ -216,8 +245,7 @@ def _table(entries: Sequence[DemoEntry]) -> Table:
     note = "accepted: tokens a step, including the bonus token"
     table = numbers_table(("task", "drafter"), numbers, caption=note)
     for entry in entries:
-        plain = _plain(entries, entry)
-        first = entry is plain
+        plain, first = entry.plain or entry, entry.plain is None
         if first:
             table.add_section()
         table.add_row(
@@ -227,7 +255,7 @@ def _table(entries: Sequence[DemoEntry]) -> Table:
             "" if first else f"{plain.seconds / entry.seconds:.2f}x",
             str(entry.stats.steps),
             f"{entry.stats.mean_accepted:.2f}",
-            ("" if first else "[green]✓[/]") if entry.equals(plain) else "[bold red]DIFFERS[/]",
+            ("" if first else "[green]✓[/]") if entry.is_equal else "[bold red]DIFFERS[/]",
             style="dim" if first else "",
         )
     return table
@@ -235,8 +263,8 @@ def _table(entries: Sequence[DemoEntry]) -> Table:
 
 def _show_verdict(console: Console, entries: Sequence[DemoEntry]) -> bool:
     """Show the result over all tasks. Returns whether all answers equal those of plain decoding."""
-    plain = [entry for entry in entries if entry.drafter == PLAIN]
-    differing = [entry for entry in entries if not entry.equals(_plain(entries, entry))]
+    plain = [entry for entry in entries if entry.plain is None]
+    differing = [entry for entry in entries if not entry.is_equal]
     for entry in differing:
         what = f" {entry.task.name} with {entry.drafter} does not say what plain decoding says."
         alarm = (" DIFFERENT TOKENS ", "bold white on red")
@@ -244,7 +272,7 @@ def _show_verdict(console: Console, entries: Sequence[DemoEntry]) -> bool:
     if not differing:
         same = ("Every answer is the same as plain decoding's, token for token", "bold")
         console.print(Text.assemble(("✓ ", "bold green"), same, f", in {len(plain[0].answers)} rounds."))
-    for name in dict.fromkeys(entry.drafter for entry in entries if entry.drafter != PLAIN):
+    for name in dict.fromkeys(entry.drafter for entry in entries if entry.plain):
         mine = [entry for entry in entries if entry.drafter == name]
         speedup = sum(entry.seconds for entry in plain) / sum(entry.seconds for entry in mine)
         tokens, steps = sum(entry.stats.emitted for entry in mine), sum(entry.stats.steps for entry in mine)
@@ -256,8 +284,3 @@ def _show_verdict(console: Console, entries: Sequence[DemoEntry]) -> bool:
         console.print(message, style="yellow")
     console.print()
     return not differing
-
-
-def _plain(entries: Sequence[DemoEntry], entry: DemoEntry) -> DemoEntry:
-    """The entry of plain decoding for the same task."""
-    return next(other for other in entries if other.task is entry.task and other.drafter == PLAIN)

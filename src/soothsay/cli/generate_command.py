@@ -13,16 +13,7 @@ import typer
 from rich.console import Console
 
 from soothsay.cli.terminal import acceptance_summary, harmless, load_llm, summary
-from soothsay.options import (
-    FILE,
-    MODEL,
-    CommonOptions,
-    ModelOptions,
-    SamplingOptions,
-    argument,
-    option,
-    shared,
-)
+from soothsay.options import FILE, MODEL, ModelOptions, SamplingOptions, argument, common, option, optional
 
 if TYPE_CHECKING:
     from soothsay.core.answer import Piece
@@ -39,18 +30,16 @@ class Generate:
     """
 
     prompt: str | None = argument(
-        None, "The prompt. '-' reads it from stdin, as does a pipe without a prompt."
+        "The prompt. '-' reads it from stdin, as does a pipe without a prompt.", default=None
     )
     file: Path | None = option(None, "Read the prompt from a file.", "-f", **FILE)
     chat: bool = option(False, "Wrap the prompt in the model's chat template.", "-c")
     model: str = option("sibyl", MODEL, "-m")
-    max_tokens: int = shared(CommonOptions, "max_tokens", default=256)
+    max_tokens: int = common("max_tokens", default=256)
     sampling: SamplingOptions
     stop: list[str] | None = option(None, "End the answer before this text. Can be repeated.")
     options: ModelOptions
-    stats: bool | None = option(
-        None, "Show statistics on stderr.", "--stats/--no-stats", show_default="in a terminal"
-    )
+    stats: bool | None = optional("in a terminal", "Show statistics on stderr.", "--stats/--no-stats")
 
     def run(self) -> None:
         """Answer the prompt."""

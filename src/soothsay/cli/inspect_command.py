@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.filesize import decimal
 
-from soothsay.cli.architecture_facts import architecture
-from soothsay.cli.fitting_drafters import try_drafters
-from soothsay.cli.tables import facts_table
-from soothsay.cli.terminal import notice, sampling_summary
+from soothsay.cli.terminal import facts_table, notice, sampling_summary, try_drafters
 from soothsay.config import DType, EngineConfig
 from soothsay.errors import DrafterError, MissingDrafterError, ModelError
 from soothsay.files import user_path
-from soothsay.model.specs.feed_forward_spec import ExpertsSpec
+from soothsay.model.specs.attention_spec import AttentionSpec, LatentSpec
+from soothsay.model.specs.feed_forward_spec import DenseSpec, ExpertsSpec
 from soothsay.model.specs.model_spec import ModelSpec
-from soothsay.options import MODEL, ModelOptions, argument, option, shared
+from soothsay.model.specs.state_specs import BesideStatesSpec, ConvolutionSpec, DeltaSpec, StateSpaceSpec
+from soothsay.options import MODEL, ModelOptions, argument, option, optional, shared
 
 if TYPE_CHECKING:
     from soothsay.drafters.base import Target
@@ -32,6 +31,8 @@ if TYPE_CHECKING:
     from soothsay.model.transformer import Transformer
     from soothsay.tokenizer import Tokenizer
 
+
+Rows = Iterator[tuple[str, str]]
 
 MAX_MODULES = 100_000
 """Limit of layers and experts in a config.json without weights. Kimi K2 has 23,000."""
@@ -44,10 +45,8 @@ class Inspect:
     The weights are not loaded. A config.json alone tells all but the drafters.
     """
 
-    model: str = argument("sibyl", f"{MODEL} Or a config.json alone.")
-    context: int | None = option(
-        None, "Tokens of a request, to reckon its memory.", min=2, show_default="the model's"
-    )
+    model: str = argument(f"{MODEL} Or a config.json alone.", default="sibyl")
+    context: int | None = optional("the model's", "Tokens of a request, to reckon its memory.", min=2)
     requests: int = option(EngineConfig.max_requests, "Requests at a time, to reckon their memory.", min=1)
     drafter: str | None = option(
         None, "Does this one fit? A spec, which is built, or a trained drafter's directory.", "-d"
@@ -57,85 +56,90 @@ class Inspect:
     def run(self) -> None:
         """Print the facts."""
         with notice(f"inspecting {self.model} ..."):
-            file, reckoned = user_path(self.model), (self.dtype, self.context, self.requests)
-            if file.suffix == ".json" and file.is_file():
-                rows = _of_config(file, *reckoned)
-            else:
-                rows = _of_model(self.model, self.drafter, *reckoned)
+            file = user_path(self.model)
+            alone = file.suffix == ".json" and file.is_file()
+            rows = self._of_config(file) if alone else self._of_model()
         Console(highlight=False).print(facts_table(rows))
 
+    def _of_model(self) -> list[tuple[str, str]]:
+        import torch
 
-Rows = Iterator[tuple[str, str]]
+        from soothsay.drafters.base import Target
+        from soothsay.model.checkpoint import open_checkpoint, read_model_config
+        from soothsay.model.load import for_context
+        from soothsay.model.transformer import Transformer
 
+        checkpoint = open_checkpoint(self.model)
+        config, tokenizer = for_context(read_model_config(checkpoint), self.context), checkpoint.tokenizer()
+        with torch.device("meta"):
+            shapes = Transformer(config)
+        engine = EngineConfig(max_context=self.context or config.max_positions)
+        return [
+            *architecture(config),
+            *_files(checkpoint),
+            *_texts(checkpoint, tokenizer),
+            *self._needs(checkpoint, shapes),
+            *_drafters(Target(shapes, tokenizer, engine, num_blocks=1, path=checkpoint.path), self.drafter),
+        ]
 
-def _of_model(
-    model: str, drafter: str | None, dtype: DType, context: int | None, requests: int
-) -> list[tuple[str, str]]:
-    import torch
+    def _of_config(self, file: Path) -> list[tuple[str, str]]:
+        """What a config.json alone tells. Raises `ModelError` if a model of it would be refused."""
+        import torch
 
-    from soothsay.drafters.base import Target
-    from soothsay.model.checkpoint import open_checkpoint, read_model_config
-    from soothsay.model.load import for_context
-    from soothsay.model.transformer import Transformer
+        from soothsay.files import read_json_object
+        from soothsay.model.families.parsing import parse_model_config
+        from soothsay.model.load import best_kernels, for_context, weight_bytes
+        from soothsay.model.numeric_mode import declared_mode
+        from soothsay.model.transformer import Transformer
 
-    checkpoint = open_checkpoint(model)
-    config, tokenizer = for_context(read_model_config(checkpoint), context), checkpoint.tokenizer()
-    with torch.device("meta"):
-        shapes = Transformer(config)
-    context = context or config.max_positions
-    engine = EngineConfig(max_context=context)
-    return [
-        *architecture(config),
-        *_files(checkpoint),
-        *_texts(checkpoint, tokenizer),
-        *_needs(checkpoint, shapes, dtype, context, requests),
-        *_drafters(Target(shapes, tokenizer, engine, num_blocks=1, path=checkpoint.path), drafter),
-    ]
+        raw = read_json_object(file)
+        try:
+            config = for_context(parse_model_config(raw), self.context)
+        except ModelError as error:
+            raise ModelError(f"{file}: {error}") from error
+        experts = sum(own.routing.count for own in config.parts(ExpertsSpec).values())
+        if config.num_layers + experts > MAX_MODULES:
+            raise ModelError(f"{file} promises {experts:,} experts; {MAX_MODULES:,} are the limit here")
+        mode, kernels = declared_mode(raw, file, self.dtype), best_kernels(config)
+        with torch.device("meta"):
+            shapes = Transformer(config)
+        return [
+            *architecture(config),
+            ("parameters", _short(config.num_parameters)),
+            ("runs here", mode.name),
+            ("kernels", kernels.name),
+            ("weights", f"{decimal(weight_bytes(shapes, mode))} in memory"),
+            *self._kv_cache(config, mode, kernels),
+        ]
 
+    def _kv_cache(self, config: ModelSpec, mode: NumericMode, kernels: Kernels) -> Rows:
+        from soothsay.core.integer_keys import kv_bytes
 
-def _of_config(file: Path, dtype: DType, context: int | None, requests: int) -> list[tuple[str, str]]:
-    """What a config.json alone tells. Raises `ModelError` if a model of it would be refused."""
-    import torch
+        token = kv_bytes(config.kv_shapes, mode.kv_dtype(config, kernels))
+        context, requests = self.context or config.max_positions, self.requests
+        one = f"{decimal(token)} a token, {decimal(token * context)} for a context of {context:,}"
+        many = f"\n{decimal(token * context * requests)} for {requests} of these requests"
+        yield "KV cache", one + (many if requests > 1 else "")
+        if config.states:
+            size = mode.dtype.itemsize
+            state, node = decimal(config.state_bytes(size)), decimal(config.journal_bytes(size))
+            yield "states", f"{state} a request and a snapshot, {node} a node of its draft tree"
 
-    from soothsay.files import read_json_object
-    from soothsay.model.families.parsing import parse_model_config
-    from soothsay.model.load import best_kernels, for_context, weight_bytes
-    from soothsay.model.numeric_mode import declared_mode
-    from soothsay.model.transformer import Transformer
+    def _needs(self, checkpoint: Checkpoint, model: Transformer) -> Rows:
+        import torch
 
-    raw = read_json_object(file)
-    try:
-        config = for_context(parse_model_config(raw), context)
-    except ModelError as error:
-        raise ModelError(f"{file}: {error}") from error
-    experts = sum(own.routing.count for own in config.parts(ExpertsSpec).values())
-    if config.num_layers + experts > MAX_MODULES:
-        raise ModelError(f"{file} promises {experts:,} experts; {MAX_MODULES:,} are the limit here")
-    mode, kernels = declared_mode(raw, file, dtype), best_kernels(config)
-    with torch.device("meta"):
-        shapes = Transformer(config)
-    return [
-        *architecture(config),
-        ("parameters", _short(config.num_parameters)),
-        ("runs here", mode.name),
-        ("kernels", kernels.name),
-        ("weights", f"{decimal(weight_bytes(shapes, mode))} in memory"),
-        *_kv_cache(config, mode, kernels, context or config.max_positions, requests),
-    ]
+        from soothsay.model.load import best_kernels, table_bytes, weight_bytes
+        from soothsay.model.numeric_mode import numeric_mode
+        from soothsay.model.tensor_names import TensorNames
 
-
-def _kv_cache(config: ModelSpec, mode: NumericMode, kernels: Kernels, context: int, requests: int) -> Rows:
-    from soothsay.core.integer_keys import kv_bytes
-
-    kv_dtype = mode.kv_dtype(config, kernels)
-    token = kv_bytes(config.kv_shapes, kv_dtype)
-    one = f"{decimal(token)} a token, {decimal(token * context)} for a context of {context:,}"
-    many = f"\n{decimal(token * context * requests)} for {requests} of these requests"
-    yield "KV cache", one + (many if requests > 1 else "")
-    if config.states:
-        size = mode.dtype.itemsize
-        state, node = config.state_bytes(size), config.journal_bytes(size)
-        yield "states", f"{decimal(state)} a request and a snapshot, {decimal(node)} a node of its draft tree"
+        names, kernels = TensorNames(model.config, checkpoint), best_kernels(model.config)
+        mode = numeric_mode(names, self.dtype)
+        probe = kernels.linear(mode.convert("probe", torch.zeros(64, 64)), None, mode.dtype)
+        yield "runs here", f"{mode.name}; linear layers {probe.name}"
+        yield "kernels", kernels.name
+        embeddings, weights = table_bytes(names, mode), weight_bytes(model, mode, names=names)
+        yield "weights", f"{decimal(weights)} in memory, {decimal(embeddings)} of embeddings mapped"
+        yield from self._kv_cache(model.config, mode, kernels)
 
 
 def _files(checkpoint: Checkpoint) -> Rows:
@@ -158,31 +162,11 @@ def _texts(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> Rows:
     else:
         template = "with a" if tokenizer.has_chat_template else "without a"
         yield "tokenizer", f"{len(tokenizer):,} tokens, {template} chat template"
-        ends = [
-            f"{token} {tokenizer.backend.id_to_token(token)}"
-            for token in tokenizer.end_ids(checkpoint.eos_ids)
-        ]
+        named = tokenizer.backend.id_to_token
+        ends = [f"{token} {named(token)}" for token in tokenizer.end_ids(checkpoint.eos_ids)]
     yield "end tokens", ", ".join(ends) or "none: answers end at max_tokens"
     if defaults := sampling_summary(checkpoint.sampling_defaults()):
         yield "sampling", f"{defaults}, by default"
-
-
-def _needs(checkpoint: Checkpoint, model: Transformer, dtype: DType, context: int, requests: int) -> Rows:
-    import torch
-
-    from soothsay.model.load import best_kernels, table_bytes, weight_bytes
-    from soothsay.model.numeric_mode import numeric_mode
-    from soothsay.model.tensor_names import TensorNames
-
-    names, kernels = TensorNames(model.config, checkpoint), best_kernels(model.config)
-    mode = numeric_mode(names, dtype)
-    probe = kernels.linear(mode.convert("probe", torch.zeros(64, 64)), None, mode.dtype)
-    yield "runs here", f"{mode.name}; linear layers {probe.name}"
-    yield "kernels", kernels.name
-    embeddings = table_bytes(names, mode)
-    weights = decimal(weight_bytes(model, mode, names=names))
-    yield "weights", f"{weights} in memory, {decimal(embeddings)} of embeddings mapped"
-    yield from _kv_cache(model.config, mode, kernels, context, requests)
 
 
 def _drafters(target: Target, asked: str | None) -> Rows:
@@ -197,10 +181,8 @@ def _drafters(target: Target, asked: str | None) -> Rows:
         return
     if asked:
         nodes = min(build_drafter(asked, target).max_nodes, EngineConfig.max_tree)
-        yield (
-            "drafters",
-            f"✓ {asked}, " + (f"trees of up to {nodes} nodes" if nodes > 1 else "plain decoding"),
-        )
+        trees = f"trees of up to {nodes} nodes" if nodes > 1 else "plain decoding"
+        yield "drafters", f"✓ {asked}, {trees}"
         return
     built = try_drafters(target)
     fitting = [name for name, drafter in built.items() if not isinstance(drafter, DrafterError)]
@@ -208,9 +190,7 @@ def _drafters(target: Target, asked: str | None) -> Rows:
     lines = [f"✓ {', '.join(fitting)}"] if fitting else []
     lines += [f"✗ {name}: {built[name]}" for name in built if name not in (*fitting, *missing)]
     if missing:
-        lines.append(
-            f"- no files beside the model: {', '.join(missing)}. 'soothsay train' makes some of them"
-        )
+        lines += [f"- no files beside the model: {', '.join(missing)}. 'soothsay train' makes some of them"]
     yield "drafters", "\n".join(lines)
 
 
@@ -249,3 +229,84 @@ def _short(count: int) -> str:
         if count >= size:
             return f"{count / size:.3g}{unit}"
     return str(count)
+
+
+def architecture(c: ModelSpec) -> Rows:
+    """What a model computes: a name and a sentence for each fact. An empty name continues the one before."""
+    dense, mixtures = c.parts(DenseSpec), c.parts(ExpertsSpec)
+    sizes = sorted({part.size for part in dense.values()})
+    yield "family", c.family
+    units = f", {' and '.join(f'{size:,}' for size in sizes)} feed-forward" if sizes else ""
+    yield "layers", f"{c.num_layers} of {c.hidden_size:,} hidden{units}"
+    if mixtures:
+        e = c.first(ExpertsSpec)
+        beside = "" if e.shared is None else f", and {e.shared.size:,} for all tokens"
+        chosen = f"{e.routing.chosen} for each token{beside}, in {len(mixtures)} layers"
+        yield "experts", f"{e.routing.count} of {e.expert.size:,}, {chosen}"
+    yield from _mixers(c)
+    if (parts := c.stream_size // c.hidden_size) > 1:
+        yield "streams", f"{parts} of {c.hidden_size:,}, predicted and corrected in each layer"
+    if c.num_sharing_layers:
+        yield "shared KV", f"the last {c.num_sharing_layers} layers read that of layers before them"
+    tied = "the head shares the embedding" if c.head.tied else "with a head of its own"
+    yield "vocabulary", f"{c.vocab_size:,} tokens, {tied}"
+    yield "context", f"{c.max_positions:,} tokens"
+    yield from _rotary(c)
+    yield "blocks", _blocks(c)
+    for size, count in Counter(window for window in c.windows if window is not None).items():
+        kind = "window" if size > 0 else "chunks"
+        yield kind, f"{abs(size):,} tokens in {count} of {c.num_layers} layers"
+
+
+def _mixers(c: ModelSpec) -> Rows:
+    """The parts in which tokens read what came before them."""
+    read = sorted(c.parts(AttentionSpec).values(), key=lambda own: own.window is None)
+    if read:
+        own, other = read[0], read[-1]
+        sinks = ", each with a sink" if own.sinks else ""
+        yield "attention", f"{own.heads} heads of {own.size}, {own.kv_heads} for keys and values{sinks}"
+        if other.kv_shape != own.kv_shape or other.keys_are_values:
+            values = ", values are keys" if other.keys_are_values else ""
+            heads = f"{other.kv_heads} heads of {other.size} for keys{values}"
+            yield "", f"{heads}, in layers without a window"
+    if latent := c.parts(LatentSpec):
+        own_latent = latent[0]
+        states = f"latent states of {own_latent.rank} and {own_latent.rotated} rotated"
+        yield "attention", f"{own_latent.heads} heads over {states}"
+    for d in list(c.parts(DeltaSpec).values())[:1]:
+        states = f"{d.value_heads} heads with states of {d.key_size} x {d.value_size}"
+        yield "recurrent", f"{len(c.states)} of {c.num_layers} layers, {states}"
+    for m in list(c.parts(StateSpaceSpec).values())[:1]:
+        beside = " beside attention" if isinstance(c.layers[0].mixer, BesideStatesSpec) else ""
+        states = f"{m.heads} heads with states of {m.head_size} x {m.state_size}"
+        yield "recurrent", f"{len(c.states)} of {c.num_layers} layers of Mamba-2{beside}, {states}"
+    for convolution in list(c.parts(ConvolutionSpec).values())[:1]:
+        taps = convolution.taps
+        yield "convolutions", f"{len(c.states)} of {c.num_layers} layers, over {taps} tokens"
+
+
+def _rotary(c: ModelSpec) -> Rows:
+    counts = Counter(layer.attention.rotation for layer in c.layers if layer.attention is not None)
+    main = c.rotation
+    rope, kind = main.rope, main.rope.kind
+    scaling = "not scaled" if kind == "default" else f"scaled by {kind}, factor {rope.factor:g}"
+    if kind == "longrope":
+        which = "long" if rope.context > rope.original_max_positions else "short"
+        scaling += f", {which} factors (short with max_context={rope.original_max_positions} or less)"
+    part = "" if main.rotated is None else f", {main.rotated} of {main.size} dimensions"
+    yield "rotary", "none" if kind == "none" else f"base {rope.theta:,.0f}, {scaling}{part}"
+    for other, count in counts.items():
+        if other != main:
+            none = other.rope.kind == "none"
+            base = "none" if none else f"base {other.rope.theta:,.0f}"
+            yield "", f"{base} in {count} of {c.num_layers} layers"
+
+
+def _blocks(c: ModelSpec) -> str:
+    first, single = c.layers[0], [layer.mixer is None for layer in c.layers]
+    if any(single):
+        number = sum(single)
+        return f"a single part each, the feed-forward part in {number} of {c.num_layers}; a norm before it"
+    norms = "around" if first.pre_norms and first.post_norms else "before" if first.pre_norms else "after"
+    between = "beside" if first.parallel else "then"
+    return f"attention, {between} the feed-forward part; norms {norms} them"

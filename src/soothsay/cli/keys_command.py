@@ -10,25 +10,22 @@ from rich.console import Console
 from rich.table import Table
 
 from soothsay.cli.command_classes import add_commands
-from soothsay.options import REQUIRED, argument, option, shared
+from soothsay.options import argument, flag, option, optional, shared
 
 
 @dataclass(frozen=True)
 class Grants:
     """What a key allows, by the names of the fields of `Key`."""
 
-    requests_per_minute: int | None = option(
-        None, "Limit of requests a minute.", min=1, show_default="no limit"
+    requests_per_minute: int | None = optional("no limit", "Limit of requests a minute.", min=1)
+    tokens_per_minute: int | None = optional(
+        "no limit", "Limit of tokens a minute, in prompts and answers.", min=1
     )
-    tokens_per_minute: int | None = option(
-        None, "Limit of tokens a minute, in prompts and answers.", min=1, show_default="no limit"
-    )
-    running: int | None = option(None, "Limit of answers at once.", min=1, show_default="no limit")
+    running: int | None = optional("no limit", "Limit of answers at once.", min=1)
     priority: int = option(0, "The lowest, most urgent priority that the key may ask for.")
-    trace: bool = option(False, "Allow requests with speculation.trace.")
-    operator: bool = option(
-        False,
-        "Allow to read /metrics and /slots, which count the requests of all keys, and to use /replicas.",
+    trace: bool = flag("Allow requests with speculation.trace.")
+    operator: bool = flag(
+        "Allow to read /metrics and /slots, which count the requests of all keys, and to use /replicas."
     )
 
 
@@ -55,7 +52,7 @@ class ListKeys:
 class AddKey:
     """Make a key and print it. It cannot be printed again: the file holds only its hash."""
 
-    name: str = argument(REQUIRED, "A name for the key. The log shows it.")
+    name: str = argument("A name for the key. The log shows it.")
     file: Path = shared(ListKeys, "file")
     grants: Grants
 
@@ -70,7 +67,7 @@ class AddKey:
 class RemoveKey:
     """Remove a key. A running server notices the change."""
 
-    name: str = argument(REQUIRED, "The name of the key.")
+    name: str = argument("The name of the key.")
     file: Path = shared(ListKeys, "file")
 
     def run(self) -> None:

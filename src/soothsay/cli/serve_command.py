@@ -1,7 +1,8 @@
-"""`soothsay serve`: serves a model over HTTP with OpenAI's protocol."""
+"""`soothsay serve` serves a model over HTTP, `soothsay batch` answers a file of requests without a server."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -13,13 +14,114 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.console import Console
 
-from soothsay.cli.engine_options import EngineOptions, PlacementOptions
-from soothsay.cli.terminal import notice, sampling_summary
-from soothsay.options import CommonOptions, option, shared
+from soothsay.cli.terminal import notice, progress_bar, sampling_summary
+from soothsay.config import EngineConfig
+from soothsay.errors import SoothsayError
+from soothsay.options import ModelOptions, argument, common, flag, option, optional, shared
 from soothsay.server.server_config import MAX_STALL, ServerConfig, ServerLimits, served_name
 
 if TYPE_CHECKING:
-    from soothsay.server.fleet.engine_fleet import Fleet
+    from soothsay.model.pipeline.pipeline import Stages
+    from soothsay.server.batch.batch_run import BatchSummary
+    from soothsay.server.fleet.engine_fleet import Bounds, Fleet
+
+
+@dataclass(frozen=True)
+class EngineOptions(ModelOptions):
+    """How an engine of `serve` or `batch` runs its model."""
+
+    kv_tokens: int | None = optional(
+        "by memory", "Size of the KV cache in tokens, for all requests together.", min=1
+    )
+    keep: Path | None = optional(
+        "forget it at the end",
+        "A directory that keeps what drafters learn across restarts, apart for each tenant. It "
+        "holds what users wrote. Only this user of the machine can read it.",
+        file_okay=False,
+    )
+    learn: float = option(
+        0.0,
+        "Share of a core's time, such as 0.1, in which trained drafters learn from answers.",
+        min=0,
+        max=1,
+    )
+    max_running: int = option(
+        EngineConfig.max_requests, "Limit of answers in one step.", min=1, panel="Limits"
+    )
+
+    def for_llm(self) -> dict[str, Any]:
+        """The options as arguments of `LLM`."""
+        options = asdict(self)
+        return {"max_requests": options.pop("max_running"), **options}
+
+
+@dataclass(frozen=True)
+class PlacementOptions:
+    """How many engines `serve` has, and where they and their stages run."""
+
+    PANEL = "Many engines"
+
+    replicas: str = option(
+        "1",
+        "Number of engines behind this port. With bounds, it follows the load. If an engine dies, "
+        "another one continues its answers.",
+        metavar="N or MIN:MAX",
+    )
+    replica_cores: int | None = optional(
+        "the cores of this machine, shared equally",
+        "Physical cores of each engine, which are its own.",
+        min=1,
+    )
+    ray_address: str | None = optional(
+        "no Ray: all engines run on this machine",
+        "Run the engines on a Ray cluster: 'auto', HOST:PORT, or 'local' to start one here.",
+    )
+    stages: int = option(
+        1, "Number of processes that share each engine's layers: of this machine, or Ray actors.", min=1
+    )
+    stage: list[str] | None = option(
+        None,
+        "The address of a 'soothsay stage', which runs a part of the layers of a model that is too "
+        "large for this machine. Can be repeated.",
+        metavar="HOST:PORT",
+    )
+    stage_key: Path | None = option(
+        None, "File with the key of these stages.", dir_okay=False, show_default=False
+    )
+    portable: bool = flag(
+        "Use only instructions that all processors of the family have, so that engines on "
+        "different machines give equal answers. Slower."
+    )
+
+    def bounds(self) -> Bounds:
+        """The bounds of the number of engines. Raises `typer.BadParameter`."""
+        from soothsay.server.fleet.engine_fleet import Bounds
+
+        try:
+            bounds = Bounds.parse(self.replicas)
+        except SoothsayError as error:
+            raise typer.BadParameter(f"--replicas: {error}") from None
+        if self.replica_cores is None and self.ray_address not in (None, "local"):
+            reason = "machines of a cluster may differ"
+            raise typer.BadParameter(f"--ray-address needs --replica-cores N: {reason}")
+        return bounds
+
+    def shared(self, replicas: int) -> Stages:
+        """The processes that share an engine's layers. Raises `typer.BadParameter`, or `SoothsayError`."""
+        if not self.stage and self.ray_address is None:
+            return self.stages
+        from soothsay.model.pipeline.pipeline import StageAddress, read_key
+        from soothsay.server.placement import stages_on_ray
+
+        if not self.stage:
+            return stages_on_ray(self.stages, self.replica_cores or 1)
+        if self.stages > 1 or replicas > 1:
+            raise typer.BadParameter("--stage serves one engine; leave out --stages and --replicas")
+        if self.stage_key is None:
+            raise typer.BadParameter("--stage needs --stage-key FILE, as 'soothsay stage' does")
+        secret = read_key(self.stage_key)
+        return [StageAddress.parse(address, secret) for address in self.stage]
+
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 """Addresses that only this machine can reach."""
@@ -29,26 +131,22 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 class Serve:
     """Serve a model over HTTP with OpenAI's protocol. SIGTERM ends it after the running answers."""
 
-    model: str = shared(CommonOptions, "model")
+    model: str = common("model")
     host: str = option(
         "127.0.0.1", "The address to listen on. The default is reachable from this machine only."
     )
     port: int = option(8000, "The port; 0: any free port.", min=0, max=65535)
-    name: str | None = option(
-        None,
-        "Name of the model in requests.",
-        "--served-model-name",
-        show_default="the model as given, without its folder",
+    name: str | None = optional(
+        "the model as given, without its folder", "Name of the model in requests.", "--served-model-name"
     )
-    any_model: bool = option(False, "Answer requests that name another model, too.")
-    allow_drafter: list[str] | None = option(
-        None, "A drafter that requests may choose. Can be repeated.", show_default="all drafters"
+    any_model: bool = flag("Answer requests that name another model, too.")
+    allow_drafter: list[str] | None = optional(
+        "all drafters", "A drafter that requests may choose. Can be repeated."
     )
     engine: EngineOptions
-    learn_for_tenants: bool = option(
-        False,
+    learn_for_tenants: bool = flag(
         "Learn for each API key and cache_salt, apart. Otherwise drafters learn from requests that "
-        "have neither.",
+        "have neither."
     )
     split_reasoning: bool = option(
         True,
@@ -56,23 +154,17 @@ class Serve:
         "--split-reasoning/--no-split-reasoning",
     )
     placement: PlacementOptions
-    api_keys: Path | None = option(
-        None, "File of API keys, see 'soothsay keys'.", dir_okay=False, show_default="no keys"
-    )
-    share_between_keys: bool = option(
-        False,
+    api_keys: Path | None = optional("no keys", "File of API keys, see 'soothsay keys'.", dir_okay=False)
+    share_between_keys: bool = flag(
         "Let requests with different keys share prefixes and drafts. Whoever has a key can then "
-        "find out what others have written.",
+        "find out what others have written."
     )
-    allowed_host: list[str] | None = option(
-        None,
+    allowed_host: list[str] | None = optional(
+        "this machine's names if there are no keys",
         "A name that requests may have in their Host header. Can be repeated.",
-        show_default="this machine's names if there are no keys",
     )
-    trusted_proxy: list[str] | None = option(
-        None,
-        "Address or network of a proxy whose X-Forwarded-For names the client. Can be repeated.",
-        show_default="none",
+    trusted_proxy: list[str] | None = optional(
+        "none", "Address or network of a proxy whose X-Forwarded-For names the client. Can be repeated."
     )
     max_stall: float = option(
         MAX_STALL,
@@ -99,7 +191,7 @@ class Serve:
 
             allowed = self.allow_drafter
             config = ServerConfig(
-                name=self.name or served_name(self.model),
+                self.name or served_name(self.model),
                 any_model=self.any_model,
                 drafters=fleet.model.drafters if allowed is None else tuple(allowed),
                 hosts=allowed_hosts(self.host, self.allowed_host or [], keyless=keys is None),
@@ -121,9 +213,8 @@ class Serve:
         if self.engine.learn and not (keyless or self.learn_for_tenants or self.share_between_keys):
             console.print("warning: requests with keys teach drafters nothing without --learn-for-tenants")
         if keyless and self.host not in LOOPBACK:
-            console.print(
-                f"warning: everyone who can reach {self.host} can use it; --api-keys FILE requires keys"
-            )
+            everyone = f"everyone who can reach {self.host} can use it"
+            console.print(f"warning: {everyone}; --api-keys FILE requires keys")
 
 
 @contextmanager
@@ -132,14 +223,16 @@ def _fleet(model: str, placement: PlacementOptions, arguments: Mapping[str, Any]
     bounds = placement.bounds()
     with ExitStack() as stack:
         with notice(f"loading {model} ..."):
-            from soothsay.server.engines.engine_process import load
+            from soothsay.server.engines.engine_process import PORTABLE, load
             from soothsay.server.fleet.engine_fleet import Fleet
-            from soothsay.server.placement import engines
+            from soothsay.server.placement import Placement, engines
 
             shared = placement.shared(bounds.most)
-            kernels = "portable" if placement.portable else "auto"
+            stages = shared if isinstance(shared, int) else len(shared) + 1
+            kernels, variables = ("portable", PORTABLE) if placement.portable else ("auto", {})
+            place = placement.replica_cores, placement.ray_address
             factory = partial(load, model, stages=shared, kernels=kernels, **arguments)
-            make = stack.enter_context(engines(factory, placement.placement(bounds.most, shared)))
+            make = stack.enter_context(engines(factory, Placement(bounds.most, *place, variables, stages)))
             fleet = stack.enter_context(Fleet(make, bounds))
         yield fleet
 
@@ -169,3 +262,66 @@ def trusted_proxies(given: Sequence[str]) -> tuple[str, ...]:
         except ValueError as error:
             raise typer.BadParameter(f"{error}; give --trusted-proxy an address or a network") from None
     return tuple(given)
+
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Answer a file of requests as the server would. The same command goes on after an interruption.
+
+    The exit code is 1 if lines failed. Their answers say why.
+    """
+
+    model: str = common("model")
+    source: Path = argument("The requests: a file in the format of OpenAI's batches.", metavar="INPUT")
+    output: Path = argument("Gets one line for each request, in the order in which answers end.")
+    name: str | None = shared(Serve, "name")
+    seed: int = option(0, "Another seed gives other answers to sampled requests without a seed.")
+    engine: EngineOptions
+    replicas: int = option(1, "Number of engines. Another one goes on if one dies.", min=1)
+    ray_address: str | None = shared(PlacementOptions, "ray_address")
+
+    def run(self) -> None:
+        """Answer the lines that have no answer yet."""
+        out = Console(highlight=False, markup=False, soft_wrap=True)
+        begin = time.perf_counter()
+        reached: tuple[int, int] | None = None
+        loading = f"reading {self.source}, loading {self.model} ..."
+        with progress_bar("answering", "lines", paced=True, loading=loading) as show:
+
+            def progress(done: int, total: int, tokens: int) -> None:
+                nonlocal reached
+                reached = done, total
+                show(done, total, tokens)
+
+            from soothsay.server.batch.batch_run import run_batch
+
+            try:
+                summary = run_batch(
+                    *(self.model, self.source, self.output),
+                    name=self.name,
+                    seed=self.seed,
+                    replicas=self.replicas,
+                    ray_address=self.ray_address,
+                    progress=progress,
+                    **asdict(self.engine),
+                )
+            except KeyboardInterrupt:
+                where = "{:,} of {:,} lines".format(*reached) if reached else "before the first answer"
+                out.print(f"stopped ({where}); the same command goes on")
+                raise typer.Exit(INTERRUPTED) from None
+        out.print(_text(summary, time.perf_counter() - begin))
+        if summary.failed:
+            raise typer.Exit(1)
+
+
+def _text(summary: BatchSummary, seconds: float) -> str:
+    """The summary in one line."""
+    earlier = f"; {summary.earlier:,} lines had their answer before" if summary.earlier else ""
+    return (
+        f"{summary.lines:,} lines: {summary.lines - summary.failed:,} answered, {summary.failed:,} failed; "
+        f"{summary.tokens:,} tokens in {seconds:.1f} s{earlier}"
+    )

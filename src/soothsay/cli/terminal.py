@@ -1,19 +1,27 @@
-"""Output that several commands share: errors, notices and statistics. Also loads models for them."""
+"""Output that several commands share: errors, notices, statistics and progress bars. Also loads models."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.control import Control
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID, TextColumn
+from rich.progress import TimeRemainingColumn as TimeLeft
 from rich.segment import ControlType
+from rich.table import Table
 from rich.text import Text
+
+from soothsay.errors import DrafterError
 
 if TYPE_CHECKING:
     from soothsay.core.answer import SpeculationStats
+    from soothsay.drafters.base import Drafter, Target
     from soothsay.llm import LLM
+
 
 ACCEPTED = "green"
 """The style of accepted draft tokens."""
@@ -87,3 +95,104 @@ def acceptance_summary(stats: SpeculationStats) -> str:
     shares = " ".join(f"{share:.0%}" for share in stats.acceptance)
     own = ", ".join(f"{name} {sum(counts)}" for name, counts in stats.accepted_by.items())
     return f"accepted by depth: {shares}" + (f"; by drafter: {own}" if own else "")
+
+
+def bars(*columns: ProgressColumn, console: Console | None = None, refresh: bool = True) -> Progress:
+    """Bars with these columns, before any of them has begun. Shows nothing if the console is no terminal.
+
+    `refresh` draws them from time to time, and otherwise only when they change.
+    """
+    console = console or Console(stderr=True)
+    hidden = not console.is_terminal
+    return Progress(*columns, console=console, transient=True, auto_refresh=refresh, disable=hidden)
+
+
+@contextmanager
+def progress_bar(
+    what: str, items: str = "answers", *, paced: bool = False, loading: str = ""
+) -> Iterator[Callable[[int, int, int], None]]:
+    """Show a bar with tokens a second and the time left. `paced` shows the items a second too.
+
+    `loading` is a notice until the work begins.
+    Yields a function of (items done, items in total, tokens so far). Call it once before the work begins, and
+    then after each item.
+    """
+    speeds = f"{{task.fields[pace]:.3g}} {items}/s, " if paced else ""
+    done_so_far = f"{{task.completed}}/{{task.total}} {items}, {speeds}{{task.fields[rate]:.0f}} tokens/s,"
+    columns = TextColumn(what), BarColumn(), TextColumn(done_so_far), TimeLeft(), TextColumn("left")
+    with ExitStack() as waiting, bars(*columns) as progress:
+        if loading:
+            waiting.enter_context(notice(loading))
+        begin, before = 0.0, 0
+
+        def update(done: int, total: int, tokens: int) -> None:
+            nonlocal begin, before
+            waiting.close()
+            if not progress.task_ids:
+                begin, before = time.perf_counter(), done
+                progress.add_task(what, total=total, completed=done, pace=0.0, rate=0.0)
+                return
+            seconds = time.perf_counter() - begin
+            pace, rate = (done - before) / seconds, tokens / seconds
+            progress.update(progress.task_ids[0], completed=done, total=total, pace=pace, rate=rate)
+
+        yield update
+
+
+@contextmanager
+def work_bar(what: str, measure: ProgressColumn) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar with a measure of the work and the time left. Yields a function of (done, in total)."""
+    with bars(TextColumn(what), BarColumn(), measure, TimeLeft(), TextColumn("left")) as progress:
+        bar = progress.add_task(what, total=0)
+        yield lambda done, total: progress.update(bar, completed=done, total=total)
+
+
+@contextmanager
+def stage_bars() -> Iterator[Callable[[str, int, int], None]]:
+    """Show the bar of the current stage. Yields a function of (stage, done, in total); 0: unknown."""
+    stages: dict[str, TaskID] = {}
+    with bars(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeLeft()) as progress:
+
+        def update(stage: str, done: int, total: int) -> None:
+            if stage not in stages:
+                stages[stage] = progress.add_task(stage, total=None)
+            for other, bar in stages.items():
+                progress.update(bar, visible=other == stage)
+            progress.update(stages[stage], completed=done, total=total or None)
+
+        yield update
+
+
+def try_drafters(target: Target, names: Sequence[str] = ()) -> dict[str, Drafter | DrafterError]:
+    """Build drafters of the registry for `target`, without options.
+
+    Args:
+        target: the model to draft for.
+        names: which drafters; empty: all.
+
+    Returns:
+        For each name, the drafter or the error that says why it cannot be built.
+    """
+    from soothsay.drafters.registry import REGISTRY, build_drafter
+
+    built: dict[str, Drafter | DrafterError] = {}
+    for name in names or REGISTRY:
+        try:
+            built[name] = build_drafter(name, target)
+        except DrafterError as error:
+            built[name] = error
+    return built
+
+
+def fitting_drafters(target: Target, names: Sequence[str] = ()) -> dict[str, Drafter]:
+    """Those of `try_drafters` that can be built."""
+    tried = try_drafters(target, names)
+    return {name: one for name, one in tried.items() if not isinstance(one, DrafterError)}
+
+
+def facts_table(facts: Iterable[tuple[str, str | Text]]) -> Table:
+    """A table of names, which are dim, and what belongs to them."""
+    table = Table.grid(padding=(0, 2))
+    for name, fact in facts:
+        table.add_row(Text(name, "dim"), Text(fact) if isinstance(fact, str) else fact)
+    return table

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,10 +12,8 @@ from rich.filesize import decimal
 from rich.progress import TextColumn
 
 from soothsay.cli.command_classes import add_commands
-from soothsay.cli.progress import work_bar
-from soothsay.cli.tables import facts_table
-from soothsay.cli.terminal import notice
-from soothsay.options import REQUIRED, ModelOptions, argument, option, shared
+from soothsay.cli.terminal import facts_table, notice, work_bar
+from soothsay.options import ModelOptions, argument, option, required, shared
 
 if TYPE_CHECKING:
     from soothsay.tokenizer import Tokenizer
@@ -30,15 +27,13 @@ _NO_LIMIT = 2**62
 class BuildDatastore:
     """Build a datastore from texts. Conversations are formatted by the model's chat template."""
 
-    model: str = argument(REQUIRED, "The model to draft for. Its tokenizer encodes the texts.")
+    model: str = argument("The model to draft for. Its tokenizer encodes the texts.")
     files: list[Path] = argument(
-        REQUIRED,
         "JSON lines with 'messages' or 'text' (optionally .gz), text, or a datasets directory. "
         "Best are answers of the model itself, see 'soothsay train data'.",
         exists=True,
     )
-    out: Path = option(
-        REQUIRED,
+    out: Path = required(
         "The file to write. As drafters/rest.store in the model's directory, it is found without a path.",
         "-o",
         dir_okay=False,
@@ -54,10 +49,8 @@ class BuildDatastore:
         with work_bar("sorting", measure) as progress:
             write_datastore(out, (example.tokens for example in examples), tokenizer, progress=progress)
         console = Console(highlight=False, markup=False, soft_wrap=True)
-        tokens = sum(len(example.tokens) for example in examples)
-        console.print(
-            f"{out}: {tokens:,} tokens in {len(examples):,} documents, {decimal(out.stat().st_size)}"
-        )
+        tokens, size = sum(len(example.tokens) for example in examples), decimal(out.stat().st_size)
+        console.print(f"{out}: {tokens:,} tokens in {len(examples):,} documents, {size}")
         console.print(f"Try:\n  soothsay generate 'Once upon a time' -m {self.model} -d 'rest(store={out})'")
 
 
@@ -65,7 +58,7 @@ class BuildDatastore:
 class ShowDatastore:
     """Show what a datastore holds."""
 
-    file: Path = argument(REQUIRED, "A datastore.")
+    file: Path = argument("A datastore.")
     model: str | None = option(None, "Check whether the datastore fits this model.", "-m")
 
     def run(self) -> None:
@@ -94,14 +87,11 @@ class KeepAnswers:
     Nothing is trained. Drafts come from what the model has answered to other prompts.
     """
 
-    model: str = argument(REQUIRED, "The model to draft for. Its tokenizer encodes the answers.")
+    model: str = argument("The model to draft for. Its tokenizer encodes the answers.")
     files: list[Path] = argument(
-        REQUIRED,
-        "Answers of the model, from 'soothsay train data': JSON lines with 'messages' or 'text'.",
-        exists=True,
+        "Answers of the model, from 'soothsay train data': JSON lines with 'messages' or 'text'.", exists=True
     )
-    out: Path = option(
-        REQUIRED,
+    out: Path = required(
         "The file to write. As drafters/suffix.store beside the model's weights, 'auto' finds it.",
         "-o",
         dir_okay=False,
@@ -120,14 +110,11 @@ class KeepAnswers:
         count = sum(map(len, texts))
         console = Console(highlight=False, markup=False, soft_wrap=True)
         console.print(f"{self.out}: {count:,} tokens of {len(texts):,} answers, {decimal(size)}")
-        console.print(
-            f"Try:\n  soothsay generate 'Hello!' --chat -m {self.model} -d 'suffix(store={self.out})'"
-        )
+        drafter = f"suffix(store={self.out})"
+        console.print(f"Try:\n  soothsay generate 'Hello!' --chat -m {self.model} -d '{drafter}'")
 
 
-def read_whole_texts(
-    model: str, files: Sequence[Path], chat_template: Path | None
-) -> tuple[Tokenizer, list[Example]]:
+def read_whole_texts(model: str, files: list[Path], template: Path | None) -> tuple[Tokenizer, list[Example]]:
     """Open a model's tokenizer and read texts with it. Messages on stderr say what is read and skipped.
 
     Raises `SoothsayError` if the model has no tokenizer, or the files cannot be read.
@@ -138,7 +125,7 @@ def read_whole_texts(
         from soothsay.tokenizer import with_layout
         from soothsay.train.examples import read_examples
 
-        tokenizer = with_layout(open_checkpoint(model).tokenizer(), chat_template)
+        tokenizer = with_layout(open_checkpoint(model).tokenizer(), template)
     if tokenizer is None:
         raise RequestError(f"{model} has no tokenizer, so texts cannot be encoded for it")
     with notice("reading the texts ..."):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,20 +14,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from soothsay.bench.prompt_files import PromptEntry, encode, read_prompts, spread
-from soothsay.cli.fitting_drafters import try_drafters
-from soothsay.cli.progress import answer_bar
-from soothsay.cli.tables import numbers_table
-from soothsay.cli.tasks import TASKS
-from soothsay.cli.terminal import notice
+from soothsay.bench.measure import Meter
+from soothsay.bench.prompts import PromptEntry, encode, read_prompts, spread
+from soothsay.bench.tables import numbers_table
+from soothsay.cli.demo_command import TASKS
+from soothsay.cli.terminal import fitting_drafters, notice, progress_bar
 from soothsay.config import DType, EngineConfig
-from soothsay.errors import DrafterError
-from soothsay.options import FILE, PROMPTS, CommonOptions, ModelOptions, SamplingOptions, option, shared
+from soothsay.options import FILE, PROMPTS, ModelOptions, SamplingOptions, common, option, optional, shared
 
 if TYPE_CHECKING:
     from soothsay.bench.equality import Difference, Emitted, EqualityReport
     from soothsay.drafters.registry import DrafterSpec
-    from soothsay.llm import LLM
     from soothsay.tokenizer import Tokenizer
 
 
@@ -38,16 +36,14 @@ class Verify:
     with none, mixed in batches. The exit code is 0 if all answers are equal, and 1 if not.
     """
 
-    model: str = shared(CommonOptions, "model", default="sibyl")
-    drafter: list[str] | None = option(
-        None, "A drafter to check. Can be repeated.", "-d", show_default="all that need no files"
+    model: str = common("model", default="sibyl")
+    drafter: list[str] | None = optional(
+        "all that need no files", "A drafter to check. Can be repeated.", "-d"
     )
-    prompts: Path | None = option(None, PROMPTS, "-p", **FILE, show_default="built-in prompts")
-    limit: int | None = option(
-        None, "Number of prompts, spread evenly over the file.", min=1, show_default="all"
-    )
-    max_tokens: int = shared(CommonOptions, "max_tokens", default=128)
-    temperature: float = shared(CommonOptions, "temperature", default=0.0, panel=SamplingOptions.PANEL)
+    prompts: Path | None = optional("built-in prompts", PROMPTS, "-p", **FILE)
+    limit: int | None = optional("all", "Number of prompts, spread evenly over the file.", min=1)
+    max_tokens: int = common("max_tokens", default=128)
+    temperature: float = common("temperature", default=0.0, panel=SamplingOptions.PANEL)
     seed: int | None = shared(SamplingOptions, "seed")
     batch: int = option(8, "Requests in a batch, of all drafters mixed.", min=1)
     dtype: DType = shared(ModelOptions, "dtype")
@@ -64,13 +60,43 @@ class Verify:
             # few, so that prefill needs chunks
             rows = min(self.batch * EngineConfig.max_tree, EngineConfig.max_rows)
             llm = LLM(self.model, drafter="none", dtype=self.dtype, max_requests=self.batch, max_rows=rows)
-            drafters = {spec: spec for spec in self.drafter} if self.drafter else _without_files(llm)
+            drafters: dict[str, DrafterSpec] = {spec: spec for spec in self.drafter or ()}
+            drafters = drafters or {**fitting_drafters(llm.engine.target)}
         ids = [encode(entry, llm) for entry in entries]
-        with answer_bar("comparing", len(ids) * (2 + len(drafters.keys() - {"none"}))) as advance:
-            report = compare(llm, ids, drafters, params, advance=advance)
-        _show(Console(highlight=False), report, entries, llm.tokenizer, params.temperature)
+        with progress_bar("comparing") as progress:
+            meter = Meter(progress, len(ids) * (2 + len(drafters.keys() - {"none"})))
+            meter.advance()
+            report = compare(llm, ids, drafters, params, advance=partial(meter.advance, 1))
+        self._show(report, entries, llm.tokenizer)
         if report.divergences:
             raise typer.Exit(1)
+
+    def _show(self, report: EqualityReport, entries: list[PromptEntry], tokenizer: Tokenizer | None) -> None:
+        """Show a table of all drafters, and a second table of the divergences if there are any."""
+        console = Console(highlight=False)
+        numbers = "prompts", "tokens compared", "tokens a step", "divergences"
+        table = numbers_table(("drafter",), numbers)
+        for comparison in report.comparisons:
+            count = len(comparison.divergences)
+            table.add_row(
+                Text(comparison.drafter),
+                f"{comparison.prompts:,}",
+                f"{comparison.tokens:,}",
+                f"{comparison.mean_accepted:.2f}",
+                Text(str(count), "bold red" if count else ""),
+            )
+        console.print(table)
+        if report.divergences:
+            _show_divergences(console, report, entries, tokenizer)
+        else:
+            equal = "Every token, and every bit of the logits it was drawn from, is plain decoding's."
+            console.print(Text.assemble(("✓ ", "bold green"), (equal, "bold")), soft_wrap=True)
+        if report.skipped:
+            console.print(
+                f"{report.skipped} of {len(entries)} prompts were skipped: too long for the context."
+            )
+        if self.temperature:
+            console.print(f"seed {report.seed}")
 
 
 def _built_in() -> list[PromptEntry]:
@@ -79,53 +105,13 @@ def _built_in() -> list[PromptEntry]:
     return asked + [PromptEntry(task.prompt, id=f"{task.name}, as text") for task in TASKS]
 
 
-def _without_files(llm: LLM) -> dict[str, DrafterSpec]:
-    """Every drafter of the registry that needs no options for this model."""
-    built = try_drafters(llm.engine.target)
-    return {name: one for name, one in built.items() if not isinstance(one, DrafterError)}
-
-
-def _show(
-    console: Console,
-    report: EqualityReport,
-    entries: Sequence[PromptEntry],
-    tokenizer: Tokenizer | None,
-    temperature: float,
-) -> None:
-    """Show a table of all drafters, and a second table of the divergences if there are any."""
-    numbers = "prompts", "tokens compared", "tokens a step", "divergences"
-    table = numbers_table(("drafter",), numbers)
-    for comparison in report.comparisons:
-        count = len(comparison.divergences)
-        table.add_row(
-            Text(comparison.drafter),
-            f"{comparison.prompts:,}",
-            f"{comparison.tokens:,}",
-            f"{comparison.mean_accepted:.2f}",
-            Text(str(count), "bold red" if count else ""),
-        )
-    console.print(table)
-    if report.divergences:
-        _show_divergences(console, report, entries, tokenizer)
-    else:
-        equal = "Every token, and every bit of the logits it was drawn from, is plain decoding's."
-        console.print(Text.assemble(("✓ ", "bold green"), (equal, "bold")), soft_wrap=True)
-    if report.skipped:
-        console.print(f"{report.skipped} of {len(entries)} prompts were skipped: too long for the context.")
-    if temperature:
-        console.print(f"seed {report.seed}")
-
-
 def _show_divergences(
     console: Console, report: EqualityReport, entries: Sequence[PromptEntry], tokenizer: Tokenizer | None
 ) -> None:
     table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("prompt", overflow="fold")
-    table.add_column("drafter", overflow="fold")
-    table.add_column("differs in")
-    table.add_column("position", justify="right")
-    for heading in ("plain", "margin", "drafted", "margin"):
-        table.add_column(heading, overflow="fold", justify="right" if heading == "margin" else "left")
+    for heading in ("prompt", "drafter", "differs in", "position", "plain", "margin", "drafted", "margin"):
+        is_number = heading in ("position", "margin")
+        table.add_column(heading, overflow="fold", justify="right" if is_number else "left")
 
     def add(name: Text, drafter: Text, difference: Difference) -> None:
         sides = [_side(side, tokenizer) for side in (difference.plain, difference.drafted)]

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from soothsay import LLM, DrafterError, SamplingParams
 from soothsay.bench.grow import grow
-from soothsay.bench.grown_shape import GrownShape
+from soothsay.bench.grown_tensors import GrownShape
 from soothsay.cli.app import app
 from soothsay.config import EngineConfig
 from soothsay.core.batch import Batch, Rows

@@ -11,7 +11,7 @@ import pytest
 import typer
 from fleets import FakeEngine, Fixture, heard, job, run, text, tokens, until
 
-from soothsay.cli.engine_options import PlacementOptions
+from soothsay.cli.serve_command import PlacementOptions
 from soothsay.core.load import EngineLoad
 from soothsay.errors import SoothsayError
 from soothsay.server.access.api_keys import KeyRing, add_key

@@ -10,43 +10,40 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from itertools import chain, cycle, islice, zip_longest
 from pathlib import Path
 
 import torch
 
+from soothsay import ModelError, SoothsayError, Tokenizer
 from soothsay.bench.bench_plans import PEERS, PeerPlan
 from soothsay.bench.journal import Journal, short_hash
 from soothsay.bench.measure import turns
 from soothsay.bench.peers.engines.peer import Setup, UnavailableError
 from soothsay.bench.peers.peer_process import PeerProcess
-from soothsay.bench.peers.peer_results import AGREEMENT, ANSWER, OURS, PLAIN, PeerRecord, PeerResults
+from soothsay.bench.peers.peer_results import (
+    AGREEMENT,
+    ANSWER,
+    CONTEXT,
+    OURS,
+    PLAIN,
+    PROMPT,
+    VERIFIED,
+    PeerRecord,
+    PeerResults,
+)
 from soothsay.bench.peers.to_gguf import write_gguf
-from soothsay.bench.prompt_files import PromptEntry, encode_with, read_prompts, spread
-from soothsay.bench.texts import PASSAGE, QUESTION
-from soothsay.errors import ModelError, SoothsayError
+from soothsay.bench.prompts import PASSAGE, QUESTION, PromptEntry, encode_with, read_prompts, spread
 from soothsay.model.checkpoint import Checkpoint, open_checkpoint
 from soothsay.model.families.parsing import parse_model_config
-from soothsay.tokenizer import Tokenizer
 
 GGUF_KINDS = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
 
-CONTEXT, PROMPT, VERIFIED = 128, 512, (1, 4, 8, 16)
 VERIFICATIONS = 5
 """Number of passes of one size in a round; the median counts."""
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of the current part, the steps of it that are done, and its number of steps."""
-
-
-@dataclass(frozen=True, slots=True)
-class PeerPrompt:
-    """A prompt to which engines give whole answers."""
-
-    name: str
-    task: str
-    ids: list[int]
 
 
 class PeerBench:
@@ -80,24 +77,21 @@ class PeerBench:
         """What could not be measured, and why."""
 
         every = [] if plan.questions is None else list(_questions(plan, tokenizer))
-        self.questions = [one for one in every if len(one.ids) + plan.max_tokens <= config.max_positions]
+        self.questions = [one for one in every if len(one[1]) + plan.max_tokens <= config.max_positions]
+        """Prompts to which engines give whole answers, and their token ids."""
+
         if left := len(every) - len(self.questions):
             self.notes.append(
                 f"{left} of {len(every)} prompts left out: with {plan.max_tokens} tokens to answer they are "
                 f"longer than the model's context of {config.max_positions}"
             )
-        longest = max((len(question.ids) for question in self.questions), default=0) + plan.max_tokens
+        longest = max((len(ids) for _, ids in self.questions), default=0) + plan.max_tokens
         needed = max(CONTEXT + plan.tokens + 1, PROMPT + 1, CONTEXT + max(VERIFIED), longest)
         self.context = -(-needed // 64) * 64  # a multiple of every engine's block size
         self.folder = plan.work / f"{self.checkpoint.path.resolve().name}-{_digest(self.checkpoint)}"
-        conditions = {
-            "model": str(self.checkpoint.path.resolve()),
-            "threads": self.threads,
-            "tokens": plan.tokens,
-            "max_tokens": plan.max_tokens,
-            "lookup_tokens": plan.lookup_tokens,
-            **({"draft_model": plan.draft_model} if plan.draft_model else {}),
-        }
+        names = "tokens", "max_tokens", "lookup_tokens", *(["draft_model"] if plan.draft_model else [])
+        conditions = {"model": str(self.checkpoint.path.resolve()), "threads": self.threads}
+        conditions |= {name: getattr(plan, name) for name in names}
         self.results = PeerResults(Journal(conditions, path))
 
     def _check_kind(self) -> None:
@@ -135,18 +129,12 @@ class PeerBench:
         return self.results
 
     def _client(self, name: str, dtype: str) -> PeerProcess:
-        pythons = self.plan.interpreters
+        plan, pythons = self.plan, self.plan.interpreters
         python = sys.executable if name == OURS else pythons.get(name, pythons.get("", sys.executable))
-        setup = Setup(
-            model=str(self.checkpoint.path.resolve()),
-            dtype=dtype,
-            threads=self.threads,
-            context=self.context,
-            export=str(self._export(name, dtype)),
-            lookup_tokens=self.plan.lookup_tokens,
-            drafter=self.plan.drafter,
-            draft_model=self.plan.draft_model and str(Path(self.plan.draft_model).resolve()),
-        )
+        model, export = str(self.checkpoint.path.resolve()), str(self._export(name, dtype))
+        draft_model = plan.draft_model and str(Path(plan.draft_model).resolve())
+        speculation = plan.lookup_tokens, plan.drafter, draft_model
+        setup = Setup(model, dtype, self.threads, self.context, export, *speculation)
         return PeerProcess(name, setup, python, self.folder / f"{name}-{dtype}.log")
 
     def _export(self, name: str, dtype: str) -> Path:
@@ -179,8 +167,7 @@ class PeerBench:
         self.progress(f"{dtype}: rounds", steps, steps)
 
     def _measure(self, engine: PeerProcess, dtype: str, measure: str, number: int) -> PeerRecord | None:
-        output: list[int] = []
-        start = 16 * number % (PROMPT - CONTEXT)  # another context each round
+        output, start = list[int](), 16 * number % (PROMPT - CONTEXT)  # another context each round
         context = self.ids[start : start + CONTEXT]
         if measure == "decode":
             tokens = self.plan.tokens
@@ -193,22 +180,20 @@ class PeerBench:
             if passes is None:
                 return None
             seconds = statistics.median(passes)
-        return PeerRecord(
-            *(measure, dtype, engine.name, PLAIN, str(number), seconds, tokens, engine.version),
-            output=output[:AGREEMENT],
-        )
+        kind = measure, dtype, engine.name, PLAIN, str(number)
+        return PeerRecord(*kind, seconds, tokens, engine.version, output=output[:AGREEMENT])
 
     def _answers(self, engines: Sequence[PeerProcess], dtype: str) -> None:
         """Measure whole answers to every question, by every engine in each of its modes."""
         contestants = [(engine, mode) for engine in engines for mode in engine.modes]
-        warm: set[tuple[str, str]] = set()
-        impossible: set[tuple[str, str]] = set()
+        warm, impossible = set[tuple[str, str]](), set[tuple[str, str]]()
         steps = len(self.questions) * len(contestants)
         for done, (number, (engine, mode)) in enumerate(turns(contestants, len(self.questions))):
             self.progress(f"{dtype}: answers", done, steps)
-            question = self.questions[number]
+            question, ids = self.questions[number]
             own = engine.name, mode
-            if own in impossible or (ANSWER, dtype, *own, question.name) in self.results:
+            kind = ANSWER, dtype, *own, question.id
+            if own in impossible or kind in self.results:
                 continue
             if own not in warm:
                 try:
@@ -218,19 +203,14 @@ class PeerBench:
                     self.notes.append(f"{engine.name}, {dtype}, {mode}: {reason}")
                     continue
                 warm.add(own)
-            seconds, output = engine.generate(question.ids, self.plan.max_tokens, mode)
-            self.results.add(
-                PeerRecord(
-                    *(ANSWER, dtype, engine.name, mode, question.name, seconds, len(output), engine.version),
-                    task=question.task,
-                    output=output[:AGREEMENT],
-                )
-            )
+            seconds, output = engine.generate(ids, self.plan.max_tokens, mode)
+            what, made = (*kind, seconds, len(output), engine.version), output[:AGREEMENT]
+            self.results.add(PeerRecord(*what, question.task, made))
         if steps:
             self.progress(f"{dtype}: answers", steps, steps)
 
 
-def _questions(plan: PeerPlan, tokenizer: Tokenizer | None) -> Iterator[PeerPrompt]:
+def _questions(plan: PeerPlan, tokenizer: Tokenizer | None) -> Iterator[tuple[PromptEntry, list[int]]]:
     """Yield `per_task` prompts of each task, evenly spread over the file.
 
     The tasks take turns, so that an interrupted run has prompts of all tasks.
@@ -242,7 +222,7 @@ def _questions(plan: PeerPlan, tokenizer: Tokenizer | None) -> Iterator[PeerProm
         tasks.setdefault(entry.task, []).append(entry)
     chosen = [spread(entries, plan.per_task) for entries in tasks.values()]
     for entry in filter(None, chain.from_iterable(zip_longest(*chosen))):
-        yield PeerPrompt(entry.id, entry.task, encode_with(tokenizer, entry))
+        yield entry, encode_with(tokenizer, entry)
 
 
 def _digest(checkpoint: Checkpoint) -> str:

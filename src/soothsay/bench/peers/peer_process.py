@@ -6,9 +6,9 @@ import json
 import os
 import subprocess
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from soothsay.bench.peers.engines.peer import Setup, UnavailableError
@@ -63,9 +63,7 @@ class PeerProcess:
     def __enter__(self) -> PeerProcess:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def load(self) -> None:
@@ -103,11 +101,9 @@ class PeerProcess:
     def _call(self, call: str, *args: Any) -> Any:
         assert self._process.stdin is not None
         time.sleep(SETTLE)
-        try:
+        with suppress(BrokenPipeError):  # the process has ended; `_receive` reports it
             self._process.stdin.write(json.dumps({"call": call, "args": args}) + "\n")
             self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # the process has ended; `_receive` reports it
         return self._receive()
 
     def _receive(self) -> Any:

@@ -1,14 +1,21 @@
-"""Stores measurements of `soothsay bench peers`, and sums them up."""
+"""Stores measurements of `soothsay bench peers`, sums them up, and draws them."""
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rich.table import Table
+from rich.text import Text
+
 from soothsay.bench.journal import Records
+from soothsay.bench.spec.spec_page import HEADINGS
+from soothsay.bench.tables import numbers_table
+from soothsay.plotting import new_figure
 
 OURS = "soothsay"
 """Our engine, to which the others are compared."""
@@ -18,6 +25,12 @@ PLAIN = "plain"
 
 ANSWER = "answer"
 """The measure of whole answers. Its items are prompts; the items of other measures are rounds."""
+
+SUSPICIOUS = 8
+"""With fewer leading tokens equal to ours, of `AGREEMENT`, an engine probably runs another model."""
+
+CONTEXT, PROMPT, VERIFIED = 128, 512, (1, 4, 8, 16)
+"""Tokens of a context and of a prompt, and rows of passes that are measured."""
 
 AGREEMENT = 32
 """Number of leading tokens that show whether two engines run the same model."""
@@ -50,11 +63,7 @@ class PeerRecord:
 class PeerResults(Records[PeerRecord]):
     """The measurements in a journal."""
 
-    WHAT = "measurements of 'bench peers'"
-
-    def read_entry(self, entry: Mapping[str, Any]) -> None:
-        """See `Records`."""
-        self.keep(PeerRecord(**entry))
+    WHAT, ENTRY = "measurements of 'bench peers'", PeerRecord
 
     def _of(self, measure: str, dtype: str) -> Iterator[PeerRecord]:
         return (one for one in self.by_key.values() if (one.measure, one.dtype) == (measure, dtype))
@@ -116,3 +125,90 @@ def equal_tokens(ours: list[int], theirs: list[int]) -> int:
     """
     pairs = zip(ours, theirs, strict=False)
     return next((i for i, (own, other) in enumerate(pairs) if own != other), min(len(ours), len(theirs)))
+
+
+def answers_chart(results: PeerResults, dtypes: Sequence[str]) -> Any:
+    """Draw tokens a second of whole answers by task: a panel for each dtype, a colour for each contestant.
+
+    Returns a matplotlib figure. Raises `SoothsayError` if matplotlib is not installed.
+    """
+    shown = {dtype: rates for dtype in dtypes if (rates := results.rates(dtype))}
+    figure = new_figure(figsize=(9, 1 + 2.8 * max(len(shown), 1)), layout="constrained")
+    panels = figure.subplots(max(len(shown), 1), 1, squeeze=False)[:, 0]
+    everyone = {one for rates in shown.values() for one in rates["overall"]}  # not every dtype has them all
+    colours = {one: f"C{i}" for i, one in enumerate(sorted(everyone, key=lambda one: (one[0] != OURS, one)))}
+    handles = {}
+    for panel, (dtype, rates) in zip(panels, shown.items(), strict=False):
+        contestants = [one for one in colours if one in rates["overall"]]
+        width = 0.8 / len(contestants)
+        for number, one in enumerate(contestants):
+            places = [task - 0.4 + width * (number + 0.5) for task in range(len(rates))]
+            heights = [of[one] for of in rates.values()]
+            handles[one] = panel.bar(places, heights, width, color=colours[one], label=", ".join(one))
+        panel.set_xticks(range(len(rates)), [task.replace("_", " ") for task in rates])
+        panel.tick_params(axis="x", length=0)
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.set_title(f"weights in {dtype}", fontsize=10)
+        panel.set_ylabel("tokens a second")
+    bars = [handles[one] for one in colours]
+    figure.legend(handles=bars, loc="outside lower center", frameon=False, ncols=3)
+    return figure
+
+
+def speeds_table(results: PeerResults, dtype: str, rounds: int) -> Table:
+    """Times of steps, prompts and passes, and whether engines say the same."""
+    threads = results.conditions["threads"]
+    caption = f"median of {rounds} rounds, {threads} threads; equal: leading tokens, of {AGREEMENT}"
+    numbers = "ms", "tokens/s", "of ours", "equal"
+    table = numbers_table(("", "engine"), numbers, title=f"weights in {dtype}", caption=caption)
+    measures = {"decode": f"one token, context {CONTEXT}", "prompt": f"a prompt of {PROMPT} tokens"}
+    for rows in VERIFIED:
+        passes = "a pass of 1 row" if rows == 1 else f"a pass of {rows} rows"
+        measures[f"verify {rows}"] = f"{passes}, context {CONTEXT}"
+    agreement = results.agreement(dtype)
+    for measure, title in measures.items():
+        times = results.medians(measure, dtype)
+        table.add_section()
+        for engine, (seconds, count) in sorted(times.items(), key=lambda item: item[0] != OURS):
+            shown = seconds / count if measure == "decode" else seconds
+            equal = str(agreement.get(engine, "")) if measure == "decode" else ""
+            rate = "" if measure.startswith("verify") else f"{count / seconds:.1f}"
+            ratio = "" if engine == OURS else f"{seconds / times[OURS][0]:.2f}x"
+            name = title if engine == OURS else ""
+            table.add_row(name, engine, f"{1e3 * shown:.2f}", rate, ratio, equal)
+    return table
+
+
+def suspicions(results: PeerResults, dtype: str) -> Iterator[str]:
+    """Warnings of engines whose tokens differ much from ours. In int4, engines round differently."""
+    for engine, equal in results.agreement(dtype).items():
+        if equal < SUSPICIOUS and dtype != "int4":
+            yield f"{engine} agrees in {equal} of 32 leading tokens only: does it run the same model?"
+
+
+def answers_table(results: PeerResults, dtype: str) -> Table:
+    """Return a table of whole answers: tokens a second by task, and speed-ups."""
+    rates = results.rates(dtype)
+    title = f"whole answers, weights in {dtype}: tokens a second, mean over prompts"
+    headings = [HEADINGS.get(task, task) for task in rates]
+    table = numbers_table([""], headings, title=Text(title), dense=True)
+    contestants = list(next(iter(rates.values()), {}))
+    for engine, mode in sorted(contestants, key=lambda one: (one[0] != OURS, one)):
+        table.add_row(f"{engine}, {_short(mode)}", *(f"{of[engine, mode]:.1f}" for of in rates.values()))
+    table.add_section()
+    for engine, mode in contestants:
+        if engine == OURS and mode != PLAIN:
+            ratios = (of[engine, mode] / of[OURS, PLAIN] for of in rates.values())
+            table.add_row(f"{OURS}, {_short(mode)} / {PLAIN}", *(f"{ratio:.2f}x" for ratio in ratios))
+    if any(engine != OURS for engine, _ in contestants):
+        ours, theirs = (
+            [max(of[one] for one in contestants if (one[0] == OURS) is own) for of in rates.values()]
+            for own in (True, False)
+        )
+        table.add_row("our best / theirs", *(f"{a / b:.2f}x" for a, b in zip(ours, theirs, strict=True)))
+    return table
+
+
+def _short(mode: str) -> str:
+    """A drafter without its options, which may be long paths."""
+    return re.sub(r"\(.*?\)", "", mode)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import gguf
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import GGMLQuantizationType as Kind
+from gguf import GGUFWriter
 from gguf.quants import quant_shape_to_byte_shape, quantize
 from torch import Tensor
 
@@ -51,14 +52,12 @@ def write_gguf(checkpoint: Checkpoint, path: Path, kind: str) -> None:
         writer = GGUFWriter(temporary, gguf.MODEL_ARCH_NAMES[arch])
         try:
             _add_header(writer, config)
-            _add_tensors(writer, checkpoint, arch, GGMLQuantizationType[kind])
+            _add_tensors(writer, checkpoint, arch, Kind[kind])
         finally:
             writer.close()
 
 
-def _add_tensors(
-    writer: GGUFWriter, checkpoint: Checkpoint, arch: gguf.MODEL_ARCH, kind: GGMLQuantizationType
-) -> None:
+def _add_tensors(writer: GGUFWriter, checkpoint: Checkpoint, arch: gguf.MODEL_ARCH, kind: Kind) -> None:
     """Write the table of tensors, then the tensors one by one, so that few are in memory."""
     config = parse_model_config(checkpoint.config)
     tensors = _tensors(checkpoint, config, arch, kind)
@@ -71,9 +70,8 @@ def _add_tensors(
             try:
                 shape = quant_shape_to_byte_shape(shape, type_)
             except ValueError as error:
-                raise ModelError(
-                    f"{checkpoint.path}: {name} cannot be stored as {type_.name}: {error}"
-                ) from None
+                problem = f"{name} cannot be stored as {type_.name}: {error}"
+                raise ModelError(f"{checkpoint.path}: {problem}") from None
             writer.add_tensor_info(stored, shape, np.dtype(np.uint8), math.prod(shape), type_)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -86,10 +84,10 @@ def _add_tensors(
 
 
 def _add_header(writer: GGUFWriter, config: ModelSpec) -> None:
+    attention = config.first(AttentionSpec)
     writer.add_block_count(config.num_layers)
     writer.add_context_length(config.max_positions)
     writer.add_embedding_length(config.hidden_size)
-    attention = config.first(AttentionSpec)
     writer.add_feed_forward_length(config.first(DenseSpec).size)
     writer.add_head_count(attention.heads)
     writer.add_head_count_kv(attention.kv_heads)
@@ -111,26 +109,20 @@ def _rope_divisors(config: ModelSpec) -> Tensor | None:
 
 
 def _tensors(
-    checkpoint: Checkpoint, config: ModelSpec, arch: gguf.MODEL_ARCH, kind: GGMLQuantizationType
-) -> dict[str, tuple[str, GGMLQuantizationType]]:
+    checkpoint: Checkpoint, config: ModelSpec, arch: gguf.MODEL_ARCH, kind: Kind
+) -> dict[str, tuple[str, Kind]]:
     """Return GGUF's name and type of each tensor to write, by our name."""
-    names = gguf.get_tensor_name_map(arch, config.num_layers)
-    tensors = {}
+    names, tensors = gguf.get_tensor_name_map(arch, config.num_layers), {}
+    in_head = Kind.Q8_0 if kind is Kind.Q4_0 else kind  # in a 4-bit file the head has 8 bits, as in ours
     for name in sorted(checkpoint.names()):
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if stored is None:
             raise ModelError(f"{checkpoint.path}: GGUF has no place for {name!r}")
+        plain = "norm" in name or not name.endswith(".weight")
+        is_head = ("embed_tokens" if config.head.tied else "lm_head") in name
         if name != "lm_head.weight" or not config.head.tied:
-            tensors[name] = (stored, _kind(name, config, kind))
+            tensors[name] = (stored, Kind.F32 if plain else in_head if is_head else kind)
     return tensors
-
-
-def _kind(name: str, config: ModelSpec, kind: GGMLQuantizationType) -> GGMLQuantizationType:
-    """Return the type of a tensor. In a 4-bit file the head has 8 bits, as in ours."""
-    if "norm" in name or not name.endswith(".weight"):
-        return GGMLQuantizationType.F32
-    head = "embed_tokens" if config.head.tied else "lm_head"
-    return GGMLQuantizationType.Q8_0 if kind is GGMLQuantizationType.Q4_0 and head in name else kind
 
 
 def _interleaved(tensor: Tensor, name: str, config: ModelSpec) -> Tensor:

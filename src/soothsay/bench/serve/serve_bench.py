@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from soothsay.bench.chat_client import ChatClient, ChatError
-from soothsay.bench.journal import Journal, place
+from soothsay.bench.chat_client import ChatClient, ChatError, now
+from soothsay.bench.journal import Journal, conditions
 from soothsay.bench.measure import Meter, Progress, rotated
-from soothsay.bench.serve.arrivals import Arrivals
-from soothsay.bench.serve.mix import Mix
+from soothsay.bench.prompts import QUESTION
+from soothsay.bench.serve.load import Arrivals, Mix
 from soothsay.bench.serve.serve_results import LoadResults, Sample, Trial
-from soothsay.bench.texts import QUESTION
 from soothsay.errors import RequestError
 from soothsay.tokenizer import Message
 
@@ -65,7 +64,6 @@ class ServeBench:
         targets: servers with different names. Ratios are over the first.
         mix: the conversations. A trial repeats one only when all have been sent.
         plan: what to measure.
-        about: further conditions.
         path: the file for results; an existing file with the same conditions is continued, also with more
             rounds.
         progress: see `Progress`.
@@ -80,20 +78,16 @@ class ServeBench:
         targets: Sequence[LoadTarget],
         mix: Mix,
         plan: LoadPlan,
-        *,
-        about: Mapping[str, Any] | None = None,
         path: Path | None = None,
         progress: Progress = lambda *_: None,
     ):
-        for what, names in (
-            ("targets", [t.name for t in targets]),
-            ("loads", [one.name for one in plan.loads]),
-        ):
+        for what, named in (("targets", targets), ("loads", plan.loads)):
+            names = [one.name for one in named]
             if not names or len({*names}) < len(names):
                 raise RequestError(f"{what} need names of their own, and at least one; there are {names}")
         self.targets, self.mix, self.plan = targets, mix, plan
-        self._meter = _LoadMeter(progress)
-        self.results = LoadResults(Journal(self._conditions(about or {}), path))
+        self.meter = _LoadMeter(progress)
+        self.results = LoadResults(Journal(self._conditions(), path))
 
     async def run(self) -> LoadResults:
         """Measure what is not in the file yet. If it is cancelled, answers so far are kept.
@@ -112,8 +106,8 @@ class ServeBench:
         for target in self.targets:
             if any(target is other for _, _, other in lacking):
                 await self._prepare(target)
-        self._meter.total = sum(_size(load) for _, load, _ in lacking)
-        self._meter.advance()
+        self.meter.total = sum(_size(load) for _, load, _ in lacking)
+        self.meter.advance()
         for number, load, target in lacking:
             await self._trial(target, load, number)
         return self.results
@@ -123,112 +117,83 @@ class ServeBench:
         client = target.client
         await client.choose_model(target.name)
         conversation: list[Message] = [{"role": "user", "content": QUESTION}]
-        body = {**self._body(target, conversation, 0), "max_tokens": WARM_UP_TOKENS}
+        body = {**self.body(target, conversation, 0), "max_tokens": WARM_UP_TOKENS}
         await client.ask(body)  # also finds the optional fields that the server refuses
         if self.plan.warm_up > 1:
             await asyncio.gather(*(client.ask(body) for _ in range(self.plan.warm_up - 1)))
 
     async def _trial(self, target: LoadTarget, load: Arrivals, number: int) -> None:
         first = self.results.begin(load.name, number)
-        user = _User(target, self.mix, first, self._body, self._meter)
-        begin, cpu = user.begin, time.process_time()
+        user, cpu = _User(self, target, first), time.process_time()
 
         def trial(seconds: float, *, whole: bool) -> Trial:
-            return Trial(
-                target.name,
-                load.name,
-                load.level,
-                number,
-                begin=first,
-                begun=user.begun,
-                seconds=seconds,
-                cpu=time.process_time() - cpu,
-                whole=whole,
-                refused=list(target.client.refused),
-                samples=user.samples,
-            )
+            key, used = (target.name, load.name, load.level, number), time.process_time() - cpu
+            refused = list(target.client.refused)
+            return Trial(*key, first, user.begun, seconds, used, whole, refused, user.samples)
 
-        self._meter.begin_trial(load)
+        self.meter.begin_trial(load)
         try:
             await load.run(user.send, f"{self.plan.seed} {number}")
         except asyncio.CancelledError:
-            self.results.add(trial(asyncio.get_running_loop().time() - begin, whole=False))
+            self.results.add(trial(now() - user.begin, whole=False))
             raise
         last = max((sample.sent + sample.end for sample in user.samples), default=0.0)
         self.results.add(trial(max(last, load.duration or 0.0), whole=True))
-        self._meter.end_trial(load)
+        self.meter.end_trial(load)
 
-    def _body(self, target: LoadTarget, messages: Sequence[Message], number: int) -> dict[str, Any]:
-        return {
-            "messages": list(messages),
-            "max_tokens": self.plan.max_tokens,
-            "temperature": self.plan.temperature,
-            "seed": self.plan.seed + number,
-            **target.body,
-        }
+    def body(self, target: LoadTarget, messages: Sequence[Message], number: int) -> dict[str, Any]:
+        """The fields of a request: conversation `number`, up to the user's turn."""
+        own = {"max_tokens": self.plan.max_tokens, "temperature": self.plan.temperature}
+        return {"messages": list(messages), **own, "seed": self.plan.seed + number, **target.body}
 
-    def _conditions(self, about: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            **about,
-            "targets": [target.name for target in self.targets],
-            "urls": [target.client.place + target.client.url.path for target in self.targets],
-            "bodies": [{**target.client.optional, **target.body} for target in self.targets],
-            "mix": self.mix.digest,
-            "conversations": len(self.mix),
-            "loads": [[one.name, one.requests, one.duration] for one in self.plan.loads],
-            "warm_up": self.plan.warm_up,
-            "max_tokens": self.plan.max_tokens,
-            "temperature": self.plan.temperature,
-            "seed": self.plan.seed,
-            **place(),
-        }
+    def _conditions(self) -> dict[str, Any]:
+        return conditions(
+            *(self.plan, "warm_up", "max_tokens", "temperature", "seed"),
+            targets=[target.name for target in self.targets],
+            urls=[target.client.place + target.client.url.path for target in self.targets],
+            bodies=[{**target.client.optional, **target.body} for target in self.targets],
+            mix=self.mix.digest,
+            conversations=len(self.mix),
+            loads=[[one.name, one.requests, one.duration] for one in self.plan.loads],
+        )
 
 
 class _User:
-    """Runs the conversations of a trial and keeps the samples."""
+    """Runs the conversations of a trial, from number `first` of the mix on, and keeps the samples."""
 
-    def __init__(
-        self,
-        target: LoadTarget,
-        mix: Mix,
-        first: int,
-        body: Callable[[LoadTarget, Sequence[Message], int], dict[str, Any]],
-        meter: _LoadMeter,
-    ):
-        self._target, self._mix, self._first, self._body, self._meter = target, mix, first, body, meter
-        self._clock = asyncio.get_running_loop().time
-        self.begin, self.begun = self._clock(), 0
+    def __init__(self, bench: ServeBench, target: LoadTarget, first: int):
+        self._bench, self._target, self._first = bench, target, first
+        self.begin, self.begun = now(), 0
         self.samples: list[Sample] = []
 
     async def send(self, number: int, due: float) -> bool:
         """Run a conversation until its end or its first failure. Returns whether all requests succeeded."""
         self.begun = max(self.begun, number + 1)
         place = self._first + number
-        conversation = self._mix[place]
-        messages = list(conversation.before)
-        tokens = 0
+        conversation = self._bench.mix[place]
+        messages, tokens = list(conversation.before), 0
         try:
             for turn, said in enumerate(conversation.turns):
                 messages.append({"role": "user", "content": said})
-                sample, text = await self._ask(self._body(self._target, messages, place), due)
+                sample, text = await self._ask(self._bench.body(self._target, messages, place), due)
                 self.samples.append(replace(sample, number=number, turn=turn))
                 tokens += sample.tokens
                 if sample.error:
                     return False
                 messages.append({"role": "assistant", "content": text})
-                due = self._clock()
+                due = now()
         finally:
-            self._meter.end_conversation(tokens)
+            self._bench.meter.end_conversation(tokens)
         return True
 
     async def _ask(self, body: Mapping[str, Any], due: float) -> tuple[Sample, str]:
         """Send a request. Returns its sample, without number and turn, and the text of the answer."""
-        sent = self._clock()
+        sent = now()
         sample = Sample(0, 0, _rounded(due - self.begin), _rounded(sent - self.begin), 0.0)
         try:
             reply = await self._target.client.ask(body)
         except ChatError as error:
-            end = _rounded(self._clock() - sent)
+            end = _rounded(now() - sent)
             return replace(sample, end=end, error=error.kind, message=str(error)), ""
         usage = reply.usage
         speculation = usage.get("speculation") or {}
@@ -256,12 +221,10 @@ class _LoadMeter(Meter):
     since: float | None = None  # when a trial with a duration began
 
     def begin_trial(self, load: Arrivals) -> None:
-        self.before = self.done
-        self.since = asyncio.get_running_loop().time() if load.duration is not None else None
+        self.before, self.since = self.done, None if load.duration is None else now()
 
     def end_conversation(self, tokens: int) -> None:
-        clock = asyncio.get_running_loop().time
-        passed = 1.0 if self.since is None else self.before + clock() - self.since - self.done
+        passed = 1.0 if self.since is None else self.before + now() - self.since - self.done
         self.advance(passed, tokens)
 
     def end_trial(self, load: Arrivals) -> None:

@@ -102,11 +102,7 @@ class Slo:
 
     def met(self, sample: Sample) -> bool:
         """Return whether a request was answered within the limits. A latency without a value is within."""
-        pairs = (
-            (sample.first, self.first),
-            (sample.per_token, self.per_token),
-            (sample.end, self.end),
-        )
+        pairs = (sample.first, self.first), (sample.per_token, self.per_token), (sample.end, self.end)
         in_time = all(time is None or limit is None or time <= limit for time, limit in pairs)
         return not sample.error and in_time
 
@@ -187,11 +183,6 @@ class LoadRow:
         """Samples of all rounds that did not fail."""
         return [sample for trial in self.trials.values() for sample in trial.answered]
 
-    @property
-    def errors(self) -> Counter[str]:
-        """Number of failures, by kind."""
-        return Counter(sample.error for sample in self.samples if sample.error)
-
     def median(self, rate: Callable[[Trial], float]) -> float:
         """Return the median of a rate over rounds."""
         return statistics.median(map(rate, self.trials.values()))
@@ -203,11 +194,8 @@ class LoadRow:
 
     def ratio(self, against: LoadRow, rate: Callable[[Trial], float]) -> float | None:
         """Return the median over rounds of this rate over that of `against`. None if no round has both."""
-        pairs = [
-            (rate(trial), rate(against.trials[number]))
-            for number, trial in self.trials.items()
-            if number in against.trials
-        ]
+        both = [number for number in self.trials if number in against.trials]
+        pairs = [(rate(self.trials[number]), rate(against.trials[number])) for number in both]
         ratios = [own / other for own, other in pairs if own and other]
         return statistics.median(ratios) if ratios else None
 
@@ -281,7 +269,7 @@ class LoadResults(Records[Trial]):
         loads = dict.fromkeys((trial.load, trial.level) for trial in self.trials)
         rows = []
         for name, level in loads:
-            for target in self.journal.conditions["targets"]:
+            for target in self.conditions["targets"]:
                 own = {t.round: t for t in self.trials if (t.load, t.target) == (name, target)}
                 if own:
                     rows.append(LoadRow(target, name, level, own))

@@ -1,20 +1,18 @@
-"""Contenders of `soothsay bench spec`: a drafter on our engine here, a server in `bench.endpoint`."""
+"""Contenders of `soothsay bench spec`: a drafter on our engine, and a server with OpenAI's protocol."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from soothsay import LLM, Drafter, DraftTree, Observation, Request, SamplingParams
+from soothsay.bench.chat_client import TIMEOUT, ChatClient, TimedReply
 from soothsay.bench.spec.theory import TreeCounts, added
-from soothsay.core.params import SamplingParams
-from soothsay.core.request import Request
-from soothsay.core.tree import DraftTree
 from soothsay.core.verify import Promise
-from soothsay.drafters.base import Drafter, Observation
 from soothsay.drafters.proxy import DrafterProxy
-from soothsay.llm import LLM
 from soothsay.tokenizer import Message
 
 
@@ -148,15 +146,9 @@ class TimedDrafter(DrafterProxy):
         self._proposed = None
         self.drafter.observe(observations)
         self.draft += time.perf_counter() - begin
+        times = self._drafting, verifying
         seen = [
-            SeenTree(
-                one.request,
-                one.request.num_output,
-                one.tree,
-                one.verdict.path,
-                self._drafting,
-                verifying,
-            )
+            SeenTree(one.request, one.request.num_output, one.tree, one.verdict.path, *times)
             for one in observations
             if one.tree is not None and one.verdict is not None
         ]
@@ -178,14 +170,12 @@ class DrafterContender:
         llm: the target's engine, without other requests.
         drafter: a drafter built for that target.
         verifier: by name; see `SamplingParams`.
-        keep_trees: whether runs have their `trees`.
+        trees: whether runs have their `trees`.
     """
 
-    def __init__(
-        self, name: str, llm: LLM, drafter: Drafter, verifier: str = "match", keep_trees: bool = False
-    ):
+    def __init__(self, name: str, llm: LLM, drafter: Drafter, verifier: str = "match", trees: bool = False):
         self.name, self._llm, self._timed = name, llm, TimedDrafter(drafter)
-        self._verifier, self._keep_trees = verifier, keep_trees
+        self._verifier, self._keep_trees = verifier, trees
 
     def reset(self) -> None:
         """Forget everything learnt from earlier questions."""
@@ -197,43 +187,27 @@ class DrafterContender:
         Answers are comparable if the verifier keeps the tokens.
         """
         params = [replace(one.params, verifier=self._verifier) for one in asked]
-        begin, cpu = time.perf_counter(), time.thread_time()
-        streams = [
-            self._llm.stream(one.prompt, own, drafter=self._timed)
-            for one, own in zip(asked, params, strict=True)
-        ]
-        requests = [*self._llm.engine.scheduler.waiting]
+        engine, begin, cpu = self._llm.engine, time.perf_counter(), time.thread_time()
+        pairs = zip(asked, params, strict=True)
+        streams = [self._llm.stream(one.prompt, own, drafter=self._timed) for one, own in pairs]
+        requests = [*engine.scheduler.waiting]
         try:
-            prefilled, ahead = self._answer(requests)
+            while engine.has_work and not all(request.num_output for request in requests):
+                engine.step()
+            prefilled, ahead = time.perf_counter(), sum(request.num_output for request in requests)
+            self._timed.restart()
+            while engine.has_work:
+                engine.step()
         except BaseException:  # also on Ctrl-C, no request may stay in the engine
             for stream in streams:
                 stream.cancel()
             raise
-        run = self._run(
-            requests,
-            seconds=time.perf_counter() - begin,
-            prefill=prefilled - begin,
-            ahead=ahead,
-            cpu=time.thread_time() - cpu,
-        )
+        end, cpu = time.perf_counter(), time.thread_time() - cpu
+        run = self._run(requests, seconds=end - begin, prefill=prefilled - begin, ahead=ahead, cpu=cpu)
         choices = [stream.choice for stream in streams]
         if any(own.rule.promise is not Promise.TOKENS for own in params):
             return run, None
         return run, [TurnAnswer(choice.token_ids, choice.text) for choice in choices]
-
-    def _answer(self, requests: Sequence[Request]) -> tuple[float, int]:
-        """Run the engine to the end.
-
-        Returns when each answer had its first token, and the tokens emitted by then.
-        """
-        engine = self._llm.engine
-        while engine.has_work and not all(request.num_output for request in requests):
-            engine.step()
-        prefilled, ahead = time.perf_counter(), sum(request.num_output for request in requests)
-        self._timed.restart()
-        while engine.has_work:
-            engine.step()
-        return prefilled, ahead
 
     def _run(self, requests: Sequence[Request], **measured: Any) -> RunTimes:
         """What was measured, with counts of steps and trees."""
@@ -241,25 +215,72 @@ class DrafterContender:
         for seen in timed.seen:
             trees.record(seen.tree, seen.accepted)
         before = sum(seen.request.num_prompt + seen.num_output - 1 for seen in timed.seen)
+        names = {"tokens": "emitted", "steps": "steps", "first": "first", "drafted": "drafted"}
         return RunTimes(
             answers=len(requests),
             different=None,
-            tokens=sum(one.emitted for one in stats),
+            **{name: sum(getattr(one, theirs) for one in stats) for name, theirs in names.items()},
             draft=timed.draft,
             verify=timed.verify,
-            steps=sum(one.steps for one in stats),
-            first=sum(one.first for one in stats),
-            drafted=sum(one.drafted for one in stats),
             accepted_at=added([one.accepted_at for one in stats]),
             passes=timed.passes,
             context=before / len(timed.seen) if timed.seen else 0.0,
             tree_sizes=trees.sizes,
             accepted_ranks=trees.ranks,
-            trees=self._records(requests) if self._keep_trees else [],
+            trees=[seen.record(requests.index(seen.request)) for seen in timed.seen if self._keep_trees],
             **measured,
         )
 
-    def _records(self, requests: Sequence[Request]) -> list[dict[str, Any]]:
-        """The trees since prefill, as JSON values."""
-        number = {request: place for place, request in enumerate(requests)}
-        return [seen.record(number[seen.request]) for seen in self._timed.seen]
+
+class Endpoint:
+    """A model on a server. See `soothsay.bench.spec.contenders.Contender`.
+
+    Tokens are counted by the server's `usage`, or else its pieces of text are counted. The server applies its
+    own chat template and tokenizer, so answers are not compared with ours. Rates compare only as far as its
+    tokens are like ours. The benchmark cannot control the server's prefix cache.
+
+    Args:
+        url: the server's address, up to where `/chat/completions` follows: "http://localhost:8000/v1".
+        model: the server's name for the model.
+        key: sent as the bearer token; empty: none.
+        timeout: seconds without a byte after which a request fails.
+
+    Raises `SoothsayError` if `url` is not an address; so does `answer` if the server cannot be reached or
+    refuses a request.
+    """
+
+    def __init__(self, url: str, model: str, key: str = "", timeout: float = TIMEOUT):
+        self._client = ChatClient(url, model, key, timeout)
+        self.name = self._client.name
+
+    def reset(self) -> None:
+        """Do nothing: a client cannot make a server forget."""
+
+    def answer(self, asked: Sequence[AskedTurn]) -> tuple[RunTimes, list[TurnAnswer] | None]:
+        """Send all questions at once. Connections are made before the clock starts."""
+        return asyncio.run(self._answer(asked)), None
+
+    async def _answer(self, asked: Sequence[AskedTurn]) -> RunTimes:
+        connected = asyncio.Barrier(len(asked))
+        replies = await asyncio.gather(*(self._client.ask(_body(one), connected.wait) for one in asked))
+        begin = min(reply.begin for reply in replies)
+        prefilled = max(reply.pieces[0] if reply.pieces else reply.end for reply in replies)
+        return RunTimes(
+            answers=len(asked),
+            different=None,
+            tokens=sum(reply.tokens for reply in replies),
+            seconds=max(reply.end for reply in replies) - begin,
+            prefill=prefilled - begin,
+            ahead=sum(_tokens_by(reply, prefilled) for reply in replies),
+        )
+
+
+def _body(asked: AskedTurn) -> dict[str, Any]:
+    own = {name: getattr(asked.params, name) for name in ("temperature", "max_tokens", "seed")}
+    return {"messages": list(asked.messages), **own}
+
+
+def _tokens_by(reply: TimedReply, moment: float) -> int:
+    """Estimate the tokens that had come by `moment`, with equally many tokens in every piece."""
+    there = sum(when <= moment for when in reply.pieces)
+    return round(reply.tokens * there / len(reply.pieces)) if reply.pieces else reply.tokens

@@ -5,56 +5,33 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product, zip_longest
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from soothsay.bench.journal import Journal, place, short_hash
+from soothsay import LLM, DrafterError, EngineConfig, RequestError, SamplingParams, SoothsayError
+from soothsay.bench.bench_plans import SpecOptions
+from soothsay.bench.journal import Journal, conditions, short_hash
 from soothsay.bench.measure import Meter, Progress, rotated
-from soothsay.bench.prompt_files import PromptEntry, encode
+from soothsay.bench.prompts import QUESTION, PromptEntry, Question, encode
 from soothsay.bench.spec.contenders import AskedTurn, Contender, DrafterContender, RunTimes, TurnAnswer
-from soothsay.bench.spec.questions import Question
 from soothsay.bench.spec.spec_results import PLAIN, Key, Lap, Setting, SpecResults
-from soothsay.bench.texts import QUESTION
-from soothsay.config import EngineConfig
-from soothsay.core.params import SamplingParams
 from soothsay.core.sampling import derive_seed
 from soothsay.drafters.registry import DrafterSpec, build_drafter, named_drafter
 from soothsay.drafters.spec_parser import Composed, Named, parse
-from soothsay.errors import DrafterError, RequestError, SoothsayError
-from soothsay.llm import LLM
 from soothsay.model.pass_times import PassTimes
 from soothsay.tokenizer import Message
 
 WARM_UP_TOKENS = 48
 
 
-@dataclass(frozen=True, slots=True)
-class SpecPlan:
-    """What to measure.
-
-    Args:
-        drafters: by their names in reports. Plain decoding is always measured too.
-        temperatures: sampling temperatures, one after the other.
-        batches: batch sizes, one after the other.
-        rounds: number of times that each question is asked; times are medians.
-        max_tokens: largest number of tokens of an answer.
-        seed: the answers' seeds are derived from it.
-        carry: whether drafters keep what they learn from one question to the next, within a round.
-        verifiers: by name, as in `SamplingParams`. Each drafter is measured with each of them.
-        trees: whether results have the tree of each step.
-    """
+@dataclass(frozen=True)
+class SpecPlan(SpecOptions):
+    """What to measure. `drafters`: by their names in reports. Plain decoding is always measured too."""
 
     drafters: Mapping[str, DrafterSpec]
-    temperatures: Sequence[float] = (0.0,)
-    batches: Sequence[int] = (1,)
-    rounds: int = 1
-    max_tokens: int = 128
-    seed: int = 0
-    carry: bool = False
-    verifiers: Sequence[str] = ("match",)
-    trees: bool = False
 
 
 def serving(batch: int, max_tree: int, max_context: int | None = None) -> EngineConfig:
@@ -62,13 +39,8 @@ def serving(batch: int, max_tree: int, max_context: int | None = None) -> Engine
 
     Prefix caching is off, so that no contender profits from a prompt that another has read.
     """
-    return EngineConfig(
-        max_requests=batch,
-        max_tree=max_tree,
-        max_context=max_context,
-        max_rows=max(EngineConfig.max_rows, batch * max_tree),
-        prefix_caching=False,
-    )
+    config = EngineConfig(max_requests=batch, max_tree=max_tree, max_context=max_context)
+    return replace(config, max_rows=max(config.max_rows, batch * max_tree), prefix_caching=False)
 
 
 class SpecBench:
@@ -101,7 +73,6 @@ class SpecBench:
         llm: LLM,
         questions: Sequence[Question],
         plan: SpecPlan,
-        *,
         others: Sequence[Contender] = (),
         about: Mapping[str, Any] | None = None,
         path: Path | None = None,
@@ -125,12 +96,7 @@ class SpecBench:
     def run(self) -> SpecResults:
         """Measure what is not in the file yet. Raises `RequestError` if no question fits into the context."""
         plan = self.plan
-        settings = [
-            (temperature, batch, number)
-            for temperature in plan.temperatures
-            for batch in plan.batches
-            for number in range(1, plan.rounds + 1)
-        ]
+        settings = [*product(plan.temperatures, plan.batches, range(1, plan.rounds + 1))]
         turns = sum(len(question.turns) for question in self.questions)
         self._meter.total = turns * len(self.contenders) * len(settings)
         self._meter.advance()
@@ -144,22 +110,18 @@ class SpecBench:
 
     def _conditions(self, about: Mapping[str, Any], left_out: Mapping[str, str]) -> dict[str, Any]:
         asked = json.dumps([(question.number, question.turns) for question in self.questions])
-        return {
-            **about,
-            "contenders": [contender.name for contender in self.contenders],
-            "left_out": left_out,
-            "questions": len(self.questions),
-            "questions_digest": short_hash(asked),
-            "max_tokens": self.plan.max_tokens,
-            "seed": self.plan.seed,
-            "carry": self.plan.carry,
-            "verifiers": [*self.plan.verifiers],
-            "trees": self.plan.trees,
-            "nodes": self.llm.config.max_tree,
-            "max_context": self.llm.config.max_context,
-            "threads": torch.get_num_threads(),
-            **place(),
-        }
+        own = conditions(
+            *(self.plan, "max_tokens", "seed", "carry", "trees"),
+            contenders=[contender.name for contender in self.contenders],
+            left_out=left_out,
+            questions=len(self.questions),
+            questions_digest=short_hash(asked),
+            verifiers=self.plan.verifiers or ["match"],
+            nodes=self.llm.config.max_tree,
+            max_context=self.llm.config.max_context,
+            threads=torch.get_num_threads(),
+        )
+        return {**about, **own}
 
     def _warm_up(self) -> None:
         """Let every contender answer once, since a first answer also allocates and compiles."""
@@ -170,7 +132,7 @@ class SpecBench:
                 contender.answer([asked])
 
     def _round(self, setting: Setting) -> None:
-        """Measure all questions at one setting.
+        """Measure all questions at one setting, turn by turn.
 
         The file does not hold what drafters carry along, so an incomplete round with `carry` starts again.
         """
@@ -178,55 +140,38 @@ class SpecBench:
         if lacks and self._times is not None:
             self.results.add_times(setting, self._times())
         again = self.plan.carry and lacks
-        if again:
-            for contender in self.contenders:
-                contender.reset()
+        for contender in self.contenders if again else ():
+            contender.reset()
         for number, group in enumerate(_groups(self.questions, setting[1])):
-            self._group(setting, group, number, again)
+            for turn, key in enumerate(_keys(setting, group)):
+                lap = None if again else self.results.by_key.get(key)
+                if lap is None:
+                    lap = self._lap(setting, group, turn, number)
+                    self.results.add(lap)
+                else:
+                    self._meter.advance(len(lap.answered) * len(self.contenders))
+                self._meter.advance(dropped=lap.left_out * len(self.contenders))
 
     def _lacks(self, setting: Setting) -> bool:
         """Return whether a measurement of this setting is missing."""
         keys = (key for group in _groups(self.questions, setting[1]) for key in _keys(setting, group))
-        return any(self.results.get(key) is None for key in keys)
+        return any(key not in self.results for key in keys)
 
-    def _group(self, setting: Setting, group: Sequence[Question], number: int, again: bool) -> None:
-        """Measure a group turn by turn. Turns in the file are measured again only if `again`."""
-        said: dict[Question, list[Message]] = {question: [] for question in group}
-        for turn, key in enumerate(_keys(setting, group)):
-            said = {question: messages for question, messages in said.items() if len(question.turns) > turn}
-            for question, messages in said.items():
-                messages.append({"role": "user", "content": question.turns[turn]})
-            lap = None if again else self.results.get(key)
-            if lap is None:
-                lap = self._lap(setting, group, turn, said, number)
-                self.results.add(lap)
-            else:
-                self._meter.advance(len(lap.answered) * len(self.contenders))
-            self._meter.advance(dropped=lap.left_out * len(self.contenders))
-            said = {
-                question: messages for question, messages in said.items() if question.number in lap.answered
-            }
-            for question, messages in said.items():
-                answer = self.results.plain(setting[0], question.number, turn)
-                messages.append({"role": "assistant", "content": answer.text if answer else ""})
-
-    def _lap(
-        self,
-        setting: Setting,
-        group: Sequence[Question],
-        turn: int,
-        said: Mapping[Question, Sequence[Message]],
-        number: int,
-    ) -> Lap:
-        asked: dict[Question, AskedTurn] = {}
-        for question, messages in said.items():
+    def _lap(self, setting: Setting, group: Sequence[Question], turn: int, number: int) -> Lap:
+        asked, left_out, temperature = dict[Question, AskedTurn](), 0, setting[0]
+        for question in group:
+            messages = self._messages(temperature, question, turn)
+            if messages is None:
+                continue
             seed = derive_seed(self.plan.seed + question.number, turn)
-            params = SamplingParams(temperature=setting[0], max_tokens=self.plan.max_tokens, seed=seed)
+            params = SamplingParams(temperature=temperature, max_tokens=self.plan.max_tokens, seed=seed)
             if one := self._asked(messages, params):
                 asked[question] = one
+            else:
+                left_out += len(question.turns) - turn
         runs, answers = self._answers([*asked.values()], number + setting[2])
         numbers = [question.number for question in asked]
-        known = [self.results.plain(setting[0], number, turn) for number in numbers]
+        known = [self.results.plain(temperature, number, turn) for number in numbers]
         plain = [old or new for old, new in zip(known, answers.get(PLAIN) or (), strict=True)]
         return Lap(
             *setting,
@@ -234,11 +179,26 @@ class SpecBench:
             group=[question.number for question in group],
             turn=turn,
             answered=numbers,
-            left_out=sum(len(question.turns) - turn for question in said if question not in asked),
+            left_out=left_out,
             runs={name: _compared(run, answers.get(name), plain) for name, run in runs.items()},
             answers=[] if all(known) else [answer.token_ids for answer in plain],
             texts=[] if all(known) else [answer.text for answer in plain],
         )
+
+    def _messages(self, temperature: float, question: Question, turn: int) -> list[Message] | None:
+        """A conversation up to a turn, with plain decoding's answers.
+
+        None: the question has no such turn, or an earlier one did not fit into the context.
+        """
+        said = [self.results.plain(temperature, question.number, earlier) for earlier in range(turn)]
+        if turn >= len(question.turns) or not all(said):
+            return None
+        messages: list[Message] = []
+        for text, answer in zip_longest(question.turns[: turn + 1], said):
+            messages.append({"role": "user", "content": text})
+            if answer is not None:
+                messages.append({"role": "assistant", "content": answer.text})
+        return messages
 
     def _answers(
         self, asked: Sequence[AskedTurn], first: int
@@ -275,12 +235,13 @@ def _build(llm: LLM, plan: SpecPlan) -> tuple[list[DrafterContender], dict[str, 
     for spec in plan.drafters.values():
         if isinstance(spec, str):
             _check_names(parse(spec))
-    for verifier in plan.verifiers:
+    verifiers = plan.verifiers or ["match"]
+    for verifier in verifiers:
         SamplingParams(verifier=verifier)
     target = llm.engine.target
     built, left_out = [DrafterContender(PLAIN, llm, build_drafter(PLAIN, target))], dict[str, str]()
     for name, spec in plan.drafters.items():
-        for verifier in plan.verifiers:
+        for verifier in verifiers:
             full_name = name if verifier == "match" else f"{name}, {verifier}"
             try:
                 drafter = build_drafter(spec, target)
@@ -311,9 +272,8 @@ def _groups(questions: Sequence[Question], size: int) -> Iterator[list[Question]
 
 def _keys(setting: Setting, group: Sequence[Question]) -> list[Key]:
     """Return the keys of a group's laps, turn by turn."""
-    return [
-        (setting, group[0].number, turn) for turn in range(max(len(question.turns) for question in group))
-    ]
+    turns = max(len(question.turns) for question in group)
+    return [(setting, group[0].number, turn) for turn in range(turns)]
 
 
 def _compared(run: RunTimes, answers: Sequence[TurnAnswer] | None, plain: Sequence[TurnAnswer]) -> RunTimes:

@@ -117,11 +117,6 @@ class SpecResults(Records[Lap]):
             self._plain.setdefault((record.temperature, question, record.turn), TurnAnswer(ids, text))
 
     @property
-    def conditions(self) -> dict[str, Any]:
-        """The conditions of the whole measurement: options, versions and machine."""
-        return self.journal.conditions
-
-    @property
     def left_out(self) -> dict[str, str]:
         """Drafters that could not be built, with the reasons."""
         return dict(self.conditions.get("left_out", {}))
@@ -131,10 +126,6 @@ class SpecResults(Records[Lap]):
         """Number of turns without room in the context, and of turns after them, over all temperatures."""
         first = min((lap.batch for lap in self.by_key.values()), default=1)
         return sum(lap.left_out for lap in self.by_key.values() if (lap.batch, lap.round) == (first, 1))
-
-    def get(self, key: Key) -> Lap | None:
-        """Return the lap with this key, or None if it was not measured."""
-        return self.by_key.get(key)
 
     def add_times(self, setting: Setting, times: PassTimes) -> None:
         """Add the times of the target's passes, measured at this setting, also to the journal's file."""
@@ -240,9 +231,8 @@ class _Taken:
             sum(statistics.median(getattr(run, part) for run in runs) for runs in turns.values())
             for part in ("seconds", "cpu", "prefill", "draft", "verify")
         )
-        tokens, ahead = (
-            sum(getattr(runs[0], part) for runs in turns.values()) for part in ("tokens", "ahead")
-        )
+        firsts = [runs[0] for runs in turns.values()]
+        tokens, ahead = sum(run.tokens for run in firsts), sum(run.ahead for run in firsts)
         steps = _steps(turns.values(), verify, max(seconds - prefill - verify, 0.0))
         return cls(tokens, ahead, seconds, cpu, prefill, draft, verify, steps)
 

@@ -1,1 +1,1 @@
-"""`soothsay bench ...`: one file a command. `bench_app.py` lists them."""
+"""`soothsay bench ...`: what the commands ask and show. `bench_app.py` lists them."""

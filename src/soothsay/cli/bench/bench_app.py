@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import typer
 
-from soothsay.cli.bench.agentic_command import Agentic
-from soothsay.cli.bench.decode_command import Decode
-from soothsay.cli.bench.learn_command import Learn
+from soothsay.cli.bench.gain_commands import Learn, Peers, Stack
 from soothsay.cli.bench.load_commands import BusyMachine, ServersUnderLoad
-from soothsay.cli.bench.pass_commands import Experts, Step
-from soothsay.cli.bench.peers_command import Peers
-from soothsay.cli.bench.quality_command import Quality
-from soothsay.cli.bench.spec_commands import Report, Spec
-from soothsay.cli.bench.stack_command import Stack
+from soothsay.cli.bench.pass_commands import Decode, Experts, Quality, Step
+from soothsay.cli.bench.spec_commands import Agentic, Report, Spec
 from soothsay.cli.command_classes import add_commands
 
 bench = typer.Typer(
-    no_args_is_help=True,
-    help="Measure speed and acceptance. What is compared takes turns within one run.",
+    no_args_is_help=True, help="Measure speed and acceptance. What is compared takes turns within one run."
 )
 COMMANDS = {
     **{

@@ -1,43 +1,16 @@
-"""Options that several benchmarks share, what they mean, and how results are saved."""
+"""What benchmarks are asked: options that several share, and how results are saved."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, get_args
 
 import typer
 
-from soothsay.config import DType, EngineConfig
+from soothsay.config import DType
 from soothsay.files import write_json, write_text
-from soothsay.options import CommonOptions, option, shared
 from soothsay.plotting import require_matplotlib, save_png
-
-
-@dataclass(frozen=True)
-class BenchOptions:
-    """The options of benchmarks. Each benchmark has some of them."""
-
-    max_tokens: int = shared(CommonOptions, "max_tokens", default=128, min=1)
-    temperature: float = shared(CommonOptions, "temperature", default=0.0, min=0)
-    nodes: int = option(
-        EngineConfig.max_tree, "Largest number of nodes of a draft tree, with the root.", min=1
-    )
-    dtype: list[str] | None = option(None, "Element type of linear layers' weights; may be repeated.")
-    rows: str = option("1", "Numbers of rows of a pass.")
-    rounds: int = option(15, "Number of passes of each kind; times are medians.", min=1)
-    to_json: Path | None = option(None, "Write all numbers to this file.", "--json", dir_okay=False)
-    journal: Path | None = option(
-        None, "Append each measurement to this file; an existing file is continued.", "--json", dir_okay=False
-    )
-    png: Path | None = option(None, "Draw a chart to this file (needs matplotlib).", dir_okay=False)
-    markdown: Path | None = option(
-        None, "Write the table as Markdown to this file; '-': print it.", dir_okay=False, allow_dash=True
-    )
-    html: Path | None = option(
-        None, "Write one self-contained page with tables and charts (needs matplotlib).", dir_okay=False
-    )
 
 
 def check_charts(*files: Path | None) -> None:

@@ -4,25 +4,177 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
+import os
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from soothsay.cli.bench.bench_options import BenchOptions, check_charts, save_chart, save_numbers
-from soothsay.cli.bench.load_options import GoodputOptions, LoadOptions, PromptOptions, parse_target, seconds
-from soothsay.cli.progress import progress_bar
-from soothsay.cli.tables import records_table, result_table
-from soothsay.cli.terminal import notice
+from soothsay.bench.bench_plans import BenchOptions
+from soothsay.bench.tables import records_table, result_table
+from soothsay.cli.bench.bench_options import check_charts, save_chart, save_numbers
+from soothsay.cli.terminal import notice, progress_bar
 from soothsay.files import write_text
-from soothsay.options import REQUIRED, argument, option, shared
+from soothsay.options import FILE, PROMPTS, argument, flag, option, optional, shared
 
 if TYPE_CHECKING:
-    from soothsay.bench.serve.serve_bench import ServeBench
+    from soothsay.bench.serve.load import Arrivals, Kind, Mix
+    from soothsay.bench.serve.serve_bench import LoadTarget, ServeBench
     from soothsay.bench.serve.serve_results import LoadResults, Slo
+
+
+CONCURRENCY = "4"
+"""The load if none is given."""
+
+REQUESTS = "32"
+"""Conversations in a trial if neither their number nor a duration is given."""
+
+_UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0}
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How requests arrive. At most one of the first three is given."""
+
+    PANEL = "Load: at most one of the first three"
+
+    concurrency: str | None = optional(
+        CONCURRENCY,
+        "Closed loop: N clients, each sending its next request when it has its answer.",
+        metavar="N,...",
+    )
+    rate: str | None = option(
+        None, "Open loop: R requests a second on average, at times of a Poisson process.", metavar="R,..."
+    )
+    burst: str | None = option(
+        None, "N requests at once, and the next N when all are answered.", metavar="N,..."
+    )
+    requests: str | None = optional(
+        REQUESTS, "Conversations in a trial: one number, or one for each level.", metavar="N,..."
+    )
+    duration: str | None = option(
+        None, "In place of --requests: time in which conversations begin.", metavar="TIME"
+    )
+
+    def loads(self) -> list[Arrivals]:
+        """The loads, one for each level. Raises `typer.BadParameter`."""
+        from soothsay.bench.serve.load import Arrivals
+
+        kinds = {"concurrency": self.concurrency, "rate": self.rate, "burst": self.burst}
+        chosen = {kind: text for kind, text in kinds.items() if text is not None}
+        if len(chosen) > 1:
+            raise typer.BadParameter("give one of --concurrency, --rate and --burst")
+        if self.requests is not None and self.duration is not None:
+            raise typer.BadParameter("give --requests or --duration, not both")
+        ((name, text),) = (chosen or {"concurrency": CONCURRENCY}).items()
+        kind, levels = cast("Kind", name), _numbers(text, f"--{name}")
+        if self.duration is not None:
+            lasting = seconds(self.duration, "--duration")
+            return [Arrivals(kind, level, duration=lasting) for level in levels]
+        counts = _numbers(self.requests or REQUESTS, "--requests")
+        if len(counts) not in (1, len(levels)) or not all(count.is_integer() for count in counts):
+            needed = f"one whole number, or one for each of {text}"
+            raise typer.BadParameter(f"--requests {self.requests}: {needed}")
+        pairs = zip(levels, counts * (len(levels) // len(counts)), strict=True)
+        return [Arrivals(kind, level, requests=int(count)) for level, count in pairs]
+
+
+@dataclass(frozen=True)
+class PromptOptions:
+    """What is asked."""
+
+    PANEL = "Prompts"
+
+    spec_bench: Path | None = option(None, "JSON lines with category and turns.", **FILE)
+    prompts: Path | None = optional("256 short requests", PROMPTS, **FILE)
+    turns: int = option(1, "Turns of a conversation, each after the server's answer.", min=1)
+    shared_prefix: int = option(0, "Length of a system message for all.", metavar="WORDS", min=0)
+    long: float = option(0.0, "Share of prompts with a long text.", metavar="SHARE", min=0, max=1)
+    long_words: int = option(1000, "Length of a long text.", metavar="WORDS", min=1)
+
+    def mix(self, seed: int) -> Mix:
+        """The prompts of a file, or the default ones. Raises `typer.BadParameter` if two files are given."""
+        from soothsay.bench.serve.load import Mix, default_conversations, read_conversations, read_spec_bench
+
+        if self.spec_bench is not None and self.prompts is not None:
+            raise typer.BadParameter("give --spec-bench FILE or --prompts FILE, not both")
+        conversations = default_conversations()
+        if self.spec_bench is not None:
+            conversations = read_spec_bench(self.spec_bench)
+        elif self.prompts is not None:
+            conversations = read_conversations(self.prompts)
+        return Mix(conversations, seed, self.turns, self.shared_prefix, self.long, self.long_words)
+
+
+@dataclass(frozen=True)
+class GoodputOptions:
+    """The limits that an answer keeps if it counts as good."""
+
+    PANEL = "Goodput"
+
+    slo_ttft: str | None = option(None, "Limit to the first token, such as 500ms.", metavar="TIME")
+    slo_itl: str | None = option(None, "Limit of an answer's mean time between tokens.", metavar="TIME")
+    slo_e2e: str | None = option(None, "Limit to the end.", metavar="TIME")
+
+    def slo(self) -> Slo:
+        """The limits in seconds. Raises `typer.BadParameter`."""
+        from soothsay.bench.serve.serve_results import Slo
+
+        given = {"--slo-ttft": self.slo_ttft, "--slo-itl": self.slo_itl, "--slo-e2e": self.slo_e2e}
+        return Slo(*(None if text is None else seconds(text, name) for name, text in given.items()))
+
+
+def seconds(text: str, name: str) -> float:
+    """Parse the value of option `name`, such as "500ms", to seconds. Raises `typer.BadParameter`."""
+    found = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([a-z]*)", text.strip())
+    if not found or found[2] not in _UNITS or not float(found[1]):
+        raise typer.BadParameter(f"{name} {text}: give a time above zero, such as 500ms, 1.5s or 2min")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def _numbers(text: str, name: str) -> list[float]:
+    """Parse "1,4,16" to [1.0, 4.0, 16.0]. Raises `typer.BadParameter`."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"{name} {text}: give numbers with commas between them") from None
+
+
+def parse_target(text: str, timeout: float, ignore_eos: bool) -> LoadTarget:
+    """Parse `NAME=URL,model=...,key=...,field=JSON`. A URL without a path gets `/v1`.
+
+    A comma ends a field only if `name=` follows, so JSON values may hold commas. Raises `typer.BadParameter`.
+    """
+    from soothsay.bench.chat_client import ChatClient
+    from soothsay.bench.serve.serve_bench import LoadTarget
+
+    named = re.fullmatch(r"(?:([^=/]*)=)?(https?://.*)", text, re.DOTALL)
+    if named is None:
+        raise typer.BadParameter(f"{text!r} is not a server: give http://HOST:PORT, or NAME=http://...")
+    url, *rest = re.split(r",(?=\w+=)", named[2])
+    if re.fullmatch(r"https?://[^/?#]+", url):
+        url += "/v1"
+    options: dict[str, str] = dict(part.split("=", 1) for part in rest)
+    model, variable = options.pop("model", ""), options.pop("key", "")
+    key = os.environ.get(variable, "")
+    if variable and not key:
+        raise typer.BadParameter(f"{url},key={variable}: there is no such environment variable")
+    optional = {"ignore_eos": True} if ignore_eos else {}
+    client = ChatClient(url, model, key, timeout, optional)
+    return LoadTarget(named[1] or client.place, client, {name: _json(one) for name, one in options.items()})
+
+
+def _json(text: str) -> Any:
+    """Parse JSON; text that is not JSON stands for itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +187,10 @@ class ServersUnderLoad:
     """
 
     server: list[str] | None = argument(
-        None,
         "Servers, such as http://127.0.0.1:8000; with several, ratios are over the first. A URL "
         "without a path gets /v1. Fields may follow: ,model=NAME ,key=VARIABLE (an environment variable) "
         "and fields of every request as JSON, such as ,speculation=false.",
+        default=None,
         metavar="[[NAME=]URL]...",
         show_default=False,
     )
@@ -50,7 +202,7 @@ class ServersUnderLoad:
     warm_up: int = option(2, "Requests sent to each server before its first trial; not counted.", min=1)
     asked: PromptOptions
     max_tokens: int = shared(BenchOptions, "max_tokens")
-    ignore_eos: bool = option(False, "Ask for answers of exactly --max-tokens tokens.")
+    ignore_eos: bool = flag("Ask for answers of exactly --max-tokens tokens.")
     temperature: float = shared(BenchOptions, "temperature")
     seed: int = option(0, "Seed of the order, the arrivals and the answers.", min=0)
     timeout: str = option("600s", "Time without a byte after which a request fails.", metavar="TIME")
@@ -76,22 +228,27 @@ class ServersUnderLoad:
         with progress_bar("asking", "s" if self.load.duration else "conversations") as progress:
             bench = ServeBench(targets, mix, plan, path=self.to_json, progress=progress)
             interrupted = _run(bench)
-        _show(bench.results, slo)
-        self._draw(bench.results, slo)
+        self._show(bench.results, slo)
         if interrupted:
             raise typer.Exit(130)
         if not all(row.answered for row in bench.results.rows()):
             raise typer.Exit(1)
 
-    def _draw(self, results: LoadResults, slo: Slo) -> None:
-        """Write the page and the charts that were asked for, if anything was measured."""
-        from soothsay.bench.serve.load_charts import load_chart
-        from soothsay.bench.serve.load_page import page
+    def _show(self, results: LoadResults, slo: Slo) -> None:
+        """Show tables and notes, and write the page and the chart that were asked for."""
+        from soothsay.bench.serve.load_page import load_chart, notes, page, tables
 
-        if results.trials and self.html is not None:
+        console = Console(highlight=False)
+        if not results.trials:
+            console.print("nothing was measured")
+            return
+        for content in tables(results, slo):
+            console.print(result_table(content))
+        for note in notes(results, slo):
+            console.print(Text(note), soft_wrap=True)
+        if self.html is not None:
             write_text(self.html, page(results, slo))
-        if results.trials:
-            save_chart(self.png, lambda: load_chart(results), dpi=110)
+        save_chart(self.png, lambda: load_chart(results), dpi=110)
 
 
 def _run(bench: ServeBench) -> bool:
@@ -102,19 +259,6 @@ def _run(bench: ServeBench) -> bool:
     except KeyboardInterrupt:
         return True
     return False
-
-
-def _show(results: LoadResults, slo: Slo) -> None:
-    from soothsay.bench.serve.load_tables import notes, tables
-
-    console = Console(highlight=False)
-    if not results.trials:
-        console.print("nothing was measured")
-        return
-    for content in tables(results, slo):
-        console.print(result_table(content))
-    for note in notes(results, slo):
-        console.print(Text(note), soft_wrap=True)
 
 
 SILENCE = 600.0
@@ -131,14 +275,11 @@ class BusyMachine:
     """
 
     server: list[str] = argument(
-        REQUIRED,
         "Servers on this machine, such as http://127.0.0.1:8000. Fields may follow as in "
         "'bench serve', such as ,speculation=false.",
         metavar="[NAME=]URL...",
     )
-    loops: list[int] | None = option(
-        None, "Number of busy processes; may be repeated.", min=1, show_default="1 and 2"
-    )
+    loops: list[int] | None = optional("1 and 2", "Number of busy processes; may be repeated.", min=1)
     rounds: int = option(3, "Number of rounds; figures are medians.", min=1)
     max_tokens: int = shared(BenchOptions, "max_tokens")
     to_json: Path | None = shared(BenchOptions, "to_json")
@@ -151,8 +292,8 @@ class BusyMachine:
         with progress_bar("asking", "answers") as progress:
             from soothsay.bench.busy import bench_busy
 
-            asked = {"rounds": self.rounds, "tokens": self.max_tokens}
-            found = asyncio.run(bench_busy(targets, self.loops or [1, 2], **asked, progress=progress))
+            loops = self.loops or [1, 2]
+            found = asyncio.run(bench_busy(targets, loops, self.rounds, self.max_tokens, progress))
         numbers = {"tokens/s": "{.rate:.1f}", "share": "{.share:.2f}", "longest wait": "{.longest:.1f}"}
         table = records_table(found, {"busy processes": "{.loops}", "server": "{.server}"}, numbers)
         Console(highlight=False).print(table)

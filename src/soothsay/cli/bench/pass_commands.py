@@ -1,4 +1,4 @@
-"""`soothsay bench step` and `soothsay bench experts`: what a forward pass costs."""
+"""`soothsay bench step`, `experts`, `quality` and `decode`: what passes cost, and how exact they are."""
 
 from __future__ import annotations
 
@@ -8,23 +8,16 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from soothsay.cli.bench.bench_options import (
-    BenchOptions,
-    check_charts,
-    known_dtypes,
-    row_counts,
-    save_chart,
-    save_numbers,
-)
-from soothsay.cli.tables import records_table
-from soothsay.cli.terminal import notice
-from soothsay.options import argument, option, shared
+from soothsay.bench.bench_plans import BenchOptions
+from soothsay.bench.tables import numbers_table, records_table
+from soothsay.cli.bench.bench_options import check_charts, known_dtypes, row_counts, save_chart, save_numbers
+from soothsay.cli.terminal import notice, progress_bar
+from soothsay.config import DType
+from soothsay.options import FILE, ModelOptions, argument, common, option, optional, shared
 
 if TYPE_CHECKING:
-    from soothsay.bench.experts_beside_dense import ExpertsReport
-    from soothsay.bench.step import StepReport
+    pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,18 +29,19 @@ class Step:
     the arithmetic.
     """
 
-    model: str | None = argument(None, "A model; see 'generate'.", show_default="a shape with random weights")
-    shape: str | None = option(
-        None,
+    model: str | None = argument(
+        "A model; see 'generate'.", default=None, show_default="a shape with random weights"
+    )
+    shape: str | None = optional(
+        "1.1B",
         "A Llama with random weights: 0.5B, 1.1B, 3B, hybrid (a Qwen3.5), or "
         "layers=22,hidden=2048,heads=32,kv_heads=4,ffn=5632,vocab=32000, of which what is left out is as "
         "in 1.1B. With experts=32,chosen=4, ffn is that of one expert.",
-        show_default="1.1B",
     )
     dtype: list[str] | None = shared(BenchOptions, "dtype", show_default="bfloat16")
     rows: str = shared(BenchOptions, "rows", default="1,2,4,8,16,32,64")
-    contexts: list[int] | None = option(
-        None, "Number of tokens before the rows; may be repeated.", "--context", min=1, show_default="128"
+    contexts: list[int] | None = optional(
+        "128", "Number of tokens before the rows; may be repeated.", "--context", min=1
     )
     tree: Literal["chain", "binary"] = option(
         "chain", "Shape of the rows' tree: a path, or two children a node."
@@ -64,39 +58,13 @@ class Step:
         counts, dtypes = row_counts(self.rows), known_dtypes(self.dtype)
         with notice("measuring ..."):
             from soothsay.bench.random_models import LlamaShape
-            from soothsay.bench.step import bench_step
-            from soothsay.bench.step_chart import step_chart
+            from soothsay.bench.step import bench_step, step_chart, step_table
 
-            report = bench_step(
-                LlamaShape.parse(self.shape or "1.1B") if self.model is None else self.model,
-                dtypes=dtypes,
-                rows=counts,
-                contexts=self.contexts or [128],
-                rounds=self.rounds,
-                layout=self.tree,
-            )
-        Console(highlight=False).print(_step_table(report))
+            model = LlamaShape.parse(self.shape or "1.1B") if self.model is None else self.model
+            report = bench_step(model, dtypes, counts, self.contexts or [128], self.rounds, self.tree)
+        Console(highlight=False).print(step_table(report))
         save_chart(self.png, lambda: step_chart(report))
         save_numbers(self.to_json, asdict(report))
-
-
-def _step_table(report: StepReport) -> Table:
-    rates = ", ".join(f"{rate / 1e9:.0f} Gop/s in {dtype}" for dtype, rate in report.rates.items())
-    return records_table(
-        report.times,
-        {"dtype": "{.dtype}", "context": "{.context:,}"},
-        {
-            "rows": "{.rows}",
-            "ms": "{.ms:.2f}",
-            "of one row": "{.ratio:.2f}x",
-            "floor, ms": "{.floor_ms:.2f}",
-            "of the floor": lambda time: f"{time.ms / time.floor_ms:.2f}x",
-            "GB read": lambda time: f"{time.bytes / 1e9:.3f}",
-        },
-        grouped=True,
-        title=f"{Path(report.model).name}, {report.layout}, {report.threads} threads",
-        caption=f"median of {report.rounds} rounds; {report.bandwidth / 1e9:.1f} GB/s read, {rates}",
-    )
 
 
 SHAPE = "layers=8,hidden=1024,heads=16,kv_heads=4,ffn=768,vocab=8192,experts=32,chosen=4"
@@ -121,32 +89,81 @@ class Experts:
         """Measure, and print a table."""
         counts, dtypes = row_counts(self.rows), known_dtypes(self.dtype, ("int8", "bfloat16"))
         with notice("measuring ..."):
-            from soothsay.bench.experts_beside_dense import bench_experts
+            from soothsay.bench.experts_beside_dense import bench_experts, experts_table
             from soothsay.bench.random_models import LlamaShape
 
             sizes = LlamaShape.parse(self.shape)
             if not sizes.experts:
                 raise typer.BadParameter(f"--shape {self.shape}: it has no experts; write {SHAPE}")
             report = bench_experts(sizes, dtypes=dtypes, rows=counts, rounds=self.rounds)
-        Console(highlight=False).print(_experts_table(report))
+        Console(highlight=False).print(experts_table(report))
         save_numbers(self.to_json, asdict(report))
 
 
-def _experts_table(report: ExpertsReport) -> Table:
-    s = report.shape
-    return records_table(
-        report.times,
-        {"dtype": "{.dtype}"},
-        {
-            "rows": "{.rows}",
-            "ms": "{.ms:.2f}",
-            "dense, ms": "{.dense_ms:.2f}",
-            "of dense": "{.ratio:.2f}x",
-            "experts": "{.touched:.1f}",
-            "GB": lambda time: f"{time.bytes / 1e9:.3f}",
-            "of reading": "{.of_reading:.2f}x",
-        },
-        title=f"{s.chosen} of {s.experts} experts of {s.ffn}, in {s.layers} layers of {s.hidden}; "
-        f"{report.kernels}, {report.threads} threads",
-        caption=f"median of {report.rounds} rounds; {report.bandwidth / 1e9:.1f} GB/s read",
-    )
+@dataclass(frozen=True, kw_only=True)
+class Quality:
+    """Compare a model's distributions with those of float32, of the same weights or of a reference.
+
+    The model reads the texts in chunks. For each token of a chunk's second half, the distribution that
+    predicts it is compared: its divergence (KL) from that of float32, in nats, and whether both have the same
+    best token.
+    """
+
+    model: str = common("model")
+    texts: list[Path] = argument("Text files to read, in order.", metavar="TEXT...", **FILE)
+    dtype: list[str] | None = shared(BenchOptions, "dtype", show_default="auto")
+    reference: str | None = optional("MODEL", "The model whose float32 is the reference.")
+    tokens: int = option(20_000, "Tokens to read, at most.", min=1)
+    chunk: int = option(512, "Tokens that are read at once.", min=4)
+    to_json: Path | None = shared(BenchOptions, "to_json")
+
+    def run(self) -> None:
+        """Read the texts, and print a table."""
+        dtypes = known_dtypes(self.dtype, ("auto",))
+        text = "\n\n".join(file.read_text("utf-8", "replace") for file in self.texts)
+        with progress_bar(f"reading with {self.model}", "chunks") as progress:
+            from soothsay.bench.quality import bench_quality
+
+            found = bench_quality(self.model, text, dtypes, self.reference, self.tokens, self.chunk, progress)
+        table = records_table(
+            found,
+            {"dtype": "{.dtype}"},
+            {
+                "bits a weight": "{.bits:.2f}",
+                "perplexity": "{.perplexity:.3f}",
+                "KL to float32": "{.divergence:.5f}",
+                "equal best": "{.equal_best:.2%}",
+            },
+            title=Path(self.model).name,
+            caption=f"{found[0].tokens:,} distributions",
+        )
+        Console(highlight=False).print(table)
+        save_numbers(self.to_json, [asdict(one) for one in found])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decode:
+    """Compare with transformers, prompt lookup with plain decoding, and a batch with one request."""
+
+    model: str = argument("A model with a chat template; see 'generate'.", default="sibyl")
+    tokens: int = option(128, "Tokens of each run.", min=1)
+    rounds: int = option(7, "Number of runs of each contender; ratios are medians.", min=1)
+    batch: int = option(16, "Number of requests in the batch.", min=2, max=32)
+    dtype: DType = shared(ModelOptions, "dtype")
+
+    def run(self) -> None:
+        """Measure, and print a table."""
+        with notice(f"measuring {self.model} ..."):
+            from soothsay.bench.decode import bench_decode
+
+            comparisons = bench_decode(**vars(self))
+        caption = f"median of {self.rounds} rounds"
+        table = numbers_table(("greedy decoding", ""), ("tokens/s", "ratio"), caption=caption)
+        for comparison in comparisons:
+            table.add_section()
+            for name in comparison.rates.rounds:
+                first = name == comparison.base
+                ratio = "" if first else f"{comparison.rates.ratio(name, comparison.base):.2f}x"
+                rate = f"{comparison.rates.median(name):.0f}"
+                table.add_row(comparison.title if first else "", name, rate, ratio)
+        Console(highlight=False).print(table)

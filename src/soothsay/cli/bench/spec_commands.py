@@ -1,4 +1,4 @@
-"""`soothsay bench spec` and `soothsay bench report`: drafters on the questions of Spec-Bench."""
+"""`soothsay bench spec`, `report` and `agentic`: drafters on questions, and questions as agents ask them."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
-from soothsay.cli.bench.bench_options import BenchOptions, check_charts, write_markdown
-from soothsay.cli.progress import progress_bar
-from soothsay.cli.tables import result_table
-from soothsay.cli.terminal import notice
+from soothsay.bench.bench_plans import BenchOptions, SpecOptions
+from soothsay.bench.tables import numbers_table, result_table
+from soothsay.cli.bench.bench_options import check_charts, write_markdown
+from soothsay.cli.terminal import notice, progress_bar
 from soothsay.config import DType
 from soothsay.files import write_text
-from soothsay.options import FILE, REQUIRED, CommonOptions, ModelOptions, argument, option, shared
+from soothsay.options import FILE, ModelOptions, argument, common, option, optional, required, shared
 
 if TYPE_CHECKING:
-    from soothsay.bench.endpoint import Endpoint
+    from soothsay.bench.agentic import Episode
+    from soothsay.bench.spec.contenders import Endpoint
     from soothsay.bench.spec.spec_results import SpecResults
 
 
@@ -44,7 +46,7 @@ class EndpointOptions:
 
     def servers(self) -> list[Endpoint]:
         """The servers. Raises `typer.BadParameter`."""
-        from soothsay.bench.endpoint import Endpoint
+        from soothsay.bench.spec.contenders import Endpoint
 
         urls, models, variable = self.endpoint or (), self.endpoint_model or (), self.api_key_env
         if len(urls) != len(models):
@@ -69,30 +71,10 @@ class Spec:
     exit code is 1 if an answer differs from plain decoding's.
     """
 
-    model: str = shared(CommonOptions, "model")
-    spec_bench: Path = option(REQUIRED, "Questions: JSON lines with category and turns.", **FILE)
+    model: str = common("model")
+    spec_bench: Path = required("Questions: JSON lines with category and turns.", **FILE)
     drafter: list[str] | None = option(None, "Drafter to measure; may be repeated.", "-d")
-    per_task: int | None = option(
-        None, "Number of questions of each task, evenly spread.", min=1, show_default="all"
-    )
-    temperature: list[float] | None = option(
-        None, "Sampling temperature; may be repeated.", "-t", min=0, show_default="0"
-    )
-    batch: list[int] | None = option(
-        None, "Questions answered in one batch; may be repeated.", min=1, show_default="1"
-    )
-    rounds: int = option(1, "Number of times that each question is asked; times are medians.", min=1)
-    nodes: int = shared(BenchOptions, "nodes")
-    max_tokens: int = shared(BenchOptions, "max_tokens")
-    seed: int = option(0, "Seed of all answers.", min=0)
-    verifier: list[str] | None = option(
-        None,
-        "How draft tokens are accepted at temperatures above 0: match, rejection, specinfer, rsd, "
-        "block, traversal or typical; may be repeated, for a comparison.",
-        show_default="match",
-    )
-    trees: bool = option(False, "Write the draft tree of each step to the file of --json too.")
-    carry: bool = option(False, "Let drafters keep what they learn from other questions.")
+    options: SpecOptions
     dtype: DType = shared(ModelOptions, "dtype")
     max_context: int | None = shared(ModelOptions, "max_context")
     to_json: Path | None = shared(BenchOptions, "journal")
@@ -102,55 +84,38 @@ class Spec:
 
     def run(self) -> None:
         """Measure, and show the results."""
-        servers = self.others.servers()
+        servers, options = self.others.servers(), self.options
         if not self.drafter and not servers:
             raise typer.BadParameter("name at least one drafter, -d NAME, or a server, --endpoint URL")
-        if self.verifier and not any(self.temperature or ()):
+        if options.verifiers and not any(options.temperatures):
             raise typer.BadParameter("--verifier needs -t above 0: at temperature 0 all verifiers are match")
-        if self.trees and self.to_json is None:
+        if options.trees and self.to_json is None:
             raise typer.BadParameter("--trees needs --json FILE, where the trees go")
         check_charts(self.html)
-        batches = self.batch or [1]
         with notice(f"loading {self.model} ..."):
             from soothsay import LLM
-            from soothsay.bench.spec.questions import read_questions
+            from soothsay.bench.prompts import read_questions
             from soothsay.bench.spec.spec_bench import SpecBench, SpecPlan, serving
             from soothsay.model.pass_measuring import measure_passes
 
-            questions = read_questions(self.spec_bench, self.per_task)
-            config = serving(max(batches), self.nodes, self.max_context)
+            questions = read_questions(self.spec_bench, options.per_task)
+            config = serving(max(options.batches), options.nodes, self.max_context)
             llm = LLM(self.model, drafter="none", dtype=self.dtype, config=config)
-            plan = SpecPlan(
-                drafters={name: name for name in self.drafter or ()},
-                temperatures=self.temperature or [0.0],
-                batches=batches,
-                rounds=self.rounds,
-                max_tokens=self.max_tokens,
-                seed=self.seed,
-                carry=self.carry,
-                verifiers=self.verifier or ["match"],
-                trees=self.trees,
-            )
+            plan = SpecPlan({name: name for name in self.drafter or ()}, **vars(options))
             found = str(llm.model.dtype).removeprefix("torch.")
             dtype = f"auto ({found})" if self.dtype == "auto" else self.dtype
         with progress_bar("answering") as progress:
-            bench = SpecBench(
-                *(llm, questions, plan),
-                others=servers,
-                about={"model": self.model, "dtype": dtype},
-                path=self.to_json,
-                progress=progress,
-                times=partial(measure_passes, llm.model, llm.config.max_context or 0),
-            )
+            about, path = {"model": self.model, "dtype": dtype}, self.to_json
+            times = partial(measure_passes, llm.model, llm.config.max_context or 0)
+            bench = SpecBench(llm, questions, plan, servers, about, path, progress, times)
             results = bench.run()
         finish([results], self.markdown, self.html)
 
 
 def finish(every: Sequence[SpecResults], markdown: Path | None, html: Path | None) -> None:
     """Write the files that were asked for, and show the tables. Exits with 1 if an answer differs."""
-    from soothsay.bench.report.speedup_page import page
-    from soothsay.bench.report.speedup_tables import different
-    from soothsay.bench.report.speedup_tables import markdown as as_markdown
+    from soothsay.bench.spec.spec_page import different, page
+    from soothsay.bench.spec.spec_page import markdown as as_markdown
 
     if markdown is not None:
         write_markdown(as_markdown(every), markdown)
@@ -164,12 +129,11 @@ def finish(every: Sequence[SpecResults], markdown: Path | None, html: Path | Non
 
 
 def _show(results: SpecResults) -> None:
-    from soothsay.bench.report.speedup_tables import different, notes, table_of
-    from soothsay.bench.spec.spec_results import by_setting
+    from soothsay.bench.spec.spec_page import different, notes, table
 
     console = Console(highlight=False)
-    for setting, rows in by_setting(results.rows()):
-        console.print(result_table(table_of(results, setting, rows, console.width)))
+    for setting in dict.fromkeys((row.temperature, row.batch) for row in results.rows()):
+        console.print(result_table(table(results, setting, console.width)))
     if different(results):
         alarm = " Answers are not plain decoding's. This must never happen: 'soothsay verify' says more."
         console.print(Text.assemble((" DIFFERENT ANSWERS ", "bold white on red"), alarm), soft_wrap=True)
@@ -184,7 +148,7 @@ class Report:
     The exit code is 1 if an answer differed from plain decoding's.
     """
 
-    files: list[Path] = argument(REQUIRED, "What 'bench spec --json' wrote.", **FILE)
+    files: list[Path] = argument("What 'bench spec --json' wrote.", **FILE)
     markdown: Path | None = shared(BenchOptions, "markdown")
     html: Path | None = shared(BenchOptions, "html")
 
@@ -194,3 +158,62 @@ class Report:
 
         check_charts(self.html)
         finish([SpecResults.read(file) for file in self.files], self.markdown, self.html)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agentic:
+    """Make questions as coding agents ask them: repeat code with a name changed, call a tool again.
+
+    The file is for 'bench spec'. With --replay, lookup drafters are also tried on exact answers, without
+    running the model.
+    """
+
+    data: Path = argument("Conversations with code: JSON lines with 'messages' (may be .gz).", **FILE)
+    out: Path = required("The file to write, for 'bench spec'.", "-o", dir_okay=False)
+    per_task: int = option(20, "Number of episodes of each task.", min=1)
+    seed: int = option(0, "Seed of the choice of episodes.", min=0)
+    model: str | None = option(
+        None, "Also count the steps that drafters would need for this model.", "--replay", metavar="MODEL"
+    )
+    drafter: list[str] | None = optional("suffix", "Drafter to count; may be repeated.", "-d")
+    nodes: int = shared(BenchOptions, "nodes")
+
+    def run(self) -> None:
+        """Write the questions, and replay the episodes if a model is given."""
+        from soothsay.bench.agentic import make_episodes, write_questions
+
+        with notice(f"reading {self.data} ..."):
+            episodes = make_episodes(self.data, self.per_task, self.seed)
+        write_questions(self.out, episodes)
+        console = Console(highlight=False, markup=False, soft_wrap=True)
+        tasks = len({episode.task for episode in episodes})
+        console.print(f"{self.out}: {len(episodes)} episodes of {tasks} tasks")
+        if self.model is None:
+            console.print(f"Try:\n  soothsay bench spec sibyl --spec-bench {self.out} -d suffix")
+        else:
+            table = _replayed(episodes, self.model, self.drafter or ["suffix"], self.nodes)
+            console.print(table, soft_wrap=False)
+
+
+def _replayed(episodes: list[Episode], model: str, drafters: list[str], nodes: int) -> Table:
+    """Return a table of tokens a step, by drafter and task."""
+    with notice(f"loading {model} ..."):
+        from soothsay import LLM, RequestError
+        from soothsay.bench.agentic import replay
+        from soothsay.drafters.base import Drafter
+        from soothsay.drafters.registry import build_drafter
+
+        llm = LLM(model, drafter="none")
+        if llm.tokenizer is None:
+            raise RequestError(f"{model} has no tokenizer, and episodes are text")
+        built = {name: build_drafter(name, llm.engine.target) for name in drafters}
+    for name, one in built.items():
+        if one.trained or type(one).observe is not Drafter.observe:
+            raise RequestError(f"drafter {name} needs more than tokens, and a replay has tokens only")
+    tasks = dict.fromkeys(episode.task for episode in episodes)
+    table = numbers_table(("tokens a step, replayed",), tasks)
+    for name, one in built.items():
+        with notice(f"{name} ..."):
+            counts = replay(one, episodes, llm.tokenizer, nodes)
+        table.add_row(name, *(f"{count.accepted:.2f}" for count in counts.values()))
+    return table

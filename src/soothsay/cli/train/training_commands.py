@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from soothsay.cli.terminal import notice
 from soothsay.cli.train.training_run import TrainingRun
-from soothsay.options import option
+from soothsay.options import flag, option
 
 if TYPE_CHECKING:
     from soothsay.drafters.heads.trained_head import Head
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from soothsay.train.examples import Example
 
 GUESSES, LAYERS = "Draft tokens in a row.", "Layers."
+SHORTLISTS = {"shortlist", "vocabulary"}
+"""Options that are numbers of tokens, where a head wants the tokens."""
+
 SHORTLIST = "Number of tokens that can be drafted: the most frequent. 0: all."
 DEPTH = "Draft tokens in a row that training unrolls."
 
@@ -28,7 +31,7 @@ class LanguageModelTraining(TrainingRun):
     Modules for multi-token prediction (MTP; DeepSeek-V3, arXiv 2412.19437) are trained beside it.
     """
 
-    fresh: bool = option(False, "Begin with random weights, not with the model's.")
+    fresh: bool = flag("Begin with random weights, not with the model's.")
     mtp_modules: int = option(1, "MTP modules that are trained beside the model.", "--mtp", min=0)
 
     def run(self) -> None:
@@ -36,48 +39,45 @@ class LanguageModelTraining(TrainingRun):
         from soothsay.train.lm import LanguageModel
 
         examples, held_out = self.examples()
-        recipe = LanguageModel(
-            *(self.checkpoint(), held_out),
-            fresh=self.fresh,
-            mtp_modules=self.mtp_modules,
-            seed=self.seed,
-            device=self.device,
-        )
-        self.train(recipe, examples)
+        own = {name: getattr(self, name) for name in ("fresh", "mtp_modules", "seed", "device")}
+        self.train(LanguageModel(self.checkpoint(), held_out, **own), examples)
 
 
-class HeadTraining(TrainingRun, ABC):
-    """Trains a head: a new one, or the one of --init."""
+class HeadTraining(TrainingRun):
+    """Trains a head: a new one, or the one of --init.
+
+    The options of a subclass are arguments of the function that makes the head, or else of its recipe.
+    """
 
     recipe: ClassVar[str]
     """The name of its recipe in `soothsay.train.heads`."""
 
-    @abstractmethod
-    def new_head(self, target: Transformer, examples: list[Example]) -> Head:
-        """Make a head that is not trained yet."""
-
-    def recipe_options(self) -> dict[str, Any]:
-        """What the recipe is told besides what all recipes are told."""
-        return {}
+    head: ClassVar[str]
+    """The name of the function in `soothsay.train.new_heads` that makes a new one."""
 
     def run(self) -> None:
         """Train the head."""
         import torch
 
         from soothsay.drafters.heads.checkpoints.head_directory import write_head
-        from soothsay.train import heads
+        from soothsay.train import heads, new_heads
 
         examples, held_out = self.examples()
         torch.manual_seed(self.seed)
-        target = self.target()
+        target, make = self.target(), getattr(new_heads, self.head)
+        own = {field.name: getattr(self, field.name) for field in fields(self)[len(fields(TrainingRun)) :]}
+        own |= {name: _shortlist(target, examples, own[name]) for name in SHORTLISTS & own.keys()}
+        given = {"target": target, "examples": examples, **own}
+        taken = signature(make).parameters
         with notice("making a new head ..."):
-            head = self.new_head(target, examples)
+            head = make(**{name: given[name] for name in taken})
         if self.init is not None:
             self._begin_with(self.init, head, target)
         judge, name = self.judge(head.method, held_out), Path(self.model).name
         recipe = getattr(heads, self.recipe)(
             *(target, head, judge, lambda made, directory: write_head(made, directory, name)),
-            **{"kept_bytes": int(self.keep_features * 2**30), **self.recipe_options()},
+            kept_bytes=int(self.keep_features * 2**30),
+            **{name: value for name, value in own.items() if name not in taken},
         )
         self.train(recipe, examples)
 
@@ -103,94 +103,50 @@ class HeadTraining(TrainingRun, ABC):
 class MedusaTraining(HeadTraining):
     """Train Medusa's heads (arXiv 2401.10774)."""
 
-    recipe = "MedusaRecipe"
+    recipe, head = "MedusaRecipe", "medusa"
     heads: int = option(4, GUESSES, min=1)
     layers: int = option(1, LAYERS, min=1)
-    own_heads: bool = option(
-        False, "Give each head an output matrix of its own. Default: all use the target's."
-    )
-
-    def new_head(self, target: Transformer, examples: list[Example]) -> Head:
-        """See `HeadTraining`."""
-        from soothsay.train import new_heads
-
-        return new_heads.medusa(target, self.heads, self.layers, self.own_heads)
+    own_heads: bool = flag("Give each head an output matrix of its own. Default: all use the target's.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class HydraTraining(HeadTraining):
     """Train Hydra's heads (arXiv 2402.05109), which read the draft tokens before their own."""
 
-    recipe = "HydraRecipe"
+    recipe, head = "HydraRecipe", "hydra"
     heads: int = option(4, GUESSES, min=1)
     layers: int = option(1, LAYERS, min=1)
 
-    def new_head(self, target: Transformer, examples: list[Example]) -> Head:
-        """See `HeadTraining`."""
-        from soothsay.train import new_heads
-
-        return new_heads.hydra(target, self.heads, self.layers)
-
-
-class RecurrentTraining(HeadTraining):
-    """Trains a head that reads its own drafts."""
-
-    recipe = "RecurrentRecipe"
-    depth: int
-
-    def recipe_options(self) -> dict[str, Any]:
-        """See `HeadTraining`."""
-        return {"depth": self.depth}
-
 
 @dataclass(frozen=True, kw_only=True)
-class EagleTraining(RecurrentTraining):
+class EagleTraining(HeadTraining):
     """Train EAGLE-1's block (arXiv 2401.15077), which EAGLE-2 uses too."""
 
+    recipe, head = "RecurrentRecipe", "eagle"
     depth: int = option(4, DEPTH, min=1)
     regression: float = option(0.5, "Weight of the loss on the target's next feature.", min=0)
 
-    def new_head(self, target: Transformer, examples: list[Example]) -> Head:
-        """See `HeadTraining`."""
-        from soothsay.train import new_heads
-
-        return new_heads.eagle(target)
-
-    def recipe_options(self) -> dict[str, Any]:
-        """See `HeadTraining`."""
-        return {"depth": self.depth, "regression": self.regression}
-
 
 @dataclass(frozen=True, kw_only=True)
-class Eagle3Training(RecurrentTraining):
+class Eagle3Training(HeadTraining):
     """Train EAGLE-3's block (arXiv 2503.01840), which reads three layers of the target."""
 
+    recipe, head = "RecurrentRecipe", "eagle3"
     depth: int = option(5, DEPTH, min=1)
     vocabulary: int = option(4096, "Number of tokens that can be drafted: the most frequent.", min=1)
 
-    def new_head(self, target: Transformer, examples: list[Example]) -> Head:
-        """See `HeadTraining`."""
-        from soothsay.train import new_heads
-
-        return new_heads.eagle3(target, examples, _shortlist(target, examples, self.vocabulary))
-
 
 @dataclass(frozen=True, kw_only=True)
-class MTPTraining(RecurrentTraining):
+class MTPTraining(HeadTraining):
     """Train MTP modules (arXiv 2412.19437) for a target that does not change.
 
     Modules that were trained with the target can be improved: give them with --init. Here they learn the
     target's distributions, and to read their own draft tokens.
     """
 
+    recipe, head = "RecurrentRecipe", "mtp"
     modules: int = option(1, "Modules.", min=1)
     depth: int = option(4, DEPTH, min=1)
-
-    def new_head(self, target: Transformer, examples: list[Example]) -> Head:
-        """See `HeadTraining`."""
-        from soothsay.train import new_heads
-
-        return new_heads.mtp(target, self.modules)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,18 +157,11 @@ class BlockTraining(HeadTraining):
     spends a quarter of its time on that head.
     """
 
-    recipe = "BlockRecipe"
+    recipe, head = "BlockRecipe", "block"
     size: int = option(6, GUESSES, min=1)
     layers: int = option(1, LAYERS, min=1)
     cell: int = option(256, "Units of the cell that corrects guesses by their path; 0: none.", min=0)
     shortlist: int = option(0, SHORTLIST, min=0)
-
-    def new_head(self, target: Transformer, examples: list[Example]) -> Head:
-        """See `HeadTraining`."""
-        from soothsay.train import new_heads
-
-        tokens = _shortlist(target, examples, self.shortlist)
-        return new_heads.block(target, examples, self.size, self.layers, self.cell, tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,18 +171,11 @@ class RedrafterTraining(HeadTraining):
     It has no attention, so a draft is cheap, and only the answers are computed in training.
     """
 
-    recipe = "RedrafterRecipe"
+    recipe, head = "RedrafterRecipe", "redrafter"
     size: int = option(5, GUESSES, min=1)
     hidden: int = option(512, "Units between features and guesses.", min=16)
     cell: int = option(256, "Units of the recurrent cell.", min=16)
     shortlist: int = option(6144, SHORTLIST, min=0)
-
-    def new_head(self, target: Transformer, examples: list[Example]) -> Head:
-        """See `HeadTraining`."""
-        from soothsay.train import new_heads
-
-        tokens = _shortlist(target, examples, self.shortlist)
-        return new_heads.redrafter(target, examples, self.size, self.hidden, self.cell, tokens)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-from soothsay.cli.progress import bars
-from soothsay.cli.terminal import notice
-from soothsay.options import REQUIRED, ModelOptions, argument, option, shared
+from soothsay.cli.terminal import bars, notice
+from soothsay.options import ModelOptions, argument, option, required, shared
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,14 +30,13 @@ _training = partial(option, panel="Training")
 class TrainingRun:
     """The options that every training command has, and the work that all of them do."""
 
-    model: str = argument(REQUIRED, "The target: a Hugging Face directory or a bundled model's name.")
+    model: str = argument("The target: a Hugging Face directory or a bundled model's name.")
     data: list[Path] = argument(
-        REQUIRED,
         "Training data: JSON lines with 'messages' or 'text', plain text, a directory that was "
         "saved by 'datasets', or a folder that 'train data --features' has written.",
         exists=True,
     )
-    out: Path = option(REQUIRED, "The directory to write. A training that was interrupted resumes.", "-o")
+    out: Path = required("The directory to write. A training that was interrupted resumes.", "-o")
     init: Path | None = option(None, "Begin with the weights of this drafter.", exists=True, file_okay=False)
     steps: int = _training(1000, "Optimizer steps.", min=1)
     batch_tokens: int = _training(8192, "Tokens of a step.", min=16)
@@ -120,11 +118,8 @@ class TrainingRun:
                 llm.append(LLM(self.model, drafter="none", config=measuring()))
             spec = f"{drafter}(model={directory})"
             greedy, sampled = (mean_accepted(llm[0], spec, prompts, temperature=t) for t in (0.0, 1.0))
-            return {
-                "accepted": greedy.overall,
-                "accepted_sampled": sampled.overall,
-                "score": (greedy.overall + sampled.overall) / 2,
-            }
+            score = (greedy.overall + sampled.overall) / 2
+            return {"accepted": greedy.overall, "accepted_sampled": sampled.overall, "score": score}
 
         return evaluate
 
@@ -160,23 +155,17 @@ class TrainingRun:
             try:
                 trainer.run(report, self.stop_after)
             except KeyboardInterrupt:
-                kept = trainer.saved
-                console.print(
-                    f"stopped in step {trainer.step + 1}; the same command resumes after step {kept}"
-                )
+                resumes = f"the same command resumes after step {trainer.saved}"
+                console.print(f"stopped in step {trainer.step + 1}; {resumes}")
                 raise
-        console.print(
-            f"{self.out} has the best checkpoint, with a score of {trainer.best}" if trainer.best else ""
-        )
+        best = f"{self.out} has the best checkpoint, with a score of {trainer.best}"
+        console.print(best if trainer.best else "")
 
 
 def _evaluated(measured: Mapping[str, float]) -> str:
     """The results of an evaluation in words."""
     if "accepted" in measured:
-        return (
-            f"accepted {measured['accepted']:.2f} tokens a step at temperature 0, "
-            f"{measured['accepted_sampled']:.2f} at 1"
-        )
-    return ", ".join(
-        f"{name.replace('_', ' ')} {value:.3f}" for name, value in measured.items() if "held_out" in name
-    )
+        greedy, sampled = measured["accepted"], measured["accepted_sampled"]
+        return f"accepted {greedy:.2f} tokens a step at temperature 0, {sampled:.2f} at 1"
+    losses = {name.replace("_", " "): value for name, value in measured.items() if "held_out" in name}
+    return ", ".join(f"{name} {value:.3f}" for name, value in losses.items())

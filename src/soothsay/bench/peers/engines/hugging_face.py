@@ -13,9 +13,8 @@ class Transformers(Peer):
 
     def __init__(self, setup: Setup):
         if setup.dtype not in ("float32", "bfloat16"):
-            raise UnavailableError(
-                f"transformers runs no {setup.dtype} on a CPU; ask for bfloat16 to compare"
-            )
+            reason = f"transformers runs no {setup.dtype} on a CPU; ask for bfloat16 to compare"
+            raise UnavailableError(reason)
         self.transformers, self.torch = need("transformers"), need("torch")
         self.torch.set_num_threads(setup.threads)
         self.setup = setup
@@ -67,15 +66,8 @@ class Transformers(Peer):
         """See `Peer`."""
         inputs = self.torch.tensor([ids])
         options = {"prompt_lookup_num_tokens": self.lookup} if mode != "plain" else {}
-        seconds, out = timed(
-            lambda: self.model.generate(
-                inputs,
-                attention_mask=self.torch.ones_like(inputs),
-                do_sample=False,
-                max_new_tokens=count,
-                **options,
-            )
-        )
+        options |= {"attention_mask": self.torch.ones_like(inputs), "max_new_tokens": count}
+        seconds, out = timed(lambda: self.model.generate(inputs, do_sample=False, **options))
         return seconds, out[0, len(ids) :].tolist()
 
     def _forward(self, ids: list[int], cache: Any, keep: int) -> int:

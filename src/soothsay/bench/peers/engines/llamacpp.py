@@ -13,6 +13,10 @@ DRAFT_TOKENS = 3
 """Draft tokens of a draft model, as llama.cpp's own programs have by default."""
 
 
+Guesser = Callable[[list[int]], list[int]]
+"""Makes draft tokens from the tokens so far."""
+
+
 class LlamaCpp(Peer):
     """llama.cpp through its C interface, without the sampling that llama-cpp-python does in Python."""
 
@@ -34,7 +38,7 @@ class LlamaCpp(Peer):
         self.logged = self.c.llama_log_callback(_ignore_log)  # kept alive: the library keeps calling it
         self.c.llama_log_set(self.logged, None)
         self.target = _Model(self.c, self.np, self.setup.export, self.setup)
-        drafts = [self.setup.draft_model] if self.setup.draft_model else []
+        drafts = filter(None, [self.setup.draft_model])
         self.drafters = [_Model(self.c, self.np, path, self.setup) for path in drafts]
 
     def decode(self, ids: list[int], count: int) -> tuple[float, list[int]]:
@@ -63,13 +67,10 @@ class LlamaCpp(Peer):
 
     def generate(self, ids: list[int], count: int, mode: str) -> tuple[float, list[int]]:
         """See `Peer`."""
-        if mode == "prompt lookup":
-            return timed(lambda: self._speculate(ids, count, self._look_up))
-        if mode == "draft model":
-            return timed(lambda: self._speculate(ids, count, self._draft))
-        return timed(lambda: self._speculate(ids, count, lambda tokens: []))
+        guessers: dict[str, Guesser] = {"prompt lookup": self._look_up, "draft model": self._draft}
+        return timed(lambda: self._speculate(ids, count, guessers.get(mode, lambda tokens: [])))
 
-    def _speculate(self, ids: list[int], count: int, guess: Callable[[list[int]], list[int]]) -> list[int]:
+    def _speculate(self, ids: list[int], count: int, guess: Guesser) -> list[int]:
         """Each step adds the accepted ones of the guesses, and the token after them."""
         tokens = [*ids, *self.target.start(ids)]
         for model in self.drafters:

@@ -17,18 +17,10 @@ class OpenVINO(Peer):
     """
 
     FORMATS = {  # noqa: RUF012  # integers are symmetric like ours; 4-bit integers are in groups of 128
-        "float32": ["--weight-format", "fp32"],
-        "bfloat16": ["--weight-format", "fp16"],
-        "int8": ["--weight-format", "int8", "--sym"],
-        "int4": [
-            "--weight-format",
-            "int4",
-            "--sym",
-            "--group-size",
-            "128",
-            "--group-size-fallback",
-            "adjust",
-        ],
+        "float32": "fp32",
+        "bfloat16": "fp16",
+        "int8": "int8 --sym",
+        "int4": "int4 --sym --group-size 128 --group-size-fallback adjust",
     }
 
     def __init__(self, setup: Setup):
@@ -43,10 +35,7 @@ class OpenVINO(Peer):
         self.lookup = setup.lookup_tokens or 5  # as in OpenVINO's sample, with n-grams of up to 3
         self.setup = setup
         self.folder = Path(setup.export)
-        self.options: dict[str, Any] = {
-            "INFERENCE_NUM_THREADS": setup.threads,
-            "PERFORMANCE_HINT": "LATENCY",
-        }
+        self.options = dict[str, Any](INFERENCE_NUM_THREADS=setup.threads, PERFORMANCE_HINT="LATENCY")
         if setup.dtype == "float32":
             self.options["INFERENCE_PRECISION_HINT"] = "f32"
         self.pipelines: dict[str, Any] = {}
@@ -69,9 +58,8 @@ class OpenVINO(Peer):
     def verify(self, ids: list[int], rows: int, times: int) -> list[float] | None:
         """See `Peer`. GenAI does not offer it, so the same model runs directly in OpenVINO's runtime."""
         if self.request is None:
-            model = self.openvino.Core().compile_model(
-                self.folder / "openvino_model.xml", "CPU", self.options
-            )
+            file = self.folder / "openvino_model.xml"
+            model = self.openvino.Core().compile_model(file, "CPU", self.options)
             self.request = model.create_infer_request()
 
         def once() -> float:
@@ -118,14 +106,13 @@ class OpenVINO(Peer):
 
     def _infer(self, ids: list[int], past: int) -> None:
         np, end = self.np, past + len(ids)
-        self.request.infer(
-            {
-                "input_ids": np.array([ids], dtype=np.int64),
-                "attention_mask": np.ones((1, end), dtype=np.int64),
-                "position_ids": np.arange(past, end, dtype=np.int64)[None],
-                "beam_idx": np.zeros(1, dtype=np.int32),
-            }
-        )
+        inputs = {
+            "input_ids": np.array([ids], dtype=np.int64),
+            "attention_mask": np.ones((1, end), dtype=np.int64),
+            "position_ids": np.arange(past, end, dtype=np.int64)[None],
+            "beam_idx": np.zeros(1, dtype=np.int32),
+        }
+        self.request.infer(inputs)
 
     def _export(self, model: str, folder: Path) -> None:
         """Export a model, if that was not done before.
@@ -147,6 +134,7 @@ class OpenVINO(Peer):
         else:
             need("optimum.intel", "optimum-intel[openvino,nncf]")
             command = ["-m", "optimum.commands.optimum_cli", "export", "openvino", "--model", model]
-            task = ["--task", "text-generation-with-past", *self.FORMATS[self.setup.dtype], str(unfinished)]
-            subprocess.run([sys.executable, *command, *task], check=True, stdout=sys.stderr)
+            weights = f"--task text-generation-with-past --weight-format {self.FORMATS[self.setup.dtype]}"
+            command += [*weights.split(), str(unfinished)]
+            subprocess.run([sys.executable, *command], check=True, stdout=sys.stderr)
         unfinished.rename(folder)

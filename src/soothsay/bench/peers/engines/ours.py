@@ -20,14 +20,8 @@ class Soothsay(Peer):
 
     def load(self) -> None:
         """See `Peer`."""
-        self.llm = self.soothsay.LLM(
-            self.setup.model,
-            dtype=self.setup.dtype,
-            drafter="none",
-            max_context=self.setup.context,
-            max_requests=1,
-            prefix_caching=False,
-        )
+        engine = {"max_context": self.setup.context, "max_requests": 1, "prefix_caching": False}
+        self.llm = self.soothsay.LLM(self.setup.model, dtype=self.setup.dtype, drafter="none", **engine)
 
     def decode(self, ids: list[int], count: int) -> tuple[float, list[int]]:
         """See `Peer`."""

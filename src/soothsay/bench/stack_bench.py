@@ -5,40 +5,97 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
-from itertools import cycle, islice
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count, cycle, islice
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from soothsay import LLM, Drafter, EngineConfig, SamplingParams, Tokenizer
 from soothsay.bench.bench_plans import StackPlan
-from soothsay.bench.journal import Journal, place, short_hash
+from soothsay.bench.journal import Journal, conditions, short_hash
 from soothsay.bench.measure import Meter, Progress, turns
 from soothsay.bench.peers.engines.peer import Setup, UnavailableError
 from soothsay.bench.peers.peer_process import PeerProcess
-from soothsay.bench.prompt_files import PromptEntry, encode_with, read_prompts, spread
-from soothsay.bench.stack.rungs import Contender, Ids, Ours, Theirs
-from soothsay.bench.stack.stack_results import (
-    BATCHES,
-    CACHED,
-    INTEGERS,
-    PEER,
-    PLAIN,
-    SPECULATION,
-    UNCACHED,
-    Rung,
-    StackResults,
-    StackRun,
-)
-from soothsay.bench.texts import PASSAGE, TOPICS
-from soothsay.config import EngineConfig
+from soothsay.bench.prompts import PASSAGE, TOPICS, PromptEntry, encode_with, read_prompts, spread
+from soothsay.bench.stack_results import PEER, PLAIN, Rung, StackResults, StackRun
+from soothsay.core.tenant import Tenant
 from soothsay.drafters.registry import build_drafter
 from soothsay.errors import ModelError, RequestError, SoothsayError
-from soothsay.llm import LLM
 from soothsay.model.checkpoint import open_checkpoint, read_model_config
-from soothsay.tokenizer import Tokenizer
+
+Ids = list[int]
+
+
+@dataclass(frozen=True)
+class Theirs:
+    """transformers, one prompt at a time, in a process that measures the time. See `Ours`."""
+
+    process: PeerProcess
+    at_once: int = 1
+
+    def begin(self) -> None:
+        """See `Ours`. It remembers nothing."""
+
+    def answer(self, prompts: Sequence[Ids], tokens: int) -> tuple[float, list[Ids]]:
+        """See `Ours`."""
+        seconds, answer = self.process.generate(prompts[0], tokens, "plain")
+        return seconds, [answer]
+
+
+class Ours:
+    """Our engine. It answers prompts greedily, with a fixed number of tokens.
+
+    The drafter forgets earlier prompts before each group. Each run has a tenant of its own, so that the
+    prefix cache, if the engine has one, is empty when the run begins.
+
+    Args:
+        llm: the engine, without other requests.
+        drafter: proposes for all requests.
+        at_once: requests in a group.
+    """
+
+    def __init__(self, llm: LLM, drafter: Drafter, at_once: int = 1):
+        self.at_once, self._llm, self._drafter, self._runs = at_once, llm, drafter, count()
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the prompts of earlier runs. Called before each run; its time does not count."""
+        self._tenant = Tenant("bench stack", str(next(self._runs)))
+
+    def answer(self, prompts: Sequence[Ids], tokens: int) -> tuple[float, list[Ids]]:
+        """Answer at most `at_once` prompts together. Returns the seconds, and the tokens of each answer.
+
+        Raises `SoothsayError` if the engine fails at a request.
+        """
+        llm, params = self._llm, SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+        self._drafter.reset()
+        begin = time.perf_counter()
+        ask = partial(llm.requests, params=params, drafter=self._drafter, tenant=self._tenant)
+        requests = [request for prompt in prompts for request in ask(prompt)]
+        try:
+            for request in requests:
+                llm.engine.add(request)
+            while llm.engine.has_work:
+                llm.engine.step()
+        finally:  # also on Ctrl-C, no request may stay in the engine
+            for request in requests:
+                llm.engine.cancel(request)
+        seconds = time.perf_counter() - begin
+        for request in requests:
+            if request.failure is not None:
+                raise SoothsayError(f"the engine failed at a request: {request.failure}") from request.failure
+        return seconds, [request.tokens[request.num_prompt :].tolist() for request in requests]
+
+
+INTEGERS, SPECULATION = "integers", "speculation"
+UNCACHED, CACHED = "prefix without cache", "prefix cache"
+"""Names of rungs, besides those in `stack_results`."""
 
 AT_ONCE = (4, 16)
 """Numbers of requests at once, one rung each."""
@@ -124,7 +181,7 @@ class StackBench:
     def _prompts(self, rung: Rung) -> list[Ids]:
         return self.long_prompts if rung.name in (UNCACHED, CACHED) else self.prompts
 
-    def _build(self, stack: ExitStack) -> Iterator[tuple[Rung, Contender]]:
+    def _build(self, stack: ExitStack) -> Iterator[tuple[Rung, Theirs | Ours]]:
         """Load the models, and yield the rungs from the lowest on."""
         plan, stored = self.plan, self._checkpoint.weight_format()
         config = EngineConfig(max_requests=1, max_context=self.context, prefix_caching=False)
@@ -142,15 +199,13 @@ class StackBench:
         most = max(batches, default=1)
         config = replace(config, max_requests=most)
         llm = LLM(plan.model, drafter="none", dtype="auto" if stored else plan.integers, config=config)
-        yield (
-            Rung(INTEGERS, f"integers: {stored.name if stored else plan.integers}", PLAIN),
-            Ours(llm, build_drafter("none", llm.engine.target)),
-        )
+        rung = Rung(INTEGERS, f"integers: {stored.name if stored else plan.integers}", PLAIN)
+        yield rung, Ours(llm, build_drafter("none", llm.engine.target))
         drafter = build_drafter(plan.drafter, llm.engine.target)
         yield Rung(SPECULATION, f"speculation: {plan.drafter}", INTEGERS, INTEGERS), Ours(llm, drafter)
         below = SPECULATION
         for number in batches:
-            rung = Rung(f"{number} {BATCHES}", f"{number} requests at once", below, INTEGERS)
+            rung = Rung(f"{number} at once", f"{number} requests at once", below, INTEGERS)
             yield rung, Ours(llm, drafter, number)
             below = rung.name
         title = f"without the cache, {plan.prefix:,} shared tokens"
@@ -162,12 +217,8 @@ class StackBench:
 
     def _peer(self, stack: ExitStack, dtype: str) -> PeerProcess | None:
         """Start transformers, or note why it does not take part."""
-        setup = Setup(
-            model=str(self._checkpoint.path.resolve()),
-            dtype=dtype,
-            threads=torch.get_num_threads(),
-            context=self.context,
-        )
+        model = str(self._checkpoint.path.resolve())
+        setup = Setup(model, dtype, threads=torch.get_num_threads(), context=self.context)
         folder = tempfile.mkdtemp(prefix="soothsay-stack-")
         with ExitStack() as own:
             cleaning = own.enter_context(ExitStack())
@@ -184,18 +235,13 @@ class StackBench:
             stack.enter_context(own.pop_all())
         return peer
 
-    def _conditions(self) -> dict[str, object]:
-        plan = self.plan
-        return {
-            "model": plan.model,
-            "rungs": {rung.name: rung.title for rung in self._contenders},
-            "requests": plan.requests,
-            "tokens": plan.tokens,
-            "prefix": plan.prefix,
-            "prompts_digest": short_hash(repr(self.long_prompts)),
-            "threads": torch.get_num_threads(),
-            **place(),
-        }
+    def _conditions(self) -> dict[str, Any]:
+        return conditions(
+            *(self.plan, "model", "requests", "tokens", "prefix"),
+            rungs={rung.name: rung.title for rung in self._contenders},
+            prompts_digest=short_hash(repr(self.long_prompts)),
+            threads=torch.get_num_threads(),
+        )
 
 
 def choose_prompts(plan: StackPlan, tokenizer: Tokenizer, room: int) -> list[Ids]:

@@ -1,20 +1,116 @@
-"""Makes the conversations that are sent under load: real questions, alone or after long texts."""
+"""The load of `soothsay bench serve`: which conversations are sent, and when."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, count, islice
 from pathlib import Path
+from typing import Any, Literal
 
+from soothsay.bench.chat_client import now
 from soothsay.bench.journal import short_hash
-from soothsay.bench.prompt_files import read_prompts
-from soothsay.bench.spec.questions import read_questions
-from soothsay.bench.texts import TOPICS
+from soothsay.bench.prompts import TOPICS, read_prompts, read_questions
 from soothsay.errors import RequestError
 from soothsay.tokenizer import Message
+
+PAUSE = 0.2
+"""Seconds that a client waits after a failure, so that it does not flood a server that fails at once."""
+
+Kind = Literal["concurrency", "rate", "burst"]
+
+Send = Callable[[int, float], Coroutine[Any, Any, bool]]
+"""Runs conversation `number`, due at a time of the loop's clock. Returns whether all requests succeeded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """A load: how conversations arrive.
+
+    - "concurrency": a closed loop of `level` clients. Each starts a conversation when its last one ends.
+    - "rate": an open loop of `level` conversations a second on average, a Poisson process. It does not wait
+      for the server.
+    - "burst": `level` conversations at once, and the next ones when all have ended.
+    """
+
+    kind: Kind
+    level: float
+    requests: int | None = None  # number of conversations
+    duration: float | None = None  # seconds in which conversations begin; all of them are completed
+
+    def __post_init__(self) -> None:
+        if (self.requests is None) == (self.duration is None):
+            raise RequestError("a load has a number of requests or a duration, and not both")
+        if not (self.requests or self.duration or 0) > 0:
+            raise RequestError("a load needs at least one request, or a duration above zero")
+        if not 0 < self.level < math.inf or (self.kind != "rate" and self.level % 1):
+            wanted = "above zero" if self.kind == "rate" else "a whole number, 1 or more"
+            raise RequestError(f"{self.kind} {self.level:g} is not possible: it must be {wanted}")
+
+    @property
+    def name(self) -> str:
+        """The load's name in reports, such as "concurrency 16"."""
+        unit = "/s" if self.kind == "rate" else ""
+        return f"{self.kind} {self.level:g}{unit}"
+
+    async def run(self, send: Send, seed: str) -> None:
+        """Send conversations 0, 1, 2, ... and wait until all have ended.
+
+        Args:
+            send: see `Send`. It must not raise.
+            seed: seed of the arrival times of "rate".
+        """
+        match self.kind:
+            case "concurrency":
+                await self._closed(send, now())
+            case "rate":
+                await self._poisson(send, now(), random.Random(seed))
+            case "burst":
+                await self._bursts(send, self._numbers(now()))
+
+    def _numbers(self, begin: float) -> Iterator[int]:
+        """Yield numbers of conversations until there are enough or the time is over."""
+        for number in count() if self.requests is None else range(self.requests):
+            if self.duration is not None and now() - begin >= self.duration:
+                return
+            yield number
+
+    async def _closed(self, send: Send, begin: float) -> None:
+        numbers = self._numbers(begin)
+
+        async def client() -> None:
+            due = begin
+            for number in numbers:  # all clients take from one iterator
+                if not await send(number, due):
+                    await asyncio.sleep(PAUSE)
+                due = now()
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(int(self.level)):
+                group.create_task(client())
+
+    async def _poisson(self, send: Send, begin: float, rng: random.Random) -> None:
+        due = begin
+        async with asyncio.TaskGroup() as group:
+            for number in count() if self.requests is None else range(self.requests):
+                due += rng.expovariate(self.level)
+                if self.duration is not None and due - begin >= self.duration:
+                    return
+                await asyncio.sleep(due - now())
+                group.create_task(send(number, due))
+
+    async def _bursts(self, send: Send, numbers: Iterator[int]) -> None:
+        while burst := list(islice(numbers, int(self.level))):
+            due = now()
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(send(number, due)) for number in burst]
+            if not any(task.result() for task in tasks):
+                await asyncio.sleep(PAUSE)
+
 
 REQUESTS = (
     "Tell me a story about {topic}.",
@@ -91,7 +187,6 @@ class Mix:
         self,
         conversations: Sequence[UserTurns],
         seed: int = 0,
-        *,
         turns: int = 1,
         shared_prefix: int = 0,
         long_share: float = 0.0,
@@ -104,9 +199,8 @@ class Mix:
                 "a mix needs turns and long_words of at least 1, shared_prefix of at least 0, and long_share "
                 f"from 0 to 1; there are {turns}, {long_words}, {shared_prefix} and {long_share}"
             )
-        self._seed, self._turns = seed, turns
+        self._seed, self._turns, self._order = seed, turns, list(conversations)
         self._long_share, self._long_words = long_share, long_words
-        self._order = list(conversations)
         self._words = list(chain.from_iterable(turn.split() for one in conversations for turn in one.turns))
         self._prefix = self._passage(0, shared_prefix)
         random.Random(seed).shuffle(self._order)

@@ -1,4 +1,4 @@
-"""Reads prompts from files: JSON lines of conversations, Spec-Bench questions or texts, and plain text."""
+"""Prompts of benchmarks: texts of their own, files of prompts, and the questions of Spec-Bench."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from soothsay.corpus import read_lines
 from soothsay.errors import RequestError
 
 if TYPE_CHECKING:
@@ -118,10 +119,8 @@ def _from_json(line: str, number: int) -> PromptEntry:
         ) from None
     if not isinstance(raw, dict):
         raise ValueError("not a JSON object")
-    category = raw.get("category", raw.get("task", ""))
-    return PromptEntry(
-        _prompt(raw), category=str(category), id=str(raw.get("question_id", raw.get("id", number)))
-    )
+    category, own_id = raw.get("category", raw.get("task", "")), raw.get("question_id", raw.get("id", number))
+    return PromptEntry(_prompt(raw), category=str(category), id=str(own_id))
 
 
 def _prompt(raw: dict[str, Any]) -> str | tuple[Message, ...]:
@@ -153,3 +152,61 @@ def _check_text(value: object, name: str) -> str:
     except UnicodeEncodeError:  # JSON can spell half a character
         raise ValueError(f"{name} has half of a surrogate pair, which is no text") from None
     return value
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The user's messages of one conversation."""
+
+    task: str
+    turns: tuple[str, ...]
+    number: int = 0  # identifies the question: its line in the file
+
+
+def read_questions(path: Path, per_task: int | None = None) -> list[Question]:
+    """Read a Spec-Bench file: JSON lines with `turns` and `category`.
+
+    MT-bench's categories are one task, "conversation".
+
+    Args:
+        path: the file.
+        per_task: number of questions of each task, evenly spread over the file. None: all.
+
+    Raises `RequestError` for a line that is not a question, and if the file has no questions.
+    """
+    tasks: dict[str, dict[PromptEntry, Question]] = {}
+    for number, line in read_lines(path):
+        try:
+            raw = json.loads(line)
+            turns, category = raw["turns"], str(raw["category"])
+        except (ValueError, KeyError, TypeError):
+            turns = None
+        if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t for t in turns):
+            raise RequestError(
+                f"{path}, line {number}: no question of Spec-Bench, with 'category' and 'turns'"
+            )
+        entry = PromptEntry(turns[0], category, id=str(number))
+        tasks.setdefault(entry.task, {})[entry] = Question(entry.task, tuple(turns), number)
+    if not tasks:
+        raise RequestError(f"{path} has no questions")
+    return [
+        questions[entry]
+        for questions in tasks.values()
+        for entry in spread(list(questions), per_task or len(questions))
+    ]
+
+
+QUESTION = "Tell me a story about a river, a bridge and a town."
+PASSAGE = (
+    "The river Alder rises in the hills north of Marden and flows for forty miles through farmland before "
+    "it meets the sea at Kelby. In spring the river floods the low meadows, and farmers move their cattle "
+    "to higher ground. The bridge at Marden was built in 1887 by the county to replace a wooden bridge "
+    "that had been washed away twice. Today the bridge carries more traffic than the county ever planned "
+    "for, and the council wants to build a second bridge two miles downstream. Farmers say that a second "
+    "bridge would cut through the low meadows, and that the river would flood the road in spring."
+)
+TOPICS = (
+    "cats dogs fish birds cows pigs rats bats trees rain snow wind fire iron gold salt sand wool silk "
+    "corn rice milk bread soup tea cups maps ships roads bells clocks stars"
+)
+"""32 words."""

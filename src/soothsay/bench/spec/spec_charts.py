@@ -30,17 +30,12 @@ def bars(values: Sequence[tuple[str, float]], top: float, reference: float | Non
     """
     panel = _rows([name for name, _ in values], width=360, right=40)
     panel.set_xlim(0, top or 1.0)
-    worse = [reference is not None and value < reference for _, value in values]
-    drawn = panel.barh(
-        range(len(values)),
-        [value for _, value in values],
-        height=0.7,
-        color=[WORSE if one else BAR for one in worse],
-    )
-    panel.bar_label(drawn, [f"{value:.2f}" for _, value in values], padding=4, fontsize=11, color=DIM)
-    for bar, label, (name, value) in zip(drawn, panel.get_yticklabels(), values, strict=True):
-        set_tooltip(bar, f"{name}: {value:.2f}")
-        set_tooltip(label, f"{name}: {value:.2f}")
+    for place, (name, value) in enumerate(values):
+        worse = reference is not None and value < reference
+        (bar,) = panel.barh(place, value, height=0.7, color=WORSE if worse else BAR)
+        _number(panel, place, value)
+        for part in (bar, panel.get_yticklabels()[place]):
+            set_tooltip(part, f"{name}: {value:.2f}")
     if reference is not None:
         panel.axvline(reference, color=DIM, linewidth=1, linestyle=(0, (3, 3)))
     return panel.figure
@@ -62,17 +57,8 @@ def stacks(rows: Sequence[tuple[str, Mapping[str, float]]], unit: str) -> Any:
             (bar,) = panel.barh(place, value, left=begin, height=0.7, color=series_style(number)[0])
             set_tooltip(bar, f"{name}, {part}: {value:.3f} {unit}")
             begin += value
-        panel.annotate(
-            f"{sums[place]:.2f}",
-            (sums[place], place),
-            (4, 0),
-            textcoords="offset points",
-            verticalalignment="center",
-            fontsize=11,
-            color=DIM,
-        )
-    for label, (name, _) in zip(panel.get_yticklabels(), rows, strict=True):
-        set_tooltip(label, name)
+        _number(panel, place, sums[place])
+        set_tooltip(panel.get_yticklabels()[place], name)
     return panel.figure
 
 
@@ -119,6 +105,12 @@ def lines(
     panel.set_axisbelow(True)
     panel.spines[:].set_visible(False)
     return figure
+
+
+def _number(panel: Any, place: int, value: float) -> None:
+    """Write a number after the bar in row `place`."""
+    looks = {"va": "center", "fontsize": 11, "color": DIM}
+    panel.annotate(f"{value:.2f}", (value, place), (4, 0), textcoords="offset points", **looks)
 
 
 def _rows(names: Sequence[str], width: int, right: int) -> Any:

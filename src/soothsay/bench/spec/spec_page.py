@@ -1,0 +1,306 @@
+"""Spec-Bench's results: tables in the layout of its leaderboard, notes for readers, and an HTML page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from soothsay.bench.spec.spec_charts import bars, lines, stacks
+from soothsay.bench.spec.spec_results import OVERALL, PLAIN, Score, SpecResults, SpecRow, by_setting
+from soothsay.bench.tables import ResultTable, escaped, html_page, html_table, paragraphs
+from soothsay.plotting import inline_svg, series_style
+
+HEADINGS = {
+    "conversation": "chat",
+    "translation": "transl.",
+    "summarization": "summ.",
+    "qa": "QA",
+    "math_reasoning": "math",
+    "rag": "RAG",
+}
+"""Spec-Bench's tasks, short enough for a terminal."""
+
+
+WIDE, WIDEST = 120, 145
+"""Characters of a line with room for most columns, and for all."""
+
+BUSY = 0.9
+"""Share of CPU time in wall time below which a note says that the machine was busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of the table that sums up all tasks."""
+
+    heading: str
+    meaning: str
+    value: str | Callable[[Score], str]  # the name of a ratio of `Score`, or a function that writes a cell
+    width: int = 0  # characters of the line that it needs in a terminal
+
+    def cell(self, score: Score) -> str:
+        """The text of the cell for a score. Empty if the value is unknown."""
+        return _number(getattr(score, self.value)) if isinstance(self.value, str) else self.value(score)
+
+
+def _number(value: float) -> str:
+    """Format a number; empty if it is unknown, which is 0."""
+    return f"{value:.2f}" if value else ""
+
+
+def _prediction(score: Score) -> str:
+    """Format a predicted speed-up, and how far it is from the measured one."""
+    if not score.predicted or not score.speedup:
+        return ""
+    return f"{score.predicted:.2f} ({score.predicted / score.speedup - 1:+.0%})"
+
+
+COLUMNS = (
+    Column("accepted", "tokens a step, with the bonus token, without the pass over the prompt", "accepted"),
+    Column(
+        OVERALL, "speed-up: mean over questions of tokens/s, over the same mean of plain decoding", "speedup"
+    ),
+    Column("median", "speed-up: median over questions of one rate over the other", "median_speedup", WIDE),
+    Column("decode", "speed-up after the first token", "decode_speedup", WIDE),
+    Column(
+        "CPU", "speed-up by CPU time, which other work on the machine hardly affects", "cpu_speedup", WIDE
+    ),
+    Column("tokens/s", "mean over questions, with the time of the prompt", lambda s: f"{s.rate:.0f}", WIDE),
+    Column(
+        "nodes",
+        "draft tokens verified a step",
+        lambda score: f"{score.drafted:.1f}" if score.accepted else "",
+        WIDE,
+    ),
+    Column(
+        "predicted",
+        "the overall speed-up that theory expects, and how far it is from the measured one: tokens a step, "
+        "times of passes and of drafting, and plain decoding's own time",
+        _prediction,
+        WIDEST,
+    ),
+    Column(
+        "best nodes",
+        "the largest tree, with its root, that theory expects to be fastest; 1 is plain decoding",
+        lambda score: str(score.best_nodes or ""),
+        WIDEST,
+    ),
+    Column(
+        "equal",
+        "answers that equal plain decoding's, token by token",
+        lambda s: "" if s.different is None else f"{s.answers - s.different}/{s.answers}",
+    ),
+)
+
+
+def table(results: SpecResults, setting: tuple[float, int] | None = None, width: int = WIDEST) -> ResultTable:
+    """Return speed-ups by task, then `COLUMNS`. Drafters that were left out come last.
+
+    Args:
+        results: the run.
+        setting: the rows of this temperature and batch. None: all rows.
+        width: characters of a line; columns that need more are left out.
+    """
+    rows = [row for row in results.rows() if setting in (None, (row.temperature, row.batch))]
+    tasks = [task for task in (rows[0].scores if rows else ()) if task != OVERALL]
+    columns = [one for one in COLUMNS if one.width <= width and any(one.cell(row.overall) for row in rows)]
+    settings, name = ["T", "batch"] if len({row.batch for row in rows}) > 1 else ["T"], ""
+    if setting is not None:
+        temperature, batch = setting
+        settings = []
+        name = f"{title(results)}, temperature {temperature:g}, batch {batch}: speed-up by task"
+
+    def cells(row: SpecRow) -> list[str]:
+        chosen = [f"{row.temperature:g}", str(row.batch)][: len(settings)]
+        speedups = [_number(row.scores[task].speedup) if task in row.scores else "" for task in tasks]
+        return [row.name, *chosen, *speedups, *(column.cell(row.overall) for column in columns)]
+
+    named = [HEADINGS.get(task, task) for task in tasks]
+    headings = ["drafter", *settings, *named, *(column.heading for column in columns)]
+    left_out = [[drafter, *("" for _ in headings[2:]), "out"] for drafter in results.left_out]
+    return ResultTable(headings, [cells(row) for row in rows] + left_out, title=name)
+
+
+def markdown(every: Sequence[SpecResults]) -> str:
+    """Return the tables of all runs as Markdown, each with its notes. Several runs have titles."""
+    parts: list[str] = []
+    for results in every:
+        if len(every) > 1:
+            parts.append(f"**{title(results)}**")
+        parts.append(table(results).markdown())
+        if found := notes(results):
+            parts.append("  \n".join(map(escaped, found)))
+    return "\n\n".join(parts)
+
+
+def title(results: SpecResults) -> str:
+    """Return the name of a run: its model and dtype."""
+    about = results.conditions
+    return f"{Path(str(about.get('model', 'model'))).name}, {about.get('dtype', 'auto')}"
+
+
+def notes(results: SpecResults) -> list[str]:
+    """Return what a reader of the table must know."""
+    found = [f"{name} was left out: {reason}" for name, reason in results.left_out.items()]
+    if results.skipped:
+        found.append(f"{results.skipped} turns were skipped: too long for the context.")
+    if results.conditions.get("carry"):
+        found.append("Drafters kept what they had learnt from the questions before.")
+    elif controllers := [row.name for row in results.rows() if row.name == "auto" or "|" in row.name]:
+        found.append(
+            f"{', '.join(dict.fromkeys(controllers))}: what drafters had learnt from other questions was "
+            "forgotten before each answer; what they cost, and how often they were right, was not."
+        )
+    shares = [row.overall.cpu_share for row in results.rows() if row.overall.cpu_share]
+    if shares and min(shares) < BUSY:
+        found.append(
+            f"The machine was busy: the benchmark had as little as {min(shares):.0%} of the time. Trust the "
+            "speed-up by the processor's time more."
+        )
+    return found
+
+
+def different(results: SpecResults) -> int:
+    """Return the number of answers that differ from plain decoding's."""
+    return sum(row.overall.different or 0 for row in results.rows())
+
+
+METHOD = (
+    "Plain decoding and each drafter answer every question in turn, in one process; the one that starts "
+    "rotates. Tokens are raw token ids up to the end token. Second turns follow plain decoding's answers to "
+    "the first. There is no prefix cache. Times are wall times and include the prompt, unless a column says "
+    "otherwise. With several rounds, times are medians."
+)
+
+
+def page(every: Sequence[SpecResults]) -> str:
+    """Return the page as text, with a section for each run.
+
+    Raises `SoothsayError` if matplotlib, which draws the charts, is not installed.
+    """
+    heading = "Spec-Bench" if len(every) > 1 else f"Spec-Bench: {title(every[0])}"
+    body = "".join(_section(results, alone=len(every) == 1) for results in every)
+    overview = _overview(every) if len(every) > 1 else ""
+    meanings = "; ".join(f"<b>{column.heading}</b>: {escape(column.meaning)}" for column in COLUMNS)
+    return html_page(
+        heading,
+        f"<p>{METHOD}</p><p class=dim>By task: speed-up over plain decoding; {meanings}.</p>{overview}{body}",
+    )
+
+
+def _overview(every: Sequence[SpecResults]) -> str:
+    """Draw every drafter's speed-up, a panel for each run and setting."""
+    panels = []
+    for results in every:
+        for (temperature, batch), rows in by_setting(results.rows()):
+            name = f"{title(results)}, T {temperature:g}, batch {batch}"
+            panels.append((name, [(row.name, row.overall.speedup) for row in rows if row.name != PLAIN]))
+    top = max((value for _, values in panels for _, value in values), default=1.0)
+    return f"<h2>Overall speed-up</h2>{_panels(panels, top)}"
+
+
+def _section(results: SpecResults, alone: bool) -> str:
+    about = results.conditions
+    facts = (
+        f"{about['questions']} questions, answers of at most {about['max_tokens']} tokens, trees of at most "
+        f"{about['nodes']} nodes, {about['threads']} threads, {about['processor']}, "
+        f"soothsay {about['soothsay']}"
+    )
+    alarm = "answers are not plain decoding's. This must never happen."
+    alarm = f"<p class=alarm>{bad} {alarm}</p>" if (bad := different(results)) else ""
+    head = "" if alone else f"<h2>{escape(title(results))}</h2>"
+    drawn = f"{html_table(table(results))}{paragraphs(notes(results))}{''.join(_plots(results))}"
+    return f"{head}<p class=dim>{escape(facts)}</p>{alarm}{drawn}"
+
+
+def _plots(results: SpecResults) -> Iterator[str]:
+    rows = results.rows()
+    for (temperature, batch), own in by_setting(rows):
+        yield f"<h3>Temperature {temperature:g}, batch {batch}</h3>"
+        yield _by_task(own)
+        yield f'<div class="pair">{_by_depth(own)}{_by_phase(own)}{_by_nodes(own)}</div>'
+    settings = {name: sorted({getattr(row, name) for row in rows}) for name in ("batch", "temperature")}
+    curves = []
+    for x, fixed in (("batch", "temperature"), ("temperature", "batch")):
+        for value in settings[fixed] if len(settings[x]) > 1 else ():
+            own = [row for row in rows if getattr(row, fixed) == value]
+            curves.append(_curve(f"Overall speed-up by {x}, {fixed} {value:g}", own, x))
+    if curves:
+        yield f'<h3>All settings</h3><div class="pair">{"".join(curves)}</div>'
+
+
+def _by_task(rows: Sequence[SpecRow]) -> str:
+    """Draw a panel for each task, all with one scale."""
+    drafted = [row for row in rows if row.name != PLAIN]
+    tasks = [OVERALL, *(task for task in rows[0].scores if task != OVERALL)]
+    top = max((score.speedup for row in drafted for score in row.scores.values()), default=1.0)
+    named = [(HEADINGS.get(task, task), task) for task in tasks]
+    panels = [(name, [(row.name, row.scores[task].speedup) for row in drafted]) for name, task in named]
+    return _panels(panels, max(top, 1.0)) if drafted else ""
+
+
+def _panels(panels: Sequence[tuple[str, list[tuple[str, float]]]], top: float) -> str:
+    figures = "".join(
+        f"<figure><h4>{escape(name)}</h4>"
+        f"{inline_svg(bars(values, top, reference=1.0), f'{name}: speed-up over plain decoding')}</figure>"
+        for name, values in panels
+    )
+    caption = "Speed-up over plain decoding, which is the dashed line: tokens/s, the mean over questions."
+    return f'<div class="panels">{figures}</div><p class=dim>{caption}</p>'
+
+
+def _by_depth(rows: Sequence[SpecRow]) -> str:
+    depths = {row.name: row.overall.by_depth for row in rows if any(row.overall.by_depth)}
+    series = {name: list(enumerate(shares, start=1)) for name, shares in depths.items()}
+    name = "Steps that accept a draft token at this depth"
+    return _figure(name, [*series], lambda: lines(series, "depth", "share of steps", percent=True))
+
+
+def _by_nodes(rows: Sequence[SpecRow]) -> str:
+    speedups = {row.name: row.overall.by_nodes for row in rows if len(row.overall.by_nodes) > 1}
+    series = {name: list(enumerate(values, start=1)) for name, values in speedups.items()}
+    name = "Speed-up after the first token that theory expects, by the most nodes of a tree"
+    caption = (
+        "The recorded trees are cut to their best nodes, and their verdicts replayed. The time of drafting "
+        "stays as it was."
+    )
+    return _figure(name, [*series], lambda: lines(series, "nodes", "speed-up", reference=1.0), caption)
+
+
+def _by_phase(rows: Sequence[SpecRow]) -> str:
+    phased = [(row.name, row.overall.phases) for row in rows if row.overall.accepted]
+    phases = [*phased[0][1]] if phased else []
+    caption = (
+        "prefill: until the first token. draft: in the drafter. verify: from the draft to the verdict, which "
+        "is the target's pass. other: scheduling, text."
+    )
+    return _figure("Milliseconds a token, by phase", phases, lambda: stacks(phased, "ms a token"), caption)
+
+
+def _curve(name: str, rows: Sequence[SpecRow], x: str) -> str:
+    """Draw speed-ups over a setting, `x`."""
+    series = {
+        drafter: sorted((getattr(row, x), row.overall.speedup) for row in rows if row.name == drafter)
+        for drafter in dict.fromkeys(row.name for row in rows if row.name != PLAIN)
+    }
+    return _figure(name, [*series], lambda: lines(series, x, "speed-up", reference=1.0))
+
+
+def _figure(name: str, series: Sequence[str], draw: Callable[[], Any], caption: str = "") -> str:
+    """A chart with its legend and caption, if it has any series."""
+    if not series:
+        return ""
+    below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
+    return f"<figure><h4>{escape(name)}</h4>{inline_svg(draw(), name)}{legend(series)}{below}</figure>"
+
+
+def legend(names: Sequence[str]) -> str:
+    """Return a list of names beside the colours and line styles of their series."""
+    entries = ""
+    for number, name in enumerate(names):
+        colour, style = series_style(number)
+        line = f'<span style="border-top-style:{style};border-top-color:{colour}"></span>'
+        entries += f"<li>{line}{escape(name)}</li>"
+    return f'<ul class="legend">{entries}</ul>'

@@ -1,0 +1,131 @@
+"""`soothsay bench peers`, `stack` and `learn`: other engines, each part's gain, and that of learning."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from soothsay.bench.bench_plans import BenchOptions, LearnPlan, PeerPlan, StackPlan
+from soothsay.cli.bench.bench_options import check_charts, known_dtypes, save_chart, save_numbers
+from soothsay.cli.terminal import notice, progress_bar, stage_bars
+from soothsay.options import FILE, argument, common, shared
+
+if TYPE_CHECKING:
+    from soothsay.bench.learn import LearnReport
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peers:
+    """Compare engines that run the same weights. Each has its own process, and they take turns.
+
+    It measures decoding, passes of 4, 8 and 16 rows after a context of 128 tokens, and a prompt of 512. With
+    --spec-bench it also measures whole answers, by each engine with and without its own prompt lookup. All
+    engines run a GGUF file as it is; other weights are exported for them.
+    """
+
+    plan: PeerPlan
+    to_json: Path | None = shared(BenchOptions, "journal")
+    png: Path | None = shared(BenchOptions, "png")
+
+    def run(self) -> None:
+        """Measure, and show the results."""
+        is_file = self.plan.model.endswith(".gguf")
+        dtypes = known_dtypes(self.plan.dtypes, ("auto",) if is_file else ("bfloat16",))
+        from soothsay.bench.peers.peer_bench import PeerBench
+        from soothsay.bench.peers.peer_results import answers_chart, answers_table, speeds_table, suspicions
+
+        if self.png is not None:
+            if self.plan.questions is None:
+                raise typer.BadParameter("--png draws whole answers: add --spec-bench FILE")
+            check_charts(self.png)
+        with stage_bars() as progress:
+            bench = PeerBench(replace(self.plan, dtypes=[*dtypes]), self.to_json, progress)
+            results = bench.run()
+        console = Console(highlight=False)
+        for weights in bench.dtypes:
+            console.print(speeds_table(results, weights, self.plan.rounds))
+            for warning in suspicions(results, weights):
+                console.print(Text(warning, "bold red"), soft_wrap=True)
+            if bench.questions:
+                console.print(answers_table(results, weights))
+        for note in bench.notes:
+            console.print(Text(note, "dim"), soft_wrap=True)
+        save_chart(self.png, lambda: answers_chart(results, dtypes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """Measure the whole gain, one thing after the other: each rung adds one to the rung before.
+
+    The rungs are transformers in bfloat16, this engine in bfloat16, integers, speculation, 4 and 16 requests
+    at once, and a prefix cache. All answer the same prompts greedily, with a fixed number of tokens, and take
+    turns. The prefix cache has longer prompts; its factor is over the same prompts without the cache. The
+    command fails if speculation, batches or the cache change a token.
+    """
+
+    plan: StackPlan
+    to_json: Path | None = shared(BenchOptions, "journal")
+    png: Path | None = shared(BenchOptions, "png")
+
+    def run(self) -> None:
+        """Measure, and show the results."""
+        check_charts(self.png)
+        with notice(f"loading {self.plan.model} ..."):
+            from soothsay.bench.stack_bench import StackBench
+            from soothsay.bench.stack_results import stack_chart, stack_notes, stack_table
+        with progress_bar("measuring") as progress, StackBench(self.plan, self.to_json, progress) as bench:
+            results = bench.run()
+        rows, plan, console = results.rows(), self.plan, Console(highlight=False)
+        title = f"{Path(plan.model).name}: {plan.requests} greedy answers of {plan.tokens} tokens"
+        console.print(stack_table(rows, plan.rounds, title))
+        for note in (*bench.notes, *stack_notes(results)):
+            console.print(Text(note, "dim"), soft_wrap=True)
+        save_chart(self.png, lambda: stack_chart(rows, title))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learn:
+    """Answer a stream of requests plainly, with a drafter as it is, and with one that learns.
+
+    The file of --json is written anew after each window. An interruption shows what was measured until then.
+    Exits with 1 if an answer differs from plain decoding's.
+    """
+
+    model: str = common("model")
+    file: Path = argument("The stream: JSON lines with 'messages' or 'prompt'.", **FILE)
+    plan: LearnPlan
+    png: Path | None = shared(BenchOptions, "png")
+    to_json: Path | None = shared(BenchOptions, "to_json")
+
+    def run(self) -> None:
+        """Answer the stream, and show the results."""
+        check_charts(self.png)
+        latest: LearnReport | None = None
+        try:
+            loading = f"reading {self.file}, loading {self.model} ..."
+            with progress_bar("answering", "requests", paced=True, loading=loading) as show:
+                from soothsay.bench.learn import bench_learn, learn_chart, learn_table
+                from soothsay.bench.prompts import read_prompts
+
+                entries = read_prompts(self.file)[: self.plan.requests]
+                if (kept := self.plan.held_out) >= len(entries):
+                    raise typer.BadParameter(f"--held-out {kept}: the stream has {len(entries)} requests")
+
+                def progress(report: LearnReport) -> None:
+                    nonlocal latest
+                    latest = report
+                    show(report.answered, len(entries), report.tokens)
+                    save_numbers(self.to_json, asdict(report))
+
+                bench_learn(self.model, entries, self.plan, progress)
+        finally:
+            if latest is not None and latest.windows:
+                Console(highlight=False).print(learn_table(latest))
+                save_chart(self.png, lambda: learn_chart(latest))
+        if latest is not None and latest.different:
+            raise typer.Exit(1)
