@@ -22,7 +22,7 @@ from soothsay.drafters.heads.block.block_drafter import BlockDrafter
 from soothsay.drafters.heads.hydra.hydra_drafter import Hydra
 from soothsay.drafters.heads.medusa.medusa_drafter import Medusa
 from soothsay.drafters.heads.one_pass_drafter import OnePassDrafter
-from soothsay.drafters.ops.refinement import LEAST
+from soothsay.drafters.ops.draft_ops import LEAST
 from soothsay.model.transformer import Transformer
 from soothsay.result import Result
 

@@ -46,7 +46,6 @@ from soothsay.drafters.heads.medusa.medusa_head import MedusaConfig, MedusaHead
 from soothsay.drafters.heads.trained_head import Head, TargetEnds
 from soothsay.model.transformer import Transformer
 from soothsay.train import draft
-from soothsay.train.draft import DraftRecipe
 from soothsay.train.examples import Example
 from soothsay.train.heads import (
     BlockRecipe,
@@ -56,9 +55,9 @@ from soothsay.train.heads import (
     RecurrentRecipe,
     RedrafterRecipe,
 )
-from soothsay.train.lm import LanguageModel
 from soothsay.train.losses import Divergence
 from soothsay.train.sequences import TrainingKernels
+from soothsay.train.whole_models import DraftRecipe, LanguageModel
 
 Make = Callable[..., Transformer]
 

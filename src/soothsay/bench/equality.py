@@ -16,8 +16,7 @@ from soothsay.core.params import SamplingParams
 from soothsay.core.request import Request
 from soothsay.core.sampling import Nodes, perturb
 from soothsay.core.sampling_ops import SamplingOps
-from soothsay.drafters.base import Drafter, Observation
-from soothsay.drafters.proxy import DrafterProxy
+from soothsay.drafters.base import Drafter, DrafterProxy, Observation
 from soothsay.drafters.registry import DrafterSpec, build_drafter
 from soothsay.errors import RequestError, StepError
 from soothsay.llm import LLM

@@ -18,15 +18,14 @@ from soothsay.core.params import SamplingParams
 from soothsay.core.request import Request
 from soothsay.core.sampling import derive_seed
 from soothsay.corpus import NAMED, Tally, read_entries
-from soothsay.drafters.base import Drafter
-from soothsay.drafters.proxy import DrafterProxy
+from soothsay.drafters.base import Drafter, DrafterProxy
 from soothsay.drafters.registry import build_drafter
 from soothsay.errors import RequestError, TrainingError
 from soothsay.files import lock
 from soothsay.llm import LLM
 from soothsay.result import Choice, Stream
 from soothsay.tokenizer import Message
-from soothsay.train.recorded import FeatureFolder, FeatureRecorder
+from soothsay.train.features import FeatureFolder, FeatureRecorder
 
 Progress = Callable[[int, int, int], None]
 """Called with the number of finished conversations, of all conversations, and of tokens of this run."""

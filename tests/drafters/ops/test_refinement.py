@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from soothsay.core.tree import DraftTree
+from soothsay.drafters.ops.draft_ops import LEAST, Candidates, Refinement
 from soothsay.drafters.ops.native_draft_ops import draft_ops
-from soothsay.drafters.ops.refinement import LEAST, Candidates, Refinement
 from soothsay.model.kernels import Kernels, StockKernels
 from soothsay.model.native.kernels import load_native
 from soothsay.model.native.library import VARIANTS

@@ -12,8 +12,7 @@ from soothsay.core.params import SamplingParams
 from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
 from soothsay.core.verify import Promise
-from soothsay.drafters.base import Drafter, Observation
-from soothsay.drafters.proxy import DrafterProxy
+from soothsay.drafters.base import Drafter, DrafterProxy, Observation
 from soothsay.llm import LLM
 from soothsay.tokenizer import Message
 

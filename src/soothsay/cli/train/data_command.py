@@ -99,8 +99,8 @@ class AnswerConversations:
             )
         folder = None
         if features is not None:
+            from soothsay.train.features import FeatureFolder
             from soothsay.train.new_heads import taps_of
-            from soothsay.train.recorded import FeatureFolder
 
             taps = taps_of(features, llm.model.config.num_layers)
             folder = FeatureFolder(self.out.with_suffix(".features"), taps)

@@ -15,7 +15,7 @@ from soothsay.config import DType
 from soothsay.options import FILE, CommonOptions, ModelOptions, argument, option, shared
 
 if TYPE_CHECKING:
-    from soothsay.drafters.models.skip_set import SkipSet
+    from soothsay.drafters.models.layer_skipping import SkipSet
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,10 +15,9 @@ from soothsay.core.learned import Learned
 from soothsay.core.request import Request
 from soothsay.core.tenant import PerTenant
 from soothsay.core.tree import DraftTree
-from soothsay.drafters.base import Drafter, Observation, Target
+from soothsay.drafters.base import Drafter, MisfitWatch, Observation, Target
 from soothsay.drafters.control.acceptance import AcceptanceCalibration, right_nodes
 from soothsay.drafters.control.constants import CASCADE_WEIGHT
-from soothsay.drafters.misfit_watch import MisfitWatch
 
 
 class Composite(Drafter):

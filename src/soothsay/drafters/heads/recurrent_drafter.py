@@ -19,7 +19,7 @@ from soothsay.drafters.base import Target
 from soothsay.drafters.heads.feature_drafter import FeatureDrafter, draft_ready
 from soothsay.drafters.heads.serving import Served, load_head
 from soothsay.drafters.heads.trained_head import Head, RecurrentHead
-from soothsay.drafters.ops.recurrent_drafts import DraftBatch, DraftInput, RecurrentDrafts
+from soothsay.drafters.ops.draft_ops import DraftBatch, DraftInput, RecurrentDrafts
 from soothsay.drafters.trees.growth import GrowingTree, GrownDrafter, parent_rows
 from soothsay.drafters.trees.guesses import SHARPNESS
 from soothsay.drafters.trees.own_kv import DraftPass, own_pool, pack

@@ -18,8 +18,7 @@ from soothsay.core.params import MIN_TEMPERATURE
 from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.heads.trained_head import ShortlistHead, TargetEnds
-from soothsay.drafters.ops.draft_ops import DraftOps
-from soothsay.drafters.ops.refinement import Candidates, HeadOutputs, Refinement
+from soothsay.drafters.ops.draft_ops import Candidates, DraftOps, HeadOutputs, Refinement
 from soothsay.drafters.trees.guesses import SHARPNESS
 from soothsay.drafters.trees.templates import draw_template, fill_drawn, score_rows
 from soothsay.model.linear import Dense

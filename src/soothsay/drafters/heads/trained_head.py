@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from soothsay.core.batch import Batch
-from soothsay.drafters.ops.draft_ops import DraftOps
-from soothsay.drafters.ops.recurrent_drafts import RecurrentDrafts
+from soothsay.drafters.ops.draft_ops import DraftOps, RecurrentDrafts
 from soothsay.model.embedding import Embedding
 from soothsay.model.kernels import Kernels
 from soothsay.model.linear import Dense

@@ -1,20 +1,194 @@
-"""`DraftOps` in C: the library of an instruction set, called through ctypes."""
+"""The suffix automaton in C."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+import math
+from collections.abc import Callable, Sequence
+from ctypes import Structure, byref, c_double, c_float, c_int, c_int64, c_void_p
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from soothsay.drafters.ops.draft_ops import DraftOps
-from soothsay.drafters.ops.native_automaton import NativeAutomaton
+from soothsay.core.noise import LOW_64_BITS
+from soothsay.core.tree import DraftTree
+from soothsay.drafters.ops.automaton import Automaton, Reading, Tokens
+from soothsay.drafters.ops.continuations import LEAST, WIDEST, KnownNoise
+from soothsay.drafters.ops.draft_ops import (
+    LEAST_REFINED,
+    Candidates,
+    DraftOps,
+    DraftOutput,
+    HeadOutputs,
+    RecurrentLayers,
+    RedrafterCall,
+    Refinement,
+)
 from soothsay.drafters.ops.native_recurrent import NativeRecurrentDrafts
-from soothsay.drafters.ops.native_redrafter import NativeRedrafter, grow_paths
-from soothsay.drafters.ops.recurrent_drafts import DraftOutput, RecurrentLayers
-from soothsay.drafters.ops.refinement import Candidates, RedrafterCall, Refinement
 from soothsay.model.kernels import Kernels, Norm
 from soothsay.model.native.library import Library
 from soothsay.model.native.linear import NativeLinear
+
+
+class _Reading(Structure):
+    """`soothsay_reading` of csrc/kernels.h."""
+
+    _fields_ = (("end", c_int), ("counted", c_int))
+
+
+_NO_NOISE = False, 0, 0, 0.0, 0.0
+
+
+class NativeAutomaton:
+    """An `Automaton` in a library's memory: 90 to 135 bytes for each token that it has read.
+
+    Args:
+        library: an open library.
+        counted: see `Automaton`.
+    """
+
+    __slots__ = ("_handle", "_library", "counted", "size")
+
+    def __init__(self, library: ctypes.CDLL, counted: int):
+        self.counted, self.size = counted, 0
+        self._library = library
+        self._handle: int = library.soothsay_automaton_new(counted)
+
+    def __del__(self) -> None:
+        self._library.soothsay_automaton_free(self._handle)
+
+    def read(self, text: Reading, tokens: Tokens) -> None:
+        """See `Automaton`."""
+        state = _Reading(text.end, text.counted)
+        self._library.soothsay_automaton_read(self._handle, byref(state), tokens.tobytes(), len(tokens))
+        text.end, text.counted = state.end, state.counted
+        self.size += len(tokens)
+
+    def matcher(self, doubt: float) -> NativeMatcher:
+        """See `Automaton`."""
+        return NativeMatcher(self, doubt)
+
+
+class NativeMatcher:
+    """A `Matcher` in a library's memory.
+
+    Args:
+        own: reads its text.
+        doubt: see `Matcher.watch`.
+    """
+
+    __slots__ = ("_handle", "_library", "_others", "_own", "longest")
+
+    def __init__(self, own: NativeAutomaton, doubt: float):
+        self._own, self._library = own, own._library
+        self._others: list[NativeAutomaton] = []  # alive while they are watched
+        self._handle: int = self._library.soothsay_matcher_new(own._handle, doubt)
+        self.longest = 0
+
+    def __del__(self) -> None:
+        self._library.soothsay_matcher_free(self._handle)
+
+    def watch(self, others: Sequence[tuple[Automaton, float]], end: Tokens) -> None:
+        """See `Matcher`."""
+        automata, count = [one for one, _ in others if isinstance(one, NativeAutomaton)], len(others)
+        assert len(automata) == count
+        self.longest = self._library.soothsay_matcher_watch(
+            self._handle,
+            (c_void_p * count)(*[automaton._handle for automaton in automata]),
+            (c_double * count)(*[doubt for _, doubt in others]),
+            *(count, end.tobytes(), len(end)),
+        )
+        self._others = automata
+
+    def read(self, tokens: Tokens) -> None:
+        """See `Matcher`."""
+        self.longest = self._library.soothsay_matcher_read(self._handle, tokens.tobytes(), len(tokens))
+        self._own.size += len(tokens)
+
+    def grow(self, tree: DraftTree, nodes: int, depth: int, noise: KnownNoise | None = None) -> None:
+        """See `Matcher`."""
+        tokens, parents, scores = (c_int * nodes)(), (c_int * nodes)(), (c_double * nodes)()
+        size = self._library.soothsay_matcher_grow(
+            *(self._handle, nodes, depth, WIDEST, LEAST),
+            *(_NO_NOISE if noise is None else (True, noise.seed & LOW_64_BITS, *noise[1:])),
+            *(tokens, parents, scores),
+        )
+        tree.append_nodes(tokens[1:size], parents[1:size], scores[1:size])
+
+
+class _Looking(Structure):
+    """`soothsay_looking` of csrc/kernels.h."""
+
+    _fields_ = (
+        *(
+            (name, c_void_p)
+            for name in ("look", "guesses", "cell_read", "cell_token", "cell_out", "head", "norm")
+        ),
+        ("eps", c_float),
+        *((name, c_int) for name in ("embedding", "depths")),
+    )
+
+
+class NativeRedrafter:
+    """Computes a `RedrafterCall`. Outputs of layers are float32, whatever type they were made to have.
+
+    Args:
+        run: the library's `soothsay_look`.
+        layers: see `DraftOps.redrafter_head`; the other arguments too.
+    """
+
+    def __init__(self, run: Callable[..., None], layers: Sequence[NativeLinear], norm: Norm, depths: int):
+        self._run, self._held, self._depths = run, (layers, norm), depths  # the library reads them
+        _, _, read, _, _, head = layers
+        self._units, self._tokens = read.out_features, head.out_features
+        addresses = [layer.address for layer in layers]
+        self._looking = _Looking(*addresses, norm.weight.data_ptr(), norm.eps, read.in_features, depths)
+
+    def __call__(self, features: Tensor, embedded: Tensor) -> HeadOutputs:
+        """See `RedrafterCall`."""
+        features, embedded = features.float().contiguous(), embedded.contiguous()
+        rows, depths = len(features), self._depths
+        out = HeadOutputs(
+            logits=torch.empty(rows * depths, self._tokens),
+            read=torch.empty(rows * depths, self._units),
+            states=torch.empty(rows, self._units),
+        )
+        self._run(
+            byref(self._looking),
+            features.data_ptr(),
+            embedded.data_ptr(),
+            rows,
+            *(part.data_ptr() for part in out),
+        )
+        return out
+
+
+class _Paths(Structure):
+    """`soothsay_paths` of csrc/kernels.h."""
+
+    _fields_ = (
+        *(
+            (name, c_void_p)
+            for name in ("values", "places", "read", "root", "tokens", "carry", "out", "scores", "followers")
+        ),
+        ("tokens_count", c_int64),
+        *((name, c_float) for name in ("scale", "factor")),
+        *((name, c_int) for name in ("depths", "count", "units", "following")),
+    )
+
+
+def grow_paths(
+    run: Callable[..., int], refinement: Refinement, candidates: Candidates, nodes: int, depth: int
+) -> DraftOutput:
+    """See `refinement.grow_refined_tree`. `run` is the library's `soothsay_grow_paths`."""
+    r, c = refinement, candidates
+    tensors = [c.values, c.places, c.read, c.root, r.tokens, r.carry, r.out, c.scores, r.followers]
+    assert all(tensor.is_contiguous() for tensor in tensors)
+    numbers = len(r.tokens), c.scale, c.factor, *c.values.shape, len(c.root), r.followers.shape[1]
+    paths = _Paths(*(tensor.data_ptr() for tensor in tensors), *numbers)
+    places, parents, scores = (c_int64 * nodes)(), (c_int * nodes)(), (c_double * nodes)()
+    size = run(byref(paths), nodes, depth, math.log(LEAST_REFINED), places, parents, scores)
+    return DraftOutput(places[:size], parents[:size], scores[:size])
 
 
 class NativeDraftOps(Library, DraftOps):

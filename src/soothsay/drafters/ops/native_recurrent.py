@@ -13,7 +13,7 @@ from torch import Tensor
 from soothsay.core.arrays import IntArray
 from soothsay.core.noise import LOW_64_BITS
 from soothsay.core.verify import Guessing
-from soothsay.drafters.ops.recurrent_drafts import DraftBatch, DraftInput, DraftOutput, RecurrentLayers
+from soothsay.drafters.ops.draft_ops import DraftBatch, DraftInput, DraftOutput, RecurrentLayers
 from soothsay.model.blocks import Block
 from soothsay.model.embedding import Embedding, IntegerEmbedding
 from soothsay.model.native.blocks import NativeBlocks

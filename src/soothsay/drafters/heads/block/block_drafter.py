@@ -24,7 +24,7 @@ from soothsay.drafters.heads.feature_drafter import draft_ready
 from soothsay.drafters.heads.one_pass_drafter import MaskRowsDrafter, PathRows
 from soothsay.drafters.heads.refiner import RefinedTrees
 from soothsay.drafters.heads.serving import load_head
-from soothsay.drafters.ops.refinement import HeadOutputs
+from soothsay.drafters.ops.draft_ops import HeadOutputs
 
 
 class BlockDrafter(MaskRowsDrafter[BlockHead]):

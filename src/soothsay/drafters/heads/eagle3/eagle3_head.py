@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from soothsay.core.batch import Batch
 from soothsay.drafters.heads.trained_head import RecurrentHead, TargetEnds
-from soothsay.drafters.ops.draft_ops import DraftOps
-from soothsay.drafters.ops.recurrent_drafts import RecurrentDrafts, RecurrentLayers
+from soothsay.drafters.ops.draft_ops import DraftOps, RecurrentDrafts, RecurrentLayers
 from soothsay.model.blocks import Block
 from soothsay.model.embedding import Embedding
 from soothsay.model.kernels import Kernels

@@ -21,7 +21,7 @@ from soothsay.drafters.heads.feature_drafter import LastFeatureDrafter, draft_re
 from soothsay.drafters.heads.redrafter.redrafter_head import RedrafterHead
 from soothsay.drafters.heads.refiner import RefinedTrees
 from soothsay.drafters.heads.serving import load_head
-from soothsay.drafters.ops.refinement import HeadOutputs
+from soothsay.drafters.ops.draft_ops import HeadOutputs
 
 
 class Redrafter(LastFeatureDrafter[RedrafterHead]):

@@ -15,8 +15,7 @@ from soothsay.drafters.heads.checkpoints.own_layout import check_shortlist, own_
 from soothsay.drafters.heads.checkpoints.stored_head import StoredHead
 from soothsay.drafters.heads.refiner import UNITS, Refiner
 from soothsay.drafters.heads.trained_head import ShortlistHead, TargetEnds
-from soothsay.drafters.ops.draft_ops import DraftOps
-from soothsay.drafters.ops.refinement import HeadOutputs, RedrafterCall
+from soothsay.drafters.ops.draft_ops import DraftOps, HeadOutputs, RedrafterCall
 from soothsay.errors import DrafterError
 from soothsay.model.linear import Dense
 from soothsay.model.norm import RMSNorm
