@@ -18,11 +18,11 @@ from soothsay import LLM, Drafter, DraftTree, SamplingParams, Target
 from soothsay.core.request import Request
 from soothsay.core.sampling import Nodes, perturb
 from soothsay.drafters.base import Observation
-from soothsay.drafters.heads.block.block_drafter import BlockDrafter
-from soothsay.drafters.heads.hydra.hydra_drafter import Hydra
-from soothsay.drafters.heads.medusa.medusa_drafter import Medusa
+from soothsay.drafters.heads.block import BlockDrafter
+from soothsay.drafters.heads.hydra import Hydra
+from soothsay.drafters.heads.medusa import Medusa
 from soothsay.drafters.heads.one_pass_drafter import OnePassDrafter
-from soothsay.drafters.ops.draft_ops import LEAST
+from soothsay.drafters.ops.draft_ops import LEAST_REFINED
 from soothsay.model.transformer import Transformer
 from soothsay.result import Result
 
@@ -227,7 +227,7 @@ def check_refined_tree(
     scores, tree = log_probs(guess, before), guess.tree
     temperature = guess.request.params.temperature
     factor = 1.0 if temperature else 2.0
-    left_out = [math.log(LEAST)]
+    left_out = [math.log(LEAST_REFINED)]
     for node in range(len(tree)):
         if tree.depths[node] < min(guess.max_depth, len(before)):
             path = [tree.tokens[above] for above in tree.path(node)]

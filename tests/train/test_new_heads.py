@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from soothsay.drafters.heads.eagle3.eagle3_head import Eagle3Head
+from soothsay.drafters.heads.eagle3 import Eagle3Head
 from soothsay.drafters.heads.trained_head import TargetEnds
 from soothsay.model.transformer import Transformer
 from soothsay.train import new_heads

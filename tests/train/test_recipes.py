@@ -41,8 +41,8 @@ from oracles import (
 from tiny import TINY
 from torch import Tensor
 
-from soothsay.drafters.heads.hydra.hydra_head import HydraConfig, HydraHead
-from soothsay.drafters.heads.medusa.medusa_head import MedusaConfig, MedusaHead
+from soothsay.drafters.heads.hydra import HydraConfig, HydraHead
+from soothsay.drafters.heads.medusa import MedusaConfig, MedusaHead
 from soothsay.drafters.heads.trained_head import Head, TargetEnds
 from soothsay.model.transformer import Transformer
 from soothsay.train import draft

@@ -1,4 +1,4 @@
-"""The protocol of a drafter.
+"""The protocol of a drafter, and what watches one.
 
 A drafter needs four members: `max_nodes`, `propose`, `observe` and `release`. The rest has defaults. The
 controller uses more protocols, which a drafter may inherit: `SignalingDrafter`, `LevelwiseDrafter` and

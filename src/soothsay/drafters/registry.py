@@ -17,16 +17,16 @@ from types import ModuleType
 from soothsay.drafters.base import Drafter, NoDrafter, Observation, Target
 from soothsay.drafters.control.compose import Cascade, Composite, Merged
 from soothsay.drafters.control.controller import Controller
-from soothsay.drafters.heads.assistant.assistant_drafter import Assistant
-from soothsay.drafters.heads.block.block_drafter import BlockDrafter
-from soothsay.drafters.heads.dflash.dflash_drafter import DFlash
-from soothsay.drafters.heads.eagle.eagle_drafter import Eagle, Eagle2
-from soothsay.drafters.heads.eagle3.eagle3_drafter import Eagle3
-from soothsay.drafters.heads.hydra.hydra_drafter import Hydra
-from soothsay.drafters.heads.medusa.medusa_drafter import Medusa
-from soothsay.drafters.heads.mtp.mtp_drafter import MTP
-from soothsay.drafters.heads.peagle.peagle_drafter import PEagle
-from soothsay.drafters.heads.redrafter.redrafter_drafter import Redrafter
+from soothsay.drafters.heads.assistant import Assistant
+from soothsay.drafters.heads.block import BlockDrafter
+from soothsay.drafters.heads.dflash import DFlash
+from soothsay.drafters.heads.eagle import Eagle, Eagle2
+from soothsay.drafters.heads.eagle3 import Eagle3
+from soothsay.drafters.heads.hydra import Hydra
+from soothsay.drafters.heads.medusa import Medusa
+from soothsay.drafters.heads.mtp import MTP
+from soothsay.drafters.heads.peagle import PEagle
+from soothsay.drafters.heads.redrafter import Redrafter
 from soothsay.drafters.learning.learning_drafter import Learning, can_learn
 from soothsay.drafters.lookup.ngram import NGram
 from soothsay.drafters.lookup.prompt_lookup import PromptLookup

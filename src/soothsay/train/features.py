@@ -1,7 +1,8 @@
-"""The target's features, kept on disk while it answers: training on them needs no further pass of the target.
+"""What a frozen target computes for examples: kept in memory for later epochs, or on disk while it answers.
 
-A folder has a file for each answer, with the tokens of its conversation and the states of the target at them,
-as the engine computed them in the target's own numeric mode.
+A folder of features has a file for each answer, with the tokens of its conversation and the states of the
+target at them, as the engine computed them in the target's own numeric mode. Training on them needs no
+further pass.
 """
 
 from __future__ import annotations

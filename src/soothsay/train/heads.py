@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from soothsay.drafters.heads.block.block_head import BlockHead
-from soothsay.drafters.heads.eagle3.eagle3_head import Eagle3Head
-from soothsay.drafters.heads.hydra.hydra_head import HydraHead
-from soothsay.drafters.heads.medusa.medusa_head import MedusaHead
-from soothsay.drafters.heads.redrafter.redrafter_head import RedrafterHead
+from soothsay.drafters.heads.block import BlockHead
+from soothsay.drafters.heads.eagle3 import Eagle3Head
+from soothsay.drafters.heads.hydra import HydraHead
+from soothsay.drafters.heads.medusa import MedusaHead
+from soothsay.drafters.heads.redrafter import RedrafterHead
 from soothsay.drafters.heads.trained_head import Head, RecurrentHead, ShortlistHead, TargetEnds
 from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.transformer import Transformer

@@ -15,13 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from soothsay.drafters.heads.block.block_head import BlockConfig, BlockHead
-from soothsay.drafters.heads.eagle.eagle_head import EagleConfig, EagleHead
-from soothsay.drafters.heads.eagle3.eagle3_head import Eagle3Config, Eagle3Head
-from soothsay.drafters.heads.hydra.hydra_head import HydraConfig, HydraHead
-from soothsay.drafters.heads.medusa.medusa_head import MedusaConfig, MedusaHead
-from soothsay.drafters.heads.mtp.mtp_head import MTPConfig, MTPHead, MTPModule
-from soothsay.drafters.heads.redrafter.redrafter_head import RedrafterConfig, RedrafterHead
+from soothsay.drafters.heads.block import BlockConfig, BlockHead
+from soothsay.drafters.heads.eagle import EagleConfig, EagleHead
+from soothsay.drafters.heads.eagle3 import Eagle3Config, Eagle3Head
+from soothsay.drafters.heads.hydra import HydraConfig, HydraHead
+from soothsay.drafters.heads.medusa import MedusaConfig, MedusaHead
+from soothsay.drafters.heads.mtp import MTPConfig, MTPHead, MTPModule
+from soothsay.drafters.heads.redrafter import RedrafterConfig, RedrafterHead
 from soothsay.drafters.heads.trained_head import TargetEnds
 from soothsay.errors import DrafterError
 from soothsay.model.attention_layer import Attention

@@ -1,4 +1,10 @@
-"""Trains a language model, and MTP modules beside it (DeepSeek-V3, 2024, arXiv 2412.19437)."""
+"""Trains whole models: a language model, with MTP modules beside it (DeepSeek-V3, 2024, arXiv 2412.19437),
+and a small draft model by distillation from a large target.
+
+The data of a draft model are the target's own answers (sequence-level distillation, Kim and Rush 2016, arXiv
+1606.07947). It learns the target's distributions. A part of the answers can be written by the draft model
+itself (DistillSpec, Zhou et al. 2023, arXiv 2310.08461).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +20,7 @@ from torch import Tensor, nn
 from soothsay.config import EngineConfig
 from soothsay.core.params import SamplingParams
 from soothsay.drafters.heads.checkpoints.head_directory import write_head
-from soothsay.drafters.heads.mtp.mtp_head import MTPConfig, MTPHead
+from soothsay.drafters.heads.mtp import MTPConfig, MTPHead
 from soothsay.drafters.heads.trained_head import TargetEnds
 from soothsay.errors import TrainingError
 from soothsay.llm import LLM

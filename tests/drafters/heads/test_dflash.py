@@ -58,10 +58,10 @@ from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Target
 from soothsay.drafters.control.controller import Controller
 from soothsay.drafters.heads.checkpoints.head_directory import open_head, read_head
-from soothsay.drafters.heads.dflash.dflash_drafter import DFlash
-from soothsay.drafters.heads.dflash.dflash_head import DFlashConfig, DFlashHead
-from soothsay.drafters.heads.dflash.draft_blocks import BlockPacker, RowVisibility, scratch_pool
-from soothsay.drafters.heads.dflash.path_heads import CandidateSelector, CausalRefiner, MarkovHead, PathHead
+from soothsay.drafters.heads.dflash import DFlash
+from soothsay.drafters.heads.dflash_head import DFlashConfig, DFlashHead
+from soothsay.drafters.heads.draft_blocks import BlockPacker, RowVisibility, scratch_pool
+from soothsay.drafters.heads.path_heads import CandidateSelector, CausalRefiner, MarkovHead, PathHead
 from soothsay.drafters.heads.trained_head import TargetEnds
 from soothsay.drafters.registry import build_drafter
 from soothsay.errors import DrafterError

@@ -13,8 +13,7 @@ from torch import Tensor
 from soothsay import LLM, SamplingParams
 from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
-from soothsay.drafters.heads.eagle3.eagle3_drafter import Eagle3
-from soothsay.drafters.heads.eagle3.eagle3_head import Eagle3Config, Eagle3Head
+from soothsay.drafters.heads.eagle3 import Eagle3, Eagle3Config, Eagle3Head
 from soothsay.drafters.ops import native_recurrent
 from soothsay.drafters.ops.draft_ops import DraftBatch, DraftOutput
 from soothsay.drafters.ops.native_recurrent import NativeRecurrentDrafts

@@ -24,9 +24,8 @@ from soothsay.core.batch import Batch, Rows
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Target
 from soothsay.drafters.heads.checkpoints.head_directory import open_head, read_head
-from soothsay.drafters.heads.eagle3.eagle3_head import Eagle3Config
-from soothsay.drafters.heads.peagle.peagle_drafter import PEagle
-from soothsay.drafters.heads.peagle.peagle_head import PEagleConfig, PEagleHead
+from soothsay.drafters.heads.eagle3 import Eagle3Config
+from soothsay.drafters.heads.peagle import PEagle, PEagleConfig, PEagleHead
 from soothsay.drafters.heads.trained_head import TargetEnds
 from soothsay.drafters.trees.own_kv import own_pool
 from soothsay.model.kernels import StockKernels

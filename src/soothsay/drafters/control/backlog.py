@@ -10,8 +10,20 @@ from torch import Tensor
 
 from soothsay.core.request import Request
 from soothsay.drafters.base import Drafter, Observation, ReadingDrafter
-from soothsay.drafters.control.constants import COST_WEIGHT, CROWDED_ROWS, MAX_BACKLOG, READ_APART
+from soothsay.drafters.control.cost import COST_WEIGHT
 from soothsay.drafters.trees.feature_kv import READ
+
+MAX_BACKLOG = 2048
+"""Tokens of a request whose features are kept until its drafter is asked. If there are more, it reads them at
+once. In a model of 1B parameters they take a third of the memory of keys and values."""
+
+CROWDED_ROWS = 4
+"""Rows per request above which a pass has prompts in it. Its features are then copied: a view of a few rows
+would keep the features of the whole pass in memory."""
+
+READ_APART = 16
+"""Tokens from which on a drafter that reads tokens does so before its draft, in a pass of its own. Fewer cost
+little in the pass of the draft."""
 
 
 @dataclass(slots=True)

@@ -17,7 +17,9 @@ from soothsay.core.tenant import PerTenant
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Drafter, MisfitWatch, Observation, Target
 from soothsay.drafters.control.acceptance import AcceptanceCalibration, right_nodes
-from soothsay.drafters.control.constants import CASCADE_WEIGHT
+
+CASCADE_WEIGHT = 1 / 32
+"""Weight of the newest step in a cascade's running mean of accepted nodes."""
 
 
 class Composite(Drafter):

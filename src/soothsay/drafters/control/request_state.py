@@ -12,7 +12,6 @@ from soothsay.core.tree import DraftTree
 from soothsay.drafters.control.acceptance import right_nodes
 from soothsay.drafters.control.cost import Prices
 from soothsay.drafters.control.forecast import Forecast, Outlook, gains_of
-from soothsay.drafters.control.selection import RatedDraft
 
 
 class FirstGuess(NamedTuple):
@@ -21,6 +20,13 @@ class FirstGuess(NamedTuple):
     drafter: int
     best: float  # probability that its best node is right
     tree: DraftTree
+
+
+class RatedDraft(NamedTuple):
+    """A draft, and the probability that each of its nodes is right. The root's is 1."""
+
+    tree: DraftTree
+    probabilities: list[float]
 
 
 class UncheckedDraft(NamedTuple):

@@ -15,8 +15,7 @@ from soothsay.core.cache import KVPool
 from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Target
-from soothsay.drafters.heads.feature_drafter import FeatureDrafter, draft_ready
-from soothsay.drafters.heads.serving import Served
+from soothsay.drafters.heads.feature_drafter import FeatureDrafter, Served, draft_ready
 from soothsay.drafters.heads.trained_head import OnePassHead
 from soothsay.drafters.trees.growth import Expander, GrowingTree, TreeGrower, parent_rows
 from soothsay.drafters.trees.own_kv import DraftPass, own_pool, pack

@@ -16,8 +16,7 @@ from soothsay.core.params import MIN_TEMPERATURE
 from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Target
-from soothsay.drafters.heads.feature_drafter import FeatureDrafter, draft_ready
-from soothsay.drafters.heads.serving import Served, load_head
+from soothsay.drafters.heads.feature_drafter import FeatureDrafter, Served, draft_ready, load_head
 from soothsay.drafters.heads.trained_head import Head, RecurrentHead
 from soothsay.drafters.ops.draft_ops import DraftBatch, DraftInput, RecurrentDrafts
 from soothsay.drafters.trees.growth import GrowingTree, GrownDrafter, parent_rows

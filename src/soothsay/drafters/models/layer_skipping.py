@@ -1,4 +1,9 @@
-"""A set of layers that a model leaves out to draft for itself, as `soothsay train layer-skip` writes it."""
+"""The target drafts for itself with some of its layers left out. There is no second model and no second KV.
+
+Draft & Verify (Zhang et al. 2023, arXiv 2309.08168) leaves out a set of layers that was searched for; any
+model can do this. LayerSkip (Elhoushi et al. 2024, arXiv 2404.16710) leaves out the last layers; a model must
+be trained for this. `soothsay train layer-skip` finds the set.
+"""
 
 from __future__ import annotations
 

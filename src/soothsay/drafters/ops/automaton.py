@@ -1,4 +1,7 @@
-"""A suffix automaton as its users see it: it reads texts, and finds the longest string that it has read."""
+"""A suffix automaton: it reads texts, and finds the longest string that it has read.
+
+`Automaton` and `Matcher` say what its users see. The classes in Python are the reference of the native ones.
+"""
 
 from __future__ import annotations
 

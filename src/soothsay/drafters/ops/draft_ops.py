@@ -1,4 +1,9 @@
-"""What a recurrent head drafts in one call: rows of committed tokens, and trees below them."""
+"""The operations of drafters that depend on a device or an instruction set, what they take and what they
+return.
+
+The engine has one set of them, which it passes to drafters in `Target`. `DraftOps` has the stock operations,
+`native_draft_ops.NativeDraftOps` those of a compiled library.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The suffix automaton in C."""
+"""`DraftOps` in C: the library of an instruction set, called through ctypes."""
 
 from __future__ import annotations
 

@@ -1,65 +1,50 @@
 """Directories of trained heads: read in any known layout, written for soothsay and other engines.
 
 The configuration and the tensors' names tell the layout. A checkpoint that is not understood in full is
-refused: it would load, and all its guesses would be wrong.
+refused: it would load, and all its guesses would be wrong. Heads that no other engine reads have our own
+layout: our own names, and config.json says the method.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import MISSING, fields
+from functools import cache
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
+import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 from soothsay.drafters.base import Target
-from soothsay.drafters.heads.assistant import assistant_head
-from soothsay.drafters.heads.block import block_head
-from soothsay.drafters.heads.checkpoints.drafter_files import DrafterFiles
-from soothsay.drafters.heads.checkpoints.feature_views import FeatureView, view_config, view_tensors
-from soothsay.drafters.heads.checkpoints.fit import MASKS, TargetFit
-from soothsay.drafters.heads.checkpoints.own_layout import rounded
-from soothsay.drafters.heads.checkpoints.stored_head import HeadFormat, StoredHead, Written
-from soothsay.drafters.heads.dflash import dflash_checkpoint
-from soothsay.drafters.heads.eagle import eagle_head
-from soothsay.drafters.heads.eagle3 import eagle3_checkpoint
-from soothsay.drafters.heads.hydra import hydra_head
-from soothsay.drafters.heads.medusa import medusa_head
-from soothsay.drafters.heads.mtp import mtp_head
-from soothsay.drafters.heads.peagle import peagle_head
-from soothsay.drafters.heads.redrafter import redrafter_head
+from soothsay.drafters.heads.checkpoints.block_configs import hf_config
+from soothsay.drafters.heads.checkpoints.drafter_files import GROUP, DrafterFiles, scales_of
+from soothsay.drafters.heads.checkpoints.fit import MASKS, FeatureView, TargetFit, view_config, view_tensors
+from soothsay.drafters.heads.checkpoints.stored_head import HeadFormat, Opener, StoredHead, Written, split
 from soothsay.drafters.heads.trained_head import Head
 from soothsay.errors import DrafterError, MissingDrafterError, ModelError
 from soothsay.files import user_path
+from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.writing import writing
 
-__all__ = ["StoredHead", "open_head", "read_head", "write_head"]
-
-FORMATS = (
-    assistant_head.FORMAT,
-    dflash_checkpoint.FORMAT,
-    peagle_head.FORMAT,
-    eagle3_checkpoint.FORMAT,
-    eagle_head.FORMAT,
-    medusa_head.FORMAT,
-    mtp_head.FORMAT,
-    hydra_head.FORMAT,
-    block_head.FORMAT,
-    redrafter_head.FORMAT,
-)
-"""All formats. The first whose tensors a checkpoint's look like is taken."""
-
-OWN = {one.method: one for one in FORMATS if one.own}
-"""Formats by `soothsay_method` in config.json."""
-
-SPECULATORS = {name: one for one in FORMATS for name in one.speculators}
-"""Formats by `speculators_model_type` in config.json."""
+METHODS = ("assistant", "dflash", "peagle", "eagle3", "eagle", "medusa", "mtp", "hydra", "block", "redrafter")
+"""Modules of `soothsay.drafters.heads` with a `FORMAT`. The first whose tensors a checkpoint's look like is
+taken."""
 
 SUPPORTED = (
     "EAGLE-1, EAGLE-3 and P-EAGLE, Medusa, MTP, Gemma 4's assistants, DFlash and its kin, and what "
     "'soothsay train' writes"
 )
+
+
+@cache
+def formats() -> dict[str, HeadFormat]:
+    """The formats by method. They are imported late: their modules need this one to open directories."""
+    return {method: import_module(f"soothsay.drafters.heads.{method}").FORMAT for method in METHODS}
 
 
 def read_head(path: str | Path, target: Target) -> Head:
@@ -141,8 +126,10 @@ def _open(files: DrafterFiles, target: Target, own: bool) -> StoredHead:
 
 def _format(files: DrafterFiles, own: bool) -> HeadFormat:
     """The format of these files. `own`: they are the target's checkpoint."""
-    config = files.config
-    for key, known in (("soothsay_method", OWN), ("speculators_model_type", SPECULATORS)):
+    config, found = files.config, formats()
+    own_heads = {method: one for method, one in found.items() if one.own}
+    speculators = {name: one for one in found.values() for name in one.speculators}
+    for key, known in (("soothsay_method", own_heads), ("speculators_model_type", speculators)):
         if key in config:
             if config[key] not in known:
                 raise DrafterError(
@@ -150,7 +137,7 @@ def _format(files: DrafterFiles, own: bool) -> HeadFormat:
                     f"soothsay reads {SUPPORTED}"
                 )
             return known[config[key]]
-    for one in FORMATS:
+    for one in found.values():
         if one.looks_like(files):
             _check_masks(files, one)
             return one
@@ -178,7 +165,7 @@ def _check_masks(files: DrafterFiles, own: HeadFormat) -> None:
 
 
 def _written(head: Head, target: str, layout: str) -> Written:
-    (own,) = (one for one in FORMATS if one.method == head.method)
+    own = formats()[head.method]
     in_integers = layout == "int8" and own.integers
     write = own.layouts.get("" if in_integers else layout)
     if write is None:
@@ -188,3 +175,63 @@ def _written(head: Head, target: str, layout: str) -> Written:
         )
     config, tensors = write(head, target)
     return config, rounded(tensors) if in_integers else tensors
+
+
+# our own layout
+
+
+def own_format(opener: Opener) -> HeadFormat:
+    """The format of heads of a method that no other engine reads."""
+    return HeadFormat(opener, own=True, layouts={"": write_own}, integers=True)
+
+
+def write_own(head: Head, target: str) -> Written:
+    """Make config.json and tensors for soothsay. `head.config` is a dataclass."""
+    own = {field.name: getattr(head.config, field.name) for field in fields(head.config)}
+    own = {name: hf_config(one) if isinstance(one, ModelSpec) else one for name, one in own.items()}
+    tensors = ((name, value) for name, value in split(head, {}) if name != "head.weight")  # the target has it
+    return {"soothsay_method": head.method, "target": target, **own}, tensors
+
+
+def rounded(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Matrices as int8, with a scale in float16 for each `GROUP` numbers of a row; all else as it is."""
+    for name, value in tensors:
+        if value.dim() != 2 or value.shape[1] % GROUP:
+            yield name, value
+            continue
+        groups = value.float().view(len(value), -1, GROUP)
+        scales = (groups.abs().amax(-1) / 127).half()
+        whole = groups / scales.float().clamp(min=torch.finfo(torch.float16).tiny)[:, :, None]
+        yield name, whole.round().clamp(-127, 127).to(torch.int8).flatten(1)
+        yield scales_of(name), scales
+
+
+def values_of(kind: type[Any], files: DrafterFiles) -> dict[str, Any]:
+    """The fields of `kind` from config.json. Raises `DrafterError` if one is missing."""
+    values = {
+        field.name: required(files, field.name) if field.default is MISSING else files.config.get(field.name)
+        for field in fields(kind)
+    }
+    values = {name: value for name, value in values.items() if value is not None}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+
+
+def check_shortlist(files: DrafterFiles, size: int, vocabulary: int) -> None:
+    """Raise `DrafterError` unless the shortlist has the target's tokens in order."""
+    known = files.read("shortlist") if "shortlist" in files.names else torch.empty(0)
+    good = known.dtype == torch.int64 and known.shape == (size,)
+    if not good or int(known[0]) < 0 or int(known[-1]) >= vocabulary or (known.diff() < 1).any():
+        raise DrafterError(
+            f"{files.path}: shortlist is {known.dtype} {list(known.shape)} and should be "
+            f"{size:,} tokens of {vocabulary:,}, in order; it is damaged"
+        )
+
+
+def required(files: DrafterFiles, key: str) -> Any:
+    """A value of config.json. Raises `DrafterError` if it is missing."""
+    config: Mapping[str, Any] = files.config
+    if key not in config:
+        raise DrafterError(
+            f"{files.path / 'config.json'} has no {key!r}; it is damaged, or of another version"
+        )
+    return config[key]

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from soothsay.drafters.heads.checkpoints.drafter_files import WEIGHT_DTYPES, DrafterFiles
-from soothsay.drafters.heads.checkpoints.feature_views import ENDS
-from soothsay.drafters.heads.checkpoints.fit import TargetFit
+from soothsay.drafters.heads.checkpoints.fit import ENDS, TargetFit
 from soothsay.drafters.heads.trained_head import Head
 from soothsay.errors import DrafterError
 from soothsay.model.head_order import row_order
@@ -216,7 +215,6 @@ Opener = Callable[[DrafterFiles, TargetFit], StoredHead]
 class HeadFormat:
     """How the heads of a method are stored."""
 
-    method: str
     open: Opener
 
     looks_like: Callable[[DrafterFiles], bool] = lambda files: False

@@ -1,20 +1,26 @@
-"""Hydra's modules (Ankner et al. 2024, arXiv 2402.05109): Medusa's heads in a row."""
+"""Hydra (Ankner et al. 2024, arXiv 2402.05109): Medusa's heads, each of which reads the tokens above it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from soothsay.config import DType
+from soothsay.drafters.base import Target
 from soothsay.drafters.heads.checkpoints.drafter_files import DrafterFiles
 from soothsay.drafters.heads.checkpoints.fit import TargetFit
-from soothsay.drafters.heads.checkpoints.own_layout import own_format, values_of
+from soothsay.drafters.heads.checkpoints.head_directory import own_format, values_of
 from soothsay.drafters.heads.checkpoints.stored_head import StoredHead
-from soothsay.drafters.heads.medusa.medusa_head import ResBlock
+from soothsay.drafters.heads.feature_drafter import StateGrownDrafter, load_head
+from soothsay.drafters.heads.medusa import ResBlock
 from soothsay.drafters.heads.trained_head import Head
+from soothsay.drafters.trees.growth import GrowingTree
+from soothsay.drafters.trees.tree_shapes import ConfidentShape
 from soothsay.errors import DrafterError
 from soothsay.model.linear import Dense
 
@@ -93,4 +99,39 @@ def open_hydra(files: DrafterFiles, fit: TargetFit) -> StoredHead:
     return StoredHead(files, fit, "Hydra (soothsay)", lambda: HydraHead(config), {})
 
 
-FORMAT = own_format("hydra", open_hydra)
+FORMAT = own_format(open_hydra)
+
+
+class Hydra(StateGrownDrafter[HydraHead]):
+    """Grows trees with Hydra's heads: head k reads the feature and the k tokens on the path to a node.
+
+    A node's state is the vector that its head reads: `[(k + 1) * H]`, the feature of the token
+    before the root and the embeddings of the path's tokens, the root included.
+
+    Args:
+        target: the model to draft for.
+        model: a directory with the heads, or a `HydraHead`; "" is `drafters/hydra` beside the target.
+        width: nodes of each level that are expanded; None: as many as the largest tree has room for.
+        branch: likeliest tokens that are added below each of them; None: one more than `width`.
+        dtype: element type of the heads' linear layers; "auto" is the target's.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        model: str | Path | HydraHead = "",
+        width: int | None = None,
+        branch: int | None = None,
+        dtype: DType = "auto",
+    ):
+        served = load_head(HydraHead, model, target, dtype)
+        shape = ConfidentShape.within("hydra", target, served.head.config.num_heads, width, branch)
+        super().__init__(target, served, shape)
+
+    def expand(self, growing: Sequence[GrowingTree], above: Tensor) -> tuple[Tensor, Tensor]:
+        """Append the frontiers' tokens to their parents' states, `[M, k * H]`, and run the next head."""
+        tokens = [token for g in growing for token in g.frontier_tokens]
+        embedded = self.shared.embed(torch.tensor(tokens, dtype=torch.int64, device=above.device))
+        read = torch.cat([above, embedded], dim=-1)
+        parts = read.view(len(read), -1, self.head.config.hidden_size)
+        return self.shared.logits(self.head(parts[:, 0], parts[:, 1:])), read

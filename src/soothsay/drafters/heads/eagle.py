@@ -1,14 +1,22 @@
-"""EAGLE's module (Li et al. 2024, arXiv 2401.15077): one decoder block over the target's features."""
+"""EAGLE: one decoder block guesses the target's next features, and with them its next tokens.
+
+EAGLE (Li et al. 2024, arXiv 2401.15077) fills a fixed tree. EAGLE-2 (Li et al. 2024, arXiv 2406.16858) has
+the same weights, and grows a tree by confidence.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from soothsay.config import DType
 from soothsay.core.batch import Batch
+from soothsay.drafters.base import Target
 from soothsay.drafters.heads.checkpoints.block_configs import (
     block_config,
     check_block,
@@ -25,7 +33,11 @@ from soothsay.drafters.heads.checkpoints.stored_head import (
     block_names,
     split,
 )
-from soothsay.drafters.heads.trained_head import RecurrentHead
+from soothsay.drafters.heads.feature_drafter import load_head
+from soothsay.drafters.heads.recurrent_drafter import ConfidentDrafter, RecurrentDrafter
+from soothsay.drafters.heads.trained_head import Head, RecurrentHead
+from soothsay.drafters.trees.templates import EAGLE_TEMPLATE
+from soothsay.drafters.trees.tree_shapes import TemplateShape
 from soothsay.model.blocks import Block
 from soothsay.model.families.fields import checked_fields
 from soothsay.model.kernels import Kernels
@@ -119,4 +131,30 @@ def write_eagle(head: EagleHead, target: str) -> Written:
     return config, split(head, EAGLE, block)
 
 
-FORMAT = HeadFormat("eagle", open_eagle, is_eagle, layouts={"": write_eagle})
+FORMAT = HeadFormat(open_eagle, is_eagle, layouts={"": write_eagle})
+
+
+class Eagle(RecurrentDrafter):
+    """EAGLE: a tree with the same shape at every step.
+
+    Args:
+        target: the model to draft for.
+        model: a checkpoint's directory, or a head; empty: `drafters/eagle` beside the target's weights.
+        dtype: what the head computes in, as in `LLM`; "auto": see `load_head`.
+        template: the tree as paths of ranks, each parent before its children.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        model: str | Path | Head = "",
+        dtype: DType = "auto",
+        template: Sequence[Sequence[int]] = EAGLE_TEMPLATE,
+    ):
+        super().__init__(target, load_head(EagleHead, model, target, dtype), TemplateShape(template))
+
+
+class Eagle2(ConfidentDrafter):
+    """EAGLE-2: EAGLE's head, with a tree that grows by confidence."""
+
+    method, kind = "eagle2", EagleHead

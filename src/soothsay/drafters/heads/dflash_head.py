@@ -14,8 +14,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from soothsay.drafters.heads.dflash.draft_blocks import BlockPass, RowVisibility
-from soothsay.drafters.heads.dflash.path_heads import PathHead
+from soothsay.drafters.heads.draft_blocks import BlockPass, RowVisibility
+from soothsay.drafters.heads.path_heads import PathHead
 from soothsay.drafters.heads.trained_head import OnePassHead, TargetEnds
 from soothsay.errors import DrafterError
 from soothsay.model.feed_forward import FeedForward

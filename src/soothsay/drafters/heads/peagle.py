@@ -1,22 +1,29 @@
-"""P-EAGLE's module (2026, arXiv 2602.01469): EAGLE-3's block, and more, over mask rows after the root."""
+"""P-EAGLE (2026, arXiv 2602.01469): EAGLE-3 that predicts all depths in one pass.
+
+EAGLE-3's block, and more, run over mask rows after the root.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from soothsay.config import DType
 from soothsay.core.batch import Batch
+from soothsay.drafters.base import Target, check_at_least_one
 from soothsay.drafters.heads.checkpoints.block_configs import check_block
 from soothsay.drafters.heads.checkpoints.drafter_files import DrafterFiles
 from soothsay.drafters.heads.checkpoints.fit import TargetFit, mask_token
 from soothsay.drafters.heads.checkpoints.stored_head import HeadFormat, StoredHead, block_names
-from soothsay.drafters.heads.eagle3.eagle3_checkpoint import EAGLE3_IGNORED, eagle3_parts
-from soothsay.drafters.heads.eagle3.eagle3_head import Eagle3Config, Eagle3Head
+from soothsay.drafters.heads.eagle3 import EAGLE3_IGNORED, Eagle3Config, Eagle3Head, eagle3_parts
+from soothsay.drafters.heads.feature_drafter import load_head
+from soothsay.drafters.heads.one_pass_drafter import MaskRowsDrafter
 from soothsay.drafters.heads.trained_head import OnePassHead, TargetEnds
 from soothsay.errors import DrafterError
 from soothsay.model.blocks import Block, Blocks
@@ -166,4 +173,41 @@ def _depth(config: Mapping[str, Any]) -> int:
     return int(methods[0].get("speculative_tokens", DEPTH))
 
 
-FORMAT = HeadFormat("peagle", open_peagle, is_peagle, speculators=("peagle",), fills_masks=True)
+FORMAT = HeadFormat(open_peagle, is_peagle, speculators=("peagle",), fills_masks=True)
+
+
+class PEagle(MaskRowsDrafter[PEagleHead]):
+    """Predicts all depths in one pass, and makes the best tree by their probabilities.
+
+    Args:
+        target: the model to draft for.
+        model: a checkpoint's directory, or a head; empty: `drafters/peagle` beside the target's weights.
+        depth: number of guesses in one pass; None: what the checkpoint says, or 8.
+        nodes: of the largest tree, the root not counted; `EngineConfig.max_tree` may allow fewer.
+        branch: likeliest tokens at each depth that may be in the tree.
+        dtype: what the head computes in, as in `LLM`; "auto": see `load_head`.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        model: str | Path | PEagleHead = "",
+        depth: int | None = None,
+        nodes: int = 63,
+        branch: int = 8,
+        dtype: DType = "auto",
+    ):
+        check_at_least_one("peagle", depth=1 if depth is None else depth, nodes=nodes, branch=branch)
+        served = load_head(PEagleHead, model, target, dtype)
+        config = served.head.config
+        super().__init__(target, served, config.first.block, depth or config.depth, nodes, branch)
+        with torch.no_grad():
+            self.mask_row = self.head.mask_row(self.shared)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """See `MaskRowsDrafter`."""
+        return self.head.first.embed(tokens, self.shared)
+
+    def learned_rows(self, count: int) -> tuple[Tensor, Tensor]:
+        """See `MaskRowsDrafter`. All rows are the same."""
+        return self.mask_row
