@@ -92,9 +92,8 @@ def random_peagle(target: str = "sibyl") -> Path:
     size = min(2000, c.vocab_size - 3)
     first = Eagle3Config(block, c.hidden_size, size, (1, 2, 3))
     head = PEagleHead(PEagleConfig(first, 3, 8), StockKernels())
-    head.first.d2t += 3
-    names = {f"first.{ours}": theirs for ours, theirs in eagle3_names("midlayer.").items()}
-    names |= {"first.d2t": ("d2t",), **block_names("more.0.", "layers.1.")}
+    head.d2t += 3
+    names = {**eagle3_names("midlayer."), **block_names("more.0.", "layers.1.")}
     save_file(dict(split(head, names, block)), directory / "model.safetensors")
     taps = {"eagle_aux_hidden_state_layer_ids": list(first.taps)}
     options = {**hf_config(block), **taps, "ptd_token_id": 3, "draft_vocab_size": size}

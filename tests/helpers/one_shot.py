@@ -77,14 +77,14 @@ OneShot = WithKV | Hydra | Medusa
 
 def num_known(drafter: OneShot) -> int:
     """Count the requests that a drafter keeps state for."""
-    return len(drafter.kv.states) if isinstance(drafter, WithKV) else len(drafter.features)
+    return len(drafter.kv.states) if isinstance(drafter, WithKV) else len(drafter.kept)
 
 
 def num_features(drafter: OneShot) -> int:
     """Count the features that a drafter keeps in memory. A view keeps its whole tensor in memory."""
     if isinstance(drafter, WithKV):
         return sum(len(state.features) for state in drafter.kv.states.values())
-    kept = [feature for _, feature in drafter.features.last.values()]
+    kept = [feature for _, feature in drafter.kept.values()]
     storages = {feature.untyped_storage().data_ptr(): feature.untyped_storage().nbytes() for feature in kept}
     return sum(storages.values()) // kept[0].nbytes if kept else 0
 

@@ -139,11 +139,6 @@ KINDS = ("gemma4_assistant", "gemma4_unified_assistant")
 """`model_type` of assistants."""
 
 
-def is_assistant(files: DrafterFiles) -> bool:
-    """Whether the files hold an assistant."""
-    return files.config.get("model_type") in KINDS
-
-
 def open_assistant(files: DrafterFiles, fit: TargetFit) -> StoredHead:
     """Open an assistant."""
     raw = files.config
@@ -219,7 +214,7 @@ def _names(block: ModelSpec, clustered: bool) -> Names:
     return names | {"head": ("model.embed_tokens",)}
 
 
-FORMAT = HeadFormat(open_assistant, is_assistant)
+FORMAT = HeadFormat(open_assistant, lambda files: files.config.get("model_type") in KINDS)
 
 
 class Assistant(StateGrownDrafter[AssistantHead]):

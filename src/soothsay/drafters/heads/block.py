@@ -126,11 +126,6 @@ class BlockHead(ShortlistHead):
             self.markov_out = Dense(torch.zeros(tokens, config.markov_rank))
         self.refiner = Refiner(c.hidden_size, config.cell_size) if config.cell_size else None
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the linear layers' outputs, and of the KV."""
-        return self.blocks.dtype
-
     def fuse(self, taps: Sequence[Tensor], shared: TargetEnds) -> Tensor:
         """Concatenate features, scale them, and project them: `[N, H]` each -> `[N, H]` float32."""
         whole = torch.cat(list(taps), dim=-1)
@@ -153,8 +148,8 @@ class BlockHead(ShortlistHead):
             `[N, H]` normed, float32.
         """
         normed = [
-            self.kernels.norm(embedded, self.embedding_norm, self.dtype),
-            self.kernels.norm(features, self.feature_norm, self.dtype),
+            self.kernels.norm(embedded, self.embedding_norm, self.blocks.dtype),
+            self.kernels.norm(features, self.feature_norm, self.blocks.dtype),
         ]
         x = cast(Tensor, self.projection(torch.cat(normed, dim=-1))).float()
         rope = self.rope(batch.positions)
@@ -255,10 +250,6 @@ class BlockDrafter(MaskRowsDrafter[BlockHead]):
             head_outputs = HeadOutputs(self.head.logits(rows, self.shared), read, states)
             trees.update(zip(some, refined.trees([*some], head_outputs), strict=True))
         return [trees[request] for request in ready]
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        """See `MaskRowsDrafter`."""
-        return self.shared.embed(tokens)
 
     def learned_rows(self, count: int) -> tuple[Tensor, Tensor]:
         """See `MaskRowsDrafter`."""

@@ -22,11 +22,11 @@ from soothsay.drafters.heads.checkpoints.drafter_files import DrafterFiles
 from soothsay.drafters.heads.checkpoints.fit import TargetFit, draft_vocabulary, mask_token
 from soothsay.drafters.heads.checkpoints.stored_head import BLOCK, HeadFormat, Names, StoredHead, block_names
 from soothsay.drafters.heads.dflash_head import DFlashConfig, DFlashHead
-from soothsay.drafters.heads.draft_blocks import BlockPacker, RowVisibility, scratch_pool
+from soothsay.drafters.heads.draft_blocks import BlockPacker, RowVisibility
 from soothsay.drafters.heads.feature_drafter import load_head
 from soothsay.drafters.heads.one_pass_drafter import OnePassDrafter, PathRows
 from soothsay.drafters.heads.path_heads import PathHead, path_head_of
-from soothsay.drafters.trees.own_kv import DraftPass
+from soothsay.drafters.trees.own_kv import DraftPass, own_pool
 from soothsay.errors import DrafterError
 
 Options = Mapping[str, Any]
@@ -36,11 +36,6 @@ ENCODERS = (("fc", "hidden_norm"), ("encoder.fc", "encoder.output_norm_enc"))
 
 IGNORED = r"t2d|(embed_tokens|lm_head|verifier_norm|verifier_lm_head|confidence_head\.proj)\.(weight|bias)"
 """Copies of the target's tensors, and DSpark's estimate of acceptance. soothsay counts acceptance instead."""
-
-
-def is_dflash(files: DrafterFiles) -> bool:
-    """Whether the tensors are DFlash's, or those of its kin."""
-    return any(f"{norm}.weight" in files.names for _, norm in ENCODERS)
 
 
 def open_dflash(files: DrafterFiles, fit: TargetFit) -> StoredHead:
@@ -172,7 +167,7 @@ def _size(files: DrafterFiles, options: Options, key: str) -> int:
 
 FORMAT = HeadFormat(
     open_dflash,
-    is_dflash,
+    lambda files: any(f"{norm}.weight" in files.names for _, norm in ENCODERS),
     speculators=("dflash", "dflash2", "dspark", "xpress"),
     fills_masks=True,
 )
@@ -210,7 +205,7 @@ class DFlash(OnePassDrafter[DFlashHead]):
         served = load_head(DFlashHead, model, target, dtype)
         head, c = served.head, served.head.config
         rows = max(target.config.max_rows, 1 + c.size)  # a pass has room for a block and a token before it
-        pool = scratch_pool(target, c.block, head.dtype, rows)
+        pool = own_pool(target, c.block, head.dtype, rows)
         shape = c.num_guesses, nodes, branch, None if head.path_head is None else width
         super().__init__(target, served, pool, *shape)
         self.kv.max_rows, self.path_head = rows, head.path_head or PathHead()

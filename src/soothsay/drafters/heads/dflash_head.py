@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from soothsay.drafters.heads.draft_blocks import BlockPass, RowVisibility
 from soothsay.drafters.heads.path_heads import PathHead
-from soothsay.drafters.heads.trained_head import OnePassHead, TargetEnds
+from soothsay.drafters.heads.trained_head import OnePassHead, TargetEnds, whole_logits
 from soothsay.errors import DrafterError
 from soothsay.model.feed_forward import FeedForward
 from soothsay.model.kernels import Kernels
@@ -221,6 +221,7 @@ class DFlashHead(OnePassHead):
         self.blocks = nn.ModuleList(DFlashBlock(config, layer, kernels) for layer in range(c.num_layers))
         self.norm = RMSNorm(c.hidden_size, c.norm.eps)
         self.rope = Rope(c.rotations[0])
+        self.draft_vocabulary = config.guessed or None
         short = config.guessed
         self.head: nn.Module | None = Dense.random(c.hidden_size, short) if short else None
         self.register_buffer("d2t", torch.zeros(short, dtype=torch.int64) if short else None)
@@ -230,11 +231,6 @@ class DFlashHead(OnePassHead):
     def dtype(self) -> torch.dtype:
         """Dtype of the linear layers' outputs, and of the KV."""
         return cast(torch.dtype, cast(DFlashBlock, self.blocks[0]).attention.o.dtype)
-
-    @property
-    def draft_vocabulary(self) -> int | None:
-        """See `Head`."""
-        return self.config.guessed or None
 
     def fuse(self, taps: Sequence[Tensor], shared: TargetEnds) -> Tensor:
         """Concatenate the layers' inputs, project and norm them: `[N, H]` each -> `[N, H]` float32."""
@@ -274,8 +270,5 @@ class DFlashHead(OnePassHead):
         """Logits of the target's vocabulary: minus infinity for tokens that cannot be guessed; `[M, V]`."""
         if self.d2t is None and logits.shape[1] == vocab_size:
             return logits
-        full = logits.new_full((len(logits), vocab_size), -torch.inf)
-        if self.d2t is None:
-            full[:, : logits.shape[1]] = logits
-            return full
-        return full.index_copy_(1, self.d2t + torch.arange(len(self.d2t), device=full.device), logits)
+        ids = torch.arange(logits.shape[1], device=logits.device)
+        return whole_logits(logits, ids if self.d2t is None else ids + self.d2t, vocab_size)

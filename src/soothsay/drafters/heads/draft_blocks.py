@@ -24,10 +24,8 @@ from torch import Tensor
 
 from soothsay.core.arrays import IntArray
 from soothsay.core.batch import Batch, Rows
-from soothsay.core.cache import KVPool
 from soothsay.core.paths import Path
 from soothsay.drafters.base import Target
-from soothsay.model.specs.model_spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +51,6 @@ class BlockPass:
     positions: Tensor  # [C + R * B] int64
     slots: Tensor  # [C + R * B] int64
     seen: Mapping[RowVisibility, Batch]  # the keys of the blocks' rows, for each kind of layer
-
-
-def scratch_pool(target: Target, config: ModelSpec, dtype: torch.dtype, rows: int) -> KVPool:
-    """Return a pool with the target's blocks and slots, and scratch slots for `rows` rows after them."""
-    size = target.config.block_size
-    num_blocks = target.num_blocks + -(-rows // size)
-    return KVPool(config.kv_shapes, num_blocks, size, dtype, target.model.device)
 
 
 class BlockPacker:

@@ -75,11 +75,6 @@ class EagleHead(RecurrentHead):
         self.block = Block(c.layers[0], c.hidden_size, kernels, in_features=c.hidden_size)
         self.rope = Rope(c.rotations[0])
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the linear layers' outputs, and of the KV."""
-        return self.block.dtype
-
     def forward(
         self, embedded: Tensor, features: Tensor, batch: Batch, kv: Tensor | None, step: int = 0
     ) -> Tensor:
@@ -89,12 +84,7 @@ class EagleHead(RecurrentHead):
         return out
 
 
-EAGLE: Names = {"fc": ("fc",), **block_names("block.", "layers.0.")}
-
-
-def is_eagle(files: DrafterFiles) -> bool:
-    """Whether the tensors are EAGLE-1's or EAGLE-2's."""
-    return {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= files.names
+EAGLE: Names = block_names("block.", "layers.0.")
 
 
 def open_eagle(files: DrafterFiles, fit: TargetFit) -> StoredHead:
@@ -131,7 +121,11 @@ def write_eagle(head: EagleHead, target: str) -> Written:
     return config, split(head, EAGLE, block)
 
 
-FORMAT = HeadFormat(open_eagle, is_eagle, layouts={"": write_eagle})
+FORMAT = HeadFormat(
+    open_eagle,
+    lambda files: {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= files.names,
+    layouts={"": write_eagle},
+)
 
 
 class Eagle(RecurrentDrafter):

@@ -33,7 +33,7 @@ from soothsay.drafters.heads.checkpoints.stored_head import (
     split,
 )
 from soothsay.drafters.heads.recurrent_drafter import ConfidentDrafter
-from soothsay.drafters.heads.trained_head import RecurrentHead, TargetEnds
+from soothsay.drafters.heads.trained_head import Head, RecurrentHead, TargetEnds, whole_logits
 from soothsay.drafters.ops.draft_ops import DraftOps, RecurrentDrafts, RecurrentLayers
 from soothsay.errors import DrafterError
 from soothsay.model.blocks import Block
@@ -73,20 +73,20 @@ class Eagle3Config:
     """Whether the next row reads the output after the last norm instead of before it."""
 
 
-class Eagle3Head(RecurrentHead):
-    """One decoder block whose attention reads a token's embedding together with the state before the token.
+class Eagle3Layers(Head):
+    """The layers of EAGLE-3, which P-EAGLE has too.
 
-    `d2t` `[V_draft]` int64: token i of the draft vocabulary is token `i + d2t[i]` of the target's.
+    One decoder block's attention reads a token's embedding together with the state before the token. `d2t`
+    `[V_draft]` int64: token i of the draft vocabulary is token `i + d2t[i]` of the target's.
     """
 
-    method = "eagle3"
-    config: Eagle3Config
     d2t: Tensor
 
     def __init__(self, config: Eagle3Config, kernels: Kernels):
         super().__init__()
         c = config.block
-        self.config, self.kernels, self.taps = config, kernels, config.taps
+        self.kernels, self.taps, self.draft_vocabulary = kernels, config.taps, config.draft_vocab_size
+        self.norms_residual, self.norms_output = config.norm_before_residual, config.norm_output
         self.embedding = (
             Embedding(normal(c.vocab_size, c.hidden_size, std=0.02), 1.0) if config.own_embedding else None
         )
@@ -104,19 +104,9 @@ class Eagle3Head(RecurrentHead):
         self.rope = Rope(c.rotations[0])
 
     @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the linear layers' outputs, and of the KV."""
-        return self.block.dtype
-
-    @property
     def token_ids(self) -> Tensor:
         """`[V_draft]` int64: the target's ids of the draft vocabulary's tokens."""
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
-
-    @property
-    def draft_vocabulary(self) -> int | None:
-        """See `Head`."""
-        return self.config.draft_vocab_size
 
     def fuse(self, taps: Sequence[Tensor], shared: TargetEnds) -> Tensor:
         """Concatenate the layers' inputs, normed if the configuration says so, and project them.
@@ -138,22 +128,38 @@ class Eagle3Head(RecurrentHead):
         embedded: Tensor = self.embedding(tokens.clamp(max=len(self.embedding.weight) - 1))
         return embedded
 
-    def forward(
-        self, embedded: Tensor, features: Tensor, batch: Batch, kv: Tensor | None, step: int = 0
-    ) -> Tensor:
-        """See `RecurrentHead`. The output is the next row's feature, before the last norm or after it."""
-        normed = self.kernels.norm(features, self.hidden_norm, self.dtype)
-        both = torch.cat([self.kernels.norm(embedded, self.embedding_norm, self.dtype), normed], dim=-1)
-        residual = normed.float() if self.config.norm_before_residual else features
+    def run_block(self, embedded: Tensor, features: Tensor, batch: Batch, kv: Tensor | None) -> Tensor:
+        """See `RecurrentHead.forward`. The output is the next feature, before the last norm or after it."""
+        dtype = self.block.dtype
+        normed = self.kernels.norm(features, self.hidden_norm, dtype)
+        both = torch.cat([self.kernels.norm(embedded, self.embedding_norm, dtype), normed], dim=-1)
+        residual = normed.float() if self.norms_residual else features
         out: Tensor = self.block(residual, self.rope(batch.positions), batch, kv, both)
-        return self._norm(out, self.norm) if self.config.norm_output else out
+        return self._norm(out, self.norm) if self.norms_output else out
 
     def logits(self, out: Tensor, shared: TargetEnds) -> Tensor:
         """`[M, H] -> [M, V]` float32 in the target's vocabulary; minus infinity outside of `d2t`."""
-        normed = out if self.config.norm_output else self._norm(out, self.norm)
-        logits = cast(Tensor, self.head(normed)).float()
-        full = logits.new_full((len(logits), shared.vocab_size), -torch.inf)
-        return full.index_copy_(1, self.token_ids, logits)
+        normed = out if self.norms_output else self._norm(out, self.norm)
+        return whole_logits(self.head(normed).float(), self.token_ids, shared.vocab_size)
+
+    def _norm(self, x: Tensor, norm: RMSNorm) -> Tensor:
+        return self.kernels.norm(x.float().contiguous(), norm, torch.float32)
+
+
+class Eagle3Head(Eagle3Layers, RecurrentHead):
+    """EAGLE-3's head."""
+
+    method = "eagle3"
+
+    def __init__(self, config: Eagle3Config, kernels: Kernels):
+        super().__init__(config, kernels)
+        self.config = config
+
+    def forward(
+        self, embedded: Tensor, features: Tensor, batch: Batch, kv: Tensor | None, step: int = 0
+    ) -> Tensor:
+        """See `RecurrentHead`."""
+        return self.run_block(embedded, features, batch, kv)
 
     def drafts_at_once(self, shared: TargetEnds, ops: DraftOps) -> RecurrentDrafts | None:
         """See `RecurrentHead`."""
@@ -173,21 +179,16 @@ class Eagle3Head(RecurrentHead):
                 feature_norm=self.hidden_norm,
                 norm=self.norm,
                 ids=self.token_ids,
-                norms_residual=self.config.norm_before_residual,
-                norms_output=self.config.norm_output,
+                norms_residual=self.norms_residual,
+                norms_output=self.norms_output,
             )
         )
-
-    def _norm(self, x: Tensor, norm: RMSNorm) -> Tensor:
-        return self.kernels.norm(x.float().contiguous(), norm, torch.float32)
 
 
 def eagle3_names(layer: str) -> Names:
     """EAGLE-3's table of names. `layer` is the prefix of the block's tensors and ends in a dot."""
     return {
         "embedding": ("embed_tokens",),
-        "fc": ("fc",),
-        "norm": ("norm",),
         "head": ("lm_head",),
         **block_names("block.", layer),
         "embedding_norm": (f"{layer}input_layernorm",),
@@ -197,11 +198,6 @@ def eagle3_names(layer: str) -> Names:
 
 EAGLE3_IGNORED = r"t2d|embed_tokens\.weight|verifier_(norm|lm_head)\.weight"
 """Tensors of EAGLE-3 that repeat others, or are copies of the target's."""
-
-
-def is_eagle3(files: DrafterFiles) -> bool:
-    """Whether the tensors are EAGLE-3's."""
-    return any(f"{layer}hidden_norm.weight" in files.names for layer in ("midlayer.", "layers.0."))
 
 
 def open_eagle3(files: DrafterFiles, fit: TargetFit) -> StoredHead:
@@ -352,7 +348,7 @@ def _taps(files: DrafterFiles, layers: int) -> tuple[int, ...]:
 
 FORMAT = HeadFormat(
     open_eagle3,
-    is_eagle3,
+    lambda files: not files.names.isdisjoint(("midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight")),
     speculators=("eagle3",),
     layouts={"": write_eagle3, "speculators": write_speculators_eagle3},
     integers=True,

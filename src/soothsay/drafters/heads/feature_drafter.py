@@ -29,7 +29,7 @@ from soothsay.drafters.heads.checkpoints.fit import FeatureView
 from soothsay.drafters.heads.checkpoints.head_directory import open_head
 from soothsay.drafters.heads.trained_head import Head, TargetEnds
 from soothsay.drafters.places import drafter_directory
-from soothsay.drafters.trees.feature_kv import FeatureKV, LastFeatures
+from soothsay.drafters.trees.feature_kv import FeatureKV
 from soothsay.drafters.trees.growth import GrowingTree, GrownDrafter, parent_rows
 from soothsay.drafters.trees.own_kv import DraftPass
 from soothsay.drafters.trees.tree_shapes import TreeShape
@@ -213,19 +213,30 @@ class LastFeatureDrafter(Drafter, Generic[ServedHead]):
 
     def __init__(self, target: Target, served: Served[ServedHead]):
         self.target, self.served, self.taps = target, served, served.taps
-        self.head, self.shared, self.features = served.head, served.shared, LastFeatures()
+        self.head, self.shared = served.head, served.shared
+        self.kept: dict[Request, tuple[int, Tensor]] = {}  # tokens that were shown; [H] of the last of them
 
     def observe(self, observations: Sequence[Observation]) -> None:
-        """Keep the features that the head reads next."""
-        self.features.observe(observations, self.served.fuse)
+        """Keep the feature of the last token that a step commits."""
+        rows = [seen.committed_rows for seen in observations]
+        taps = [
+            torch.stack([tap[own[-1]] for tap, own in zip(layer, rows, strict=True)])
+            for layer in zip(*(seen.taps for seen in observations), strict=True)
+        ]
+        for seen, own, feature in zip(observations, rows, self.served.fuse(taps), strict=True):
+            self.kept[seen.request] = seen.start + len(own), feature
 
     def release(self, request: Request) -> None:
         """Forget a request."""
-        self.features.release(request)
+        self.kept.pop(request, None)
 
     def ready(self, request: Request) -> bool:
-        """Return whether the feature before the root is known, see `Expander`."""
-        return self.features.ready(request)
+        """Return whether the feature of the token before the root is known, see `Expander`."""
+        return request in self.kept and self.kept[request][0] == len(request.tokens) - 1
+
+    def features(self, requests: Sequence[Request]) -> Tensor:
+        """The features of requests that are ready, `[R, H]` float32."""
+        return torch.stack([self.kept[request][1] for request in requests])
 
 
 class StateGrownDrafter(LastFeatureDrafter[ServedHead], GrownDrafter[Tensor]):
@@ -249,7 +260,7 @@ class StateGrownDrafter(LastFeatureDrafter[ServedHead], GrownDrafter[Tensor]):
 
     def expand_roots(self, growing: Sequence[GrowingTree]) -> tuple[Tensor, Tensor]:
         """See `Expander`."""
-        return self.expand(growing, self.features.stacked([g.request for g in growing]))
+        return self.expand(growing, self.features([g.request for g in growing]))
 
     def expand_nodes(self, growing: Sequence[GrowingTree], states: Tensor) -> tuple[Tensor, Tensor]:
         """See `Expander`."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -116,21 +117,16 @@ ORIGINAL = r"(?P<prefix>(?:medusa_head\.)?)(?P<head>\d{1,5})\.(?P<layer>\d{1,5})
 VLLM = r"(?P<prefix>(?:medusa_heads\.)?)blocks\.(?P<head>\d{1,5})\.layers\.(?P<layer>\d{1,5})\.weight"
 
 
-def original_names(heads: int, layers: int, prefix: str = "") -> Names:
-    """The authors' table of names: each head is a list of its layers and, if it has one, its output head."""
-    names = {f"lm_heads.{i}": (f"{prefix}{i}.{layers}",) for i in range(heads)}
-    for i in range(heads):
-        for j in range(layers):
-            names[f"blocks.{i}.{j}.linear"] = (f"{prefix}{i}.{j}.linear",)
-    return names
+def medusa_names(heads: int, layers: int, in_vllm: bool = False, prefix: str = "") -> Names:
+    """The table of names.
 
-
-def vllm_names(heads: int, layers: int, prefix: str = "") -> Names:
-    """vLLM's table of names: layers and output heads are in two lists."""
-    names = {f"lm_heads.{i}": (f"{prefix}lm_heads.{i}",) for i in range(heads)}
-    for i in range(heads):
-        for j in range(layers):
-            names[f"blocks.{i}.{j}.linear"] = (f"{prefix}blocks.{i}.layers.{j}",)
+    In the authors' layout, each head is a list of its layers and, if it has one, its output head. In vLLM's,
+    layers and output heads are in two lists.
+    """
+    output, layer = ("lm_heads.{}", "blocks.{}.layers.{}") if in_vllm else (f"{{}}.{layers}", "{}.{}.linear")
+    names = {f"lm_heads.{i}": (prefix + output.format(i),) for i in range(heads)}
+    for i, j in product(range(heads), range(layers)):
+        names[f"blocks.{i}.{j}.linear"] = (prefix + layer.format(i, j),)
     return names
 
 
@@ -151,7 +147,7 @@ def open_medusa(files: DrafterFiles, fit: TargetFit) -> StoredHead:
             f"{layers}: the download is incomplete"
         )
     prefix = found[0]["prefix"]
-    names = (vllm_names if in_vllm else original_names)(heads, layers, prefix)
+    names = medusa_names(heads, layers, in_vllm, prefix)
     if f"{prefix}token_map" in files.names:
         raise DrafterError(
             f"{files.path} has a token_map: Medusa heads that can say only some tokens are not supported; "
@@ -189,17 +185,12 @@ def write_medusa(head: MedusaHead, target: str) -> Written:
     """
     c = head.config
     config = {
-        "architectures": ["MedusaModel"],
-        "model_type": "medusa",
+        **_common_keys(c),
         "base_model_name_or_path": target,
         "medusa_num_heads": c.num_heads,
         "medusa_num_layers": c.num_layers,
-        "hidden_size": c.hidden_size,
-        "vocab_size": c.vocab_size,
-        "torch_dtype": "bfloat16",
-        "soothsay": {"target_layers": c.target_layers},
     }
-    return config, split(head, original_names(c.num_heads, c.num_layers))
+    return config, split(head, medusa_names(c.num_heads, c.num_layers))
 
 
 def write_vllm_medusa(head: MedusaHead, target: str) -> Written:
@@ -214,19 +205,25 @@ def write_vllm_medusa(head: MedusaHead, target: str) -> Written:
             "or leave the layout at its default"
         )
     config = {
-        "architectures": ["MedusaModel"],
-        "model_type": "medusa",
-        "hidden_size": c.hidden_size,
-        "vocab_size": c.vocab_size,
+        **_common_keys(c),
         "truncated_vocab_size": c.vocab_size,
         "num_heads": c.num_heads,
         "num_hidden_layers": c.num_layers,
         "medusa_fc_bias": True,
         "original_lm_head": False,
+    }
+    return config, split(head, medusa_names(c.num_heads, c.num_layers, in_vllm=True))
+
+
+def _common_keys(c: MedusaConfig) -> dict[str, Any]:
+    return {
+        "architectures": ["MedusaModel"],
+        "model_type": "medusa",
+        "hidden_size": c.hidden_size,
+        "vocab_size": c.vocab_size,
         "torch_dtype": "bfloat16",
         "soothsay": {"target_layers": c.target_layers},
     }
-    return config, split(head, vllm_names(c.num_heads, c.num_layers))
 
 
 FORMAT = HeadFormat(open_medusa, is_medusa, layouts={"": write_medusa, "vllm": write_vllm_medusa})
@@ -264,7 +261,7 @@ class Medusa(LastFeatureDrafter[MedusaHead]):
         return draft_ready(requests, self.ready, self._draft)
 
     def _draft(self, ready: Sequence[Request]) -> list[DraftTree]:
-        logits = self.head.guesses(self.features.stacked(ready), self.shared)  # [R, heads, V]
+        logits = self.head.guesses(self.features(ready), self.shared)  # [R, heads, V]
         return self.layout.trees(ready, logits.flatten(0, 1), [self.head.config.num_heads] * len(ready))
 
     def observe(self, observations: Sequence[Observation]) -> None:

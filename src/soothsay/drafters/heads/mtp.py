@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -106,11 +106,6 @@ class MTPHead(RecurrentHead):
             MTPModule(config, layer, kernels) for layer in range(config.block.num_layers)
         )
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the linear layers' outputs, and of the KV."""
-        return cast(MTPModule, self.steps[0]).block.dtype
-
     def forward(
         self, embedded: Tensor, features: Tensor, batch: Batch, kv: Tensor | None, step: int = 0
     ) -> Tensor:
@@ -185,11 +180,6 @@ QWEN = MTPLayout(
     ignored=r"mtp\.embed_tokens\.weight",
 )
 LAYOUTS = (DEEPSEEK, MIMO, SPECULATORS, QWEN)
-
-
-def is_mtp(files: DrafterFiles) -> bool:
-    """Whether the files hold MTP modules, by themselves or in a whole model's checkpoint."""
-    return any(layout.numbers(files) for layout in LAYOUTS)
 
 
 def open_mtp(files: DrafterFiles, fit: TargetFit) -> StoredHead:
@@ -279,7 +269,7 @@ def _embedding_first(head: MTPHead, names: Names) -> Iterator[tuple[str, Tensor]
 
 FORMAT = HeadFormat(
     open_mtp,
-    is_mtp,
+    lambda files: any(layout.numbers(files) for layout in LAYOUTS),
     speculators=("mtp",),
     layouts={"": write_mtp, "speculators": write_speculators_mtp},
 )

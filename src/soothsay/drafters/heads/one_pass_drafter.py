@@ -164,17 +164,13 @@ class MaskRowsDrafter(OnePassDrafter[AnyOnePassHead]):
         )
 
     @abstractmethod
-    def embed(self, tokens: Tensor) -> Tensor:
-        """The embeddings of tokens that the head reads, `[N] -> [N, H]` float32."""
-
-    @abstractmethod
     def learned_rows(self, count: int) -> tuple[Tensor, Tensor]:
         """What the rows after a root read, in place of embeddings and features: `[count or 1, H]` each."""
 
     def run(self, batch: DraftPass) -> list[Tensor]:
         """Compute a pass: `[D, H]` outputs of each root and the learned rows after it."""
         packed, begin = pack(batch.rows, self.target, self.block), 0
-        embedded = self.embed(packed.tokens)
+        embedded = self.head.embed(packed.tokens, self.shared)
         features = torch.empty_like(embedded)
         for rows, read in zip(batch.rows, batch.features, strict=True):
             learned, end = begin + len(rows.tokens), begin + rows.num_rows

@@ -21,7 +21,7 @@ from soothsay.drafters.heads.checkpoints.block_configs import check_block
 from soothsay.drafters.heads.checkpoints.drafter_files import DrafterFiles
 from soothsay.drafters.heads.checkpoints.fit import TargetFit, mask_token
 from soothsay.drafters.heads.checkpoints.stored_head import HeadFormat, StoredHead, block_names
-from soothsay.drafters.heads.eagle3 import EAGLE3_IGNORED, Eagle3Config, Eagle3Head, eagle3_parts
+from soothsay.drafters.heads.eagle3 import EAGLE3_IGNORED, Eagle3Config, Eagle3Layers, eagle3_parts
 from soothsay.drafters.heads.feature_drafter import load_head
 from soothsay.drafters.heads.one_pass_drafter import MaskRowsDrafter
 from soothsay.drafters.heads.trained_head import OnePassHead, TargetEnds
@@ -57,8 +57,8 @@ class PEagleConfig:
             )
 
 
-class PEagleHead(OnePassHead):
-    """EAGLE-3's head and more decoder blocks. Rows after the root read a mask and a learned state.
+class PEagleHead(Eagle3Layers, OnePassHead):
+    """EAGLE-3's layers and more decoder blocks. Rows after the root read a mask and a learned state.
 
     The root's row makes guess 1, the k-th mask row makes guess k + 1.
     """
@@ -66,35 +66,19 @@ class PEagleHead(OnePassHead):
     method = "peagle"
 
     def __init__(self, config: PEagleConfig, kernels: Kernels):
-        super().__init__()
+        super().__init__(config.first, kernels)
         c = config.first.block
-        self.config, self.taps = config, config.first.taps
-        self.first = Eagle3Head(config.first, kernels)
-        more = c.layers[1:]
+        self.config, more = config, c.layers[1:]
         self.more = Blocks(Block(layer, c.hidden_size, kernels) for layer in more) if more else None
         width = len(self.taps) * config.first.target_hidden_size
         # in place of the taps of one token, end to end
         self.mask_hidden = nn.Parameter(normal(width, std=1.0))
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the linear layers' outputs, and of the KV."""
-        return self.first.dtype
-
-    @property
-    def draft_vocabulary(self) -> int | None:
-        """See `Head`."""
-        return self.first.draft_vocabulary
-
-    def fuse(self, taps: Sequence[Tensor], shared: TargetEnds) -> Tensor:
-        """As `Eagle3Head.fuse`."""
-        return self.first.fuse(taps, shared)
-
     def mask_row(self, shared: TargetEnds) -> tuple[Tensor, Tensor]:
         """What mask rows read, in place of an embedding and a fused feature: `[1, H]` float32 each."""
         token = torch.tensor([self.config.mask], device=self.mask_hidden.device)
         taps = self.mask_hidden.float()[None].chunk(len(self.taps), dim=-1)
-        return self.first.embed(token, shared), self.fuse(taps, shared)
+        return self.embed(token, shared), self.fuse(taps, shared)
 
     def forward(
         self, embedded: Tensor, features: Tensor, batch: Batch, kv: Sequence[Tensor] | None = None
@@ -110,25 +94,16 @@ class PEagleHead(OnePassHead):
         Returns:
             `[N, H]` float32, not normed.
         """
-        x: Tensor = self.first(embedded, features, batch, None if kv is None else kv[0])
+        x = self.run_block(embedded, features, batch, None if kv is None else kv[0])
         if self.more is None:
             return x
-        rope, last = self.first.rope(batch.positions), len(self.more)
+        rope, last = self.rope(batch.positions), len(self.more)
         out: Tensor = self.more(x, (rope, rope), batch, None if kv is None else kv[1:], range(last))[last]
         return out
-
-    def logits(self, out: Tensor, shared: TargetEnds) -> Tensor:
-        """`[M, H] -> [M, V]` float32 in the target's vocabulary; minus infinity outside of `d2t`."""
-        return self.first.logits(out, shared)
 
 
 DEPTH = 8
 """Guesses in one pass, where the configuration states none: what P-EAGLE's heads are trained for."""
-
-
-def is_peagle(files: DrafterFiles) -> bool:
-    """Whether the tensors are P-EAGLE's."""
-    return "mask_hidden" in files.names
 
 
 def open_peagle(files: DrafterFiles, fit: TargetFit) -> StoredHead:
@@ -139,20 +114,16 @@ def open_peagle(files: DrafterFiles, fit: TargetFit) -> StoredHead:
     if not any(name.startswith("midlayer.") for name in files.names):
         numbers -= {0}
     parts = eagle3_parts(files, fit, 1 + len(numbers), residual=False)
-    names = {f"first.{ours}": theirs for ours, theirs in parts.names.items()}
-    names |= {"first.d2t": ("d2t",), "first.input_norm": ("input_norm",)}
-    names |= {f"first.fc_norm.{i}": (f"fc_norm.{i}",) for i in range(len(parts.config.taps))}
+    names = dict(parts.names)
     for place, number in enumerate(sorted(numbers)):
         check_block(files, files.config, f"layers.{number}.")
         names |= block_names(f"more.{place}.", f"layers.{number}.")
-    given = {f"first.{ours}": value for ours, value in parts.given.items()}
     width = len(parts.config.taps) * parts.config.target_hidden_size
     if files.read("mask_hidden").numel() != width:
         raise DrafterError(
             f"{files.path}: mask_hidden is {list(files.shape('mask_hidden'))} and should have {width:,} "
             "numbers: it is damaged, or another target's"
         )
-    given["mask_hidden"] = files.read("mask_hidden").reshape(-1)
     config = PEagleConfig(
         replace(parts.config, norm_output=False), mask_token(files, files.config), _depth(files.config)
     )
@@ -162,7 +133,7 @@ def open_peagle(files: DrafterFiles, fit: TargetFit) -> StoredHead:
         f"P-EAGLE ({parts.layout})",
         lambda: PEagleHead(config, fit.kernels_for(config.first.block)),
         names,
-        given,
+        {**parts.given, "mask_hidden": files.read("mask_hidden").reshape(-1)},
         ignored=EAGLE3_IGNORED,
     )
 
@@ -173,7 +144,9 @@ def _depth(config: Mapping[str, Any]) -> int:
     return int(methods[0].get("speculative_tokens", DEPTH))
 
 
-FORMAT = HeadFormat(open_peagle, is_peagle, speculators=("peagle",), fills_masks=True)
+FORMAT = HeadFormat(
+    open_peagle, lambda files: "mask_hidden" in files.names, speculators=("peagle",), fills_masks=True
+)
 
 
 class PEagle(MaskRowsDrafter[PEagleHead]):
@@ -203,10 +176,6 @@ class PEagle(MaskRowsDrafter[PEagleHead]):
         super().__init__(target, served, config.first.block, depth or config.depth, nodes, branch)
         with torch.no_grad():
             self.mask_row = self.head.mask_row(self.shared)
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        """See `MaskRowsDrafter`."""
-        return self.head.first.embed(tokens, self.shared)
 
     def learned_rows(self, count: int) -> tuple[Tensor, Tensor]:
         """See `MaskRowsDrafter`. All rows are the same."""

@@ -184,7 +184,7 @@ class Redrafter(LastFeatureDrafter[RedrafterHead]):
     def _draft(self, ready: Sequence[Request]) -> list[DraftTree]:
         roots = torch.tensor([int(r.tokens[-1]) for r in ready], device=self.target.model.device)
         embedded = self.head.embedded(roots, self.shared)
-        return self.refined.trees(ready, self._outputs(self.features.stacked(ready), embedded))
+        return self.refined.trees(ready, self._outputs(self.features(ready), embedded))
 
     def _outputs(self, features: Tensor, embedded: Tensor) -> HeadOutputs:
         if self._at_once is None:

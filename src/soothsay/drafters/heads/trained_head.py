@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from soothsay.core.batch import Batch
 from soothsay.drafters.ops.draft_ops import DraftOps, RecurrentDrafts
+from soothsay.model.decoder_block import DecoderBlock
 from soothsay.model.embedding import Embedding
 from soothsay.model.kernels import Kernels
 from soothsay.model.linear import Dense
 from soothsay.model.norm import RMSNorm
-from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.transformer import Transformer, finished_logits
 
 HEAD_ROWS = 64
@@ -102,6 +102,15 @@ class Head(nn.Module):
     config: Any
     """The method's own dataclass."""
 
+    draft_vocabulary: int | None = None
+    """Number of tokens that the head can draft, if it has a list of them; None: all."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the linear layers' outputs, and of the KV. Heads without decoder blocks need none."""
+        blocks = (module.dtype for module in self.modules() if isinstance(module, DecoderBlock))
+        return next(blocks, torch.float32)
+
     def fuse(self, taps: Sequence[Tensor], shared: TargetEnds) -> Tensor:
         """Compute the feature to keep from the target's features: `[N, H]` for each tap -> `[N, H]` float32.
 
@@ -109,10 +118,9 @@ class Head(nn.Module):
         """
         return shared.normed(taps[0])
 
-    @property
-    def draft_vocabulary(self) -> int | None:
-        """Number of tokens that the head can draft, if it has a list of them; None: all."""
-        return None
+    def embed(self, tokens: Tensor, shared: TargetEnds) -> Tensor:
+        """Embed tokens, `[N] -> [N, H]` float32."""
+        return shared.embed(tokens)
 
     def borrow(self, shared: TargetEnds) -> None:
         """Take from the target what the head needs and its checkpoint does not have. Here it is nothing."""
@@ -123,18 +131,10 @@ class RecurrentHead(Head):
 
     Row t reads token t and the feature of token t - 1, stands at position t, and guesses token t + 1. The row
     of a draft token reads the output of its parent's row in place of a feature. There is no row 0.
+
+    `config.block` describes the decoder block. Its `num_layers` is the number of modules, and each has its
+    own KV.
     """
-
-    config: RecurrentConfig
-
-    @property
-    @abstractmethod
-    def dtype(self) -> torch.dtype:
-        """Dtype of the linear layers' outputs, and of the KV."""
-
-    def embed(self, tokens: Tensor, shared: TargetEnds) -> Tensor:
-        """Embed tokens, `[N] -> [N, H]` float32."""
-        return shared.embed(tokens)
 
     @abstractmethod
     def forward(
@@ -162,21 +162,8 @@ class RecurrentHead(Head):
         return None
 
 
-class RecurrentConfig(Protocol):
-    """The part that configurations of all recurrent heads have in common."""
-
-    @property
-    def block(self) -> ModelSpec:
-        """The decoder block's configuration. `num_layers` is the number of modules; each has its own KV."""
-
-
 class OnePassHead(Head):
     """A head that predicts all depths in one pass. V_short is the number of tokens that it can guess."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the linear layers' outputs, and of the KV. Heads without KV need none."""
-        return torch.float32
 
     @abstractmethod
     def logits(self, hidden: Tensor, shared: TargetEnds) -> Tensor:
@@ -199,15 +186,11 @@ class ShortlistHead(OnePassHead):
 
     def __init__(self, shortlist_size: int):
         super().__init__()
+        self.draft_vocabulary = shortlist_size or None
         # zeros: on the meta device, torch imports its compiler to count
         known = torch.zeros(shortlist_size, dtype=torch.int64) if shortlist_size else None
         self.register_buffer("shortlist", known)
         self.head: nn.Module | None = None
-
-    @property
-    def draft_vocabulary(self) -> int | None:
-        """See `Head`."""
-        return None if self.shortlist is None else len(self.shortlist)
 
     def borrow(self, shared: TargetEnds) -> None:
         """Take the rows of the target's output head that belong to the shortlist. They are not trained."""
@@ -224,7 +207,9 @@ class ShortlistHead(OnePassHead):
 
     def whole(self, logits: Tensor, vocab_size: int) -> Tensor:
         """Logits of all tokens: minus infinity for those that cannot be guessed. `[M, V]` float32."""
-        if self.shortlist is None:
-            return logits
-        out = logits.new_full((len(logits), vocab_size), -torch.inf)
-        return out.index_copy_(1, self.shortlist, logits)
+        return logits if self.shortlist is None else whole_logits(logits, self.shortlist, vocab_size)
+
+
+def whole_logits(logits: Tensor, ids: Tensor, vocab_size: int) -> Tensor:
+    """Logits `[M, V_short]` of the tokens `ids` -> `[M, V]`, minus infinity for all others."""
+    return logits.new_full((len(logits), vocab_size), -torch.inf).index_copy_(1, ids, logits)

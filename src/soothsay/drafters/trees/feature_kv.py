@@ -1,8 +1,7 @@
 """What drafters that read the target's features keep of each request.
 
 A feature is what a drafter keeps of the target's hidden states at one token. `FeatureKV` serves drafters that
-have KV of their own and read the feature of every token. `LastFeatures` serves drafters without KV, which
-read the last feature only.
+have KV of their own and read the feature of every token.
 """
 
 from __future__ import annotations
@@ -145,36 +144,3 @@ class FeatureKV(OwnKV[FeatureState]):
         feature = state.features[after - state.cached].clone()
         lacks_first = state.noted * self.block_size < state.first_key
         return NotedBlock(request.digest(state.noted), feature, lacks_first)
-
-
-class LastFeatures:
-    """Keeps the feature of the token before each request's root, for heads that read nothing else."""
-
-    def __init__(self) -> None:
-        self.last: dict[Request, tuple[int, Tensor]] = {}  # tokens that were shown; [H] of the last of them
-
-    def __len__(self) -> int:
-        """Return the number of requests."""
-        return len(self.last)
-
-    def observe(self, observations: Sequence[Observation], fuse: Fuse) -> None:
-        """Keep the feature of the last token that a step commits."""
-        rows = [seen.committed_rows for seen in observations]
-        taps = [
-            torch.stack([tap[own[-1]] for tap, own in zip(layer, rows, strict=True)])
-            for layer in zip(*(seen.taps for seen in observations), strict=True)
-        ]
-        for seen, own, feature in zip(observations, rows, fuse(taps), strict=True):
-            self.last[seen.request] = seen.start + len(own), feature
-
-    def ready(self, request: Request) -> bool:
-        """Return whether the feature of the token before the root is known."""
-        return request in self.last and self.last[request][0] == len(request.tokens) - 1
-
-    def stacked(self, requests: Sequence[Request]) -> Tensor:
-        """Return `[R, H]` float32, the features of requests that are ready."""
-        return torch.stack([self.last[request][1] for request in requests])
-
-    def release(self, request: Request) -> None:
-        """Forget a request."""
-        self.last.pop(request, None)

@@ -209,10 +209,13 @@ class TokenKV(OwnKV[TokenState]):
         return state
 
 
-def own_pool(target: Target, config: ModelSpec, dtype: torch.dtype) -> KVPool:
-    """Return a pool with the target's blocks and slots, for decoder blocks as `config` describes them."""
-    size = target.num_blocks, target.config.block_size
-    return KVPool(config.kv_shapes, *size, dtype, target.model.device)
+def own_pool(target: Target, config: ModelSpec, dtype: torch.dtype, scratch: int = 0) -> KVPool:
+    """Return a pool for decoder blocks as `config` describes them.
+
+    It has the target's blocks and slots, and after them at least `scratch` slots.
+    """
+    size = target.config.block_size
+    return KVPool(config.kv_shapes, target.num_blocks + -(-scratch // size), size, dtype, target.model.device)
 
 
 def pack(rows: Sequence[Rows], target: Target, config: ModelSpec) -> Batch:

@@ -35,7 +35,14 @@ ENDS = frozenset({EMBEDDING, NORM, HEAD})
 LARGEST = 1e30
 """Limit of a view's numbers: what float32 can hold, and its square too nearly."""
 
-KEYS = ("target_hidden_size", "feature_size", "feature_scale", "norm_eps", "embedding_scale")
+NUMBERS = {
+    "target_hidden_size": "target_hidden_size",
+    "feature_size": "size",
+    "feature_scale": "scale",
+    "norm_eps": "norm_eps",
+    "embedding_scale": "embedding_scale",
+}
+"""Keys of config.json, and the attributes of `FeatureView` that they state."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,13 +145,7 @@ def read_view(files: DrafterFiles, target: ModelSpec) -> FeatureView | None:
 
 def view_config(view: FeatureView) -> dict[str, Any]:
     """What config.json says of a view, to be put at `["soothsay"]["view"]`."""
-    return {
-        "target_hidden_size": view.target_hidden_size,
-        "feature_size": view.size,
-        "feature_scale": view.scale,
-        "norm_eps": view.norm_eps,
-        "embedding_scale": view.embedding_scale,
-    }
+    return {key: getattr(view, attribute) for key, attribute in NUMBERS.items()}
 
 
 def view_tensors(view: FeatureView) -> dict[str, Tensor]:
@@ -155,8 +156,8 @@ def view_tensors(view: FeatureView) -> dict[str, Tensor]:
 
 def _numbers(files: DrafterFiles, raw: object) -> dict[str, float]:
     """The view's numbers by their keys. Raises `DrafterError` unless all are there and above 0."""
-    if not isinstance(raw, Mapping) or set(raw) != set(KEYS):
-        raise _damaged(files, f"should have {', '.join(KEYS)}")
+    if not isinstance(raw, Mapping) or raw.keys() != NUMBERS.keys():
+        raise _damaged(files, f"should have {', '.join(NUMBERS)}")
     for key, value in raw.items():
         if not isinstance(value, int | float) or not 0 < value < LARGEST:
             raise _damaged(files, f"has {key}={value!r}, which should be a number above 0")
