@@ -53,20 +53,11 @@ DrafterSpec = str | Callable[[Target], Drafter] | Drafter
 - a function or a class that makes a drafter for a target;
 - a drafter that was made for the target before."""
 
-TRAINED = {
-    "mtp": "mtp",
-    "assistant": "assistant",
-    "dflash": "dflash",
-    "eagle3": "eagle3",
-    "peagle": "peagle",
-    "block": "block",
-    "redrafter": "redrafter",
-    "eagle2": "eagle",
-    "hydra": "hydra",
-    "medusa": "medusa",
-    "draft-model": "draft-model",
-}
-"""Trained drafters -> the names of their directories. Those with the best acceptance come first."""
+TRAINED = (
+    *("mtp", "assistant", "dflash", "eagle3", "peagle", "block", "redrafter", "eagle2", "hydra", "medusa"),
+    "draft-model",
+)
+"""Trained drafters. Those with the best acceptance come first."""
 
 
 def automatic(target: Target) -> Controller:
@@ -80,9 +71,9 @@ def automatic(target: Target) -> Controller:
     gained nothing (docs/log.md).
     """
     parts = [_suffix_with_store(target)]
-    for name, directory in TRAINED.items():
+    for name in TRAINED:
         try:
-            place = drafter_directory(directory, "", target, shipped=False)
+            place = drafter_directory("eagle" if name == "eagle2" else name, "", target, shipped=False)
         except DrafterError:
             continue
         try:

@@ -79,7 +79,7 @@ class OnePassDrafter(FeatureDrafter[AnyOnePassHead], Expander[PathRows]):
 
     def _draft(self, ready: Sequence[Request]) -> list[DraftTree]:
         depths = [self.depth_for(request) for request in ready]
-        return self.layout.trees(ready, self._whole(self.predict(ready).logits), depths)
+        return self.layout.trees(ready, self.head.whole(self.predict(ready).logits, self.shared), depths)
 
     @abstractmethod
     def predict(self, requests: Sequence[Request]) -> PathRows:
@@ -135,10 +135,7 @@ class OnePassDrafter(FeatureDrafter[AnyOnePassHead], Expander[PathRows]):
         tokens = torch.tensor([t for g in growing for t in g.frontier_tokens], device=rows.places.device)
         own, read = (part.index_select(0, rows.places) for part in (rows.logits, rows.read))
         logits, states = self.correct(PathRows(own, read, rows.places, rows.states), tokens)
-        return self._whole(logits), PathRows(rows.logits, rows.read, rows.places, states)
-
-    def _whole(self, logits: Tensor) -> Tensor:
-        return self.head.whole(logits, self.shared.vocab_size)
+        return self.head.whole(logits, self.shared), PathRows(rows.logits, rows.read, rows.places, states)
 
 
 class MaskRowsDrafter(OnePassDrafter[AnyOnePassHead]):

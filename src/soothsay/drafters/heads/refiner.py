@@ -153,7 +153,7 @@ class RefinedTrees:
         """Scores `[R * D, V_short]`; log-probabilities and places of each row's best tokens, `[R * D, K]`."""
         rows, short = [depths] * len(requests), self.head.shortlist
         if any(r.constraint is not None or r.params.changes_logits for r in requests):
-            logits = score_rows(requests, self._whole(logits), rows, self.sampling)
+            logits = score_rows(requests, self.head.whole(logits, self.shared), rows, self.sampling)
             logits = logits if short is None else logits.index_select(1, short)
         elif any(request.params.temperature > 0 for request in requests):
             logits = score_rows(requests, logits, rows, self.sampling, short)
@@ -163,7 +163,9 @@ class RefinedTrees:
 
     def _drawn(self, requests: Sequence[Request], logits: Tensor, depths: int) -> list[DraftTree]:
         """Trees for verifiers that must know what each token was drawn from: its depth, not refined."""
-        scores = score_rows(requests, self._whole(logits), [depths] * len(requests), self.sampling)
+        scores = score_rows(
+            requests, self.head.whole(logits, self.shared), [depths] * len(requests), self.sampling
+        )
         trees = []
         for request, rows in zip(requests, torch.split(scores, depths), strict=True):
             tree, guessing = DraftTree(int(request.tokens[-1])), request.params.rule.guessing
@@ -171,9 +173,6 @@ class RefinedTrees:
             fill_drawn(tree, draw_template(guessing, depth, DRAWN_BRANCH, size), [*rows], request)
             trees.append(tree)
         return trees
-
-    def _whole(self, logits: Tensor) -> Tensor:
-        return self.head.whole(logits, self.shared.vocab_size)
 
 
 def _followers(tokens: Tensor, corrections: Tensor) -> Tensor:

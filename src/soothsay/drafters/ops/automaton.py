@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ctypes import Structure, c_int
 from itertools import islice
 from typing import Protocol
 
@@ -26,18 +27,15 @@ NOWHERE: Place = (ROOT, 0)
 """The empty string."""
 
 
-class Reading:
-    """How far an automaton has read a text.
+class Reading(Structure):
+    """How far an automaton has read a text: `soothsay_reading` of csrc/kernels.h. It begins at the root.
 
     Attributes:
         end: the state of the whole text. Its link is the longest suffix that occurs elsewhere.
         counted: the state of the longest suffix whose occurrences are counted.
     """
 
-    __slots__ = ("counted", "end")
-
-    def __init__(self) -> None:
-        self.end = self.counted = ROOT
+    _fields_ = (("end", c_int), ("counted", c_int))
 
 
 class Automaton(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from ctypes import Structure, byref, c_double, c_float, c_int, c_int64, c_void_p
 
 import torch
@@ -29,13 +29,6 @@ from soothsay.model.kernels import Kernels, Norm
 from soothsay.model.native.library import Library
 from soothsay.model.native.linear import NativeLinear
 
-
-class _Reading(Structure):
-    """`soothsay_reading` of csrc/kernels.h."""
-
-    _fields_ = (("end", c_int), ("counted", c_int))
-
-
 _NO_NOISE = False, 0, 0, 0.0, 0.0
 
 
@@ -59,9 +52,7 @@ class NativeAutomaton:
 
     def read(self, text: Reading, tokens: Tokens) -> None:
         """See `Automaton`."""
-        state = _Reading(text.end, text.counted)
-        self._library.soothsay_automaton_read(self._handle, byref(state), tokens.tobytes(), len(tokens))
-        text.end, text.counted = state.end, state.counted
+        self._library.soothsay_automaton_read(self._handle, byref(text), tokens.tobytes(), len(tokens))
         self.size += len(tokens)
 
     def matcher(self, doubt: float) -> NativeMatcher:
@@ -120,12 +111,8 @@ class _Looking(Structure):
     """`soothsay_looking` of csrc/kernels.h."""
 
     _fields_ = (
-        *(
-            (name, c_void_p)
-            for name in ("look", "guesses", "cell_read", "cell_token", "cell_out", "head", "norm")
-        ),
-        ("eps", c_float),
-        *((name, c_int) for name in ("embedding", "depths")),
+        *((name, c_void_p) for name in ("look", "guesses", "cell_read", "cell_token", "cell_out")),
+        *(("head", c_void_p), ("norm", c_void_p), ("eps", c_float), ("embedding", c_int), ("depths", c_int)),
     )
 
 
@@ -133,12 +120,13 @@ class NativeRedrafter:
     """Computes a `RedrafterCall`. Outputs of layers are float32, whatever type they were made to have.
 
     Args:
-        run: the library's `soothsay_look`.
+        library: an open library.
         layers: see `DraftOps.redrafter_head`; the other arguments too.
     """
 
-    def __init__(self, run: Callable[..., None], layers: Sequence[NativeLinear], norm: Norm, depths: int):
-        self._run, self._held, self._depths = run, (layers, norm), depths  # the library reads them
+    def __init__(self, library: ctypes.CDLL, layers: Sequence[NativeLinear], norm: Norm, depths: int):
+        self._library, self._depths = library, depths
+        self._held = layers, norm  # the library reads them
         _, _, read, _, _, head = layers
         self._units, self._tokens = read.out_features, head.out_features
         addresses = [layer.address for layer in layers]
@@ -153,13 +141,8 @@ class NativeRedrafter:
             read=torch.empty(rows * depths, self._units),
             states=torch.empty(rows, self._units),
         )
-        self._run(
-            byref(self._looking),
-            features.data_ptr(),
-            embedded.data_ptr(),
-            rows,
-            *(part.data_ptr() for part in out),
-        )
+        inputs = features.data_ptr(), embedded.data_ptr(), rows
+        self._library.soothsay_look(byref(self._looking), *inputs, *(part.data_ptr() for part in out))
         return out
 
 
@@ -167,28 +150,12 @@ class _Paths(Structure):
     """`soothsay_paths` of csrc/kernels.h."""
 
     _fields_ = (
-        *(
-            (name, c_void_p)
-            for name in ("values", "places", "read", "root", "tokens", "carry", "out", "scores", "followers")
-        ),
+        *((name, c_void_p) for name in ("values", "places", "read", "root", "tokens", "carry", "out")),
+        *((name, c_void_p) for name in ("scores", "followers")),
         ("tokens_count", c_int64),
         *((name, c_float) for name in ("scale", "factor")),
         *((name, c_int) for name in ("depths", "count", "units", "following")),
     )
-
-
-def grow_paths(
-    run: Callable[..., int], refinement: Refinement, candidates: Candidates, nodes: int, depth: int
-) -> DraftOutput:
-    """See `refinement.grow_refined_tree`. `run` is the library's `soothsay_grow_paths`."""
-    r, c = refinement, candidates
-    tensors = [c.values, c.places, c.read, c.root, r.tokens, r.carry, r.out, c.scores, r.followers]
-    assert all(tensor.is_contiguous() for tensor in tensors)
-    numbers = len(r.tokens), c.scale, c.factor, *c.values.shape, len(c.root), r.followers.shape[1]
-    paths = _Paths(*(tensor.data_ptr() for tensor in tensors), *numbers)
-    places, parents, scores = (c_int64 * nodes)(), (c_int * nodes)(), (c_double * nodes)()
-    size = run(byref(paths), nodes, depth, math.log(LEAST_REFINED), places, parents, scores)
-    return DraftOutput(places[:size], parents[:size], scores[:size])
 
 
 class NativeDraftOps(Library, DraftOps):
@@ -200,27 +167,28 @@ class NativeDraftOps(Library, DraftOps):
     def redrafter_head(self, layers: Sequence[nn.Module], norm: Norm, depths: int) -> RedrafterCall | None:
         """See `DraftOps`."""
         own = [layer for layer in layers if isinstance(layer, NativeLinear)]
-        return NativeRedrafter(self._run_redrafter, own, norm, depths) if own == [*layers] else None
+        return NativeRedrafter(self._library, own, norm, depths) if own == [*layers] else None
 
     def recurrent_drafts(self, layers: RecurrentLayers) -> NativeRecurrentDrafts | None:
         """See `DraftOps`."""
-        return NativeRecurrentDrafts(self._run_drafts, layers) if NativeRecurrentDrafts.fit(layers) else None
+        return NativeRecurrentDrafts(self._library, layers) if NativeRecurrentDrafts.fit(layers) else None
 
     def grow_paths(
         self, refinement: Refinement, candidates: Candidates, nodes: int, depth: int
     ) -> DraftOutput:
         """See `DraftOps`."""
-        return grow_paths(self._library.soothsay_grow_paths, refinement, candidates, nodes, depth)
+        r, c = refinement, candidates
+        tensors = [c.values, c.places, c.read, c.root, r.tokens, r.carry, r.out, c.scores, r.followers]
+        assert all(tensor.is_contiguous() for tensor in tensors)
+        numbers = len(r.tokens), c.scale, c.factor, *c.values.shape, len(c.root), r.followers.shape[1]
+        paths = _Paths(*(tensor.data_ptr() for tensor in tensors), *numbers)
+        out = (c_int64 * nodes)(), (c_int * nodes)(), (c_double * nodes)()
+        size = self._library.soothsay_grow_paths(byref(paths), nodes, depth, math.log(LEAST_REFINED), *out)
+        return DraftOutput(*(part[:size] for part in out))
 
     def automaton(self, counted: int) -> NativeAutomaton:
         """See `DraftOps`."""
         return NativeAutomaton(self._library, counted)
-
-    def _run_redrafter(self, *arguments: object) -> None:
-        self._library.soothsay_look(*arguments)
-
-    def _run_drafts(self, *arguments: object) -> None:
-        self._library.soothsay_draft(*arguments)
 
 
 def draft_ops(kernels: Kernels) -> DraftOps:
