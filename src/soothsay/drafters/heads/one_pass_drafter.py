@@ -79,7 +79,9 @@ class OnePassDrafter(FeatureDrafter[AnyOnePassHead], Expander[PathRows]):
 
     def _draft(self, ready: Sequence[Request]) -> list[DraftTree]:
         depths = [self.depth_for(request) for request in ready]
-        return self.layout.trees(ready, self.head.whole(self.predict(ready).logits, self.shared), depths)
+        return self.layout.trees(
+            ready, self.head.whole(self.predict(ready).logits, self.shared.vocab_size), depths
+        )
 
     @abstractmethod
     def predict(self, requests: Sequence[Request]) -> PathRows:
@@ -135,7 +137,8 @@ class OnePassDrafter(FeatureDrafter[AnyOnePassHead], Expander[PathRows]):
         tokens = torch.tensor([t for g in growing for t in g.frontier_tokens], device=rows.places.device)
         own, read = (part.index_select(0, rows.places) for part in (rows.logits, rows.read))
         logits, states = self.correct(PathRows(own, read, rows.places, rows.states), tokens)
-        return self.head.whole(logits, self.shared), PathRows(rows.logits, rows.read, rows.places, states)
+        whole = self.head.whole(logits, self.shared.vocab_size)
+        return whole, PathRows(rows.logits, rows.read, rows.places, states)
 
 
 class MaskRowsDrafter(OnePassDrafter[AnyOnePassHead]):

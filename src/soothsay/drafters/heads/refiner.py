@@ -153,7 +153,8 @@ class RefinedTrees:
         """Scores `[R * D, V_short]`; log-probabilities and places of each row's best tokens, `[R * D, K]`."""
         rows, short = [depths] * len(requests), self.head.shortlist
         if any(r.constraint is not None or r.params.changes_logits for r in requests):
-            logits = score_rows(requests, self.head.whole(logits, self.shared), rows, self.sampling)
+            whole = self.head.whole(logits, self.shared.vocab_size)
+            logits = score_rows(requests, whole, rows, self.sampling)
             logits = logits if short is None else logits.index_select(1, short)
         elif any(request.params.temperature > 0 for request in requests):
             logits = score_rows(requests, logits, rows, self.sampling, short)
@@ -163,9 +164,8 @@ class RefinedTrees:
 
     def _drawn(self, requests: Sequence[Request], logits: Tensor, depths: int) -> list[DraftTree]:
         """Trees for verifiers that must know what each token was drawn from: its depth, not refined."""
-        scores = score_rows(
-            requests, self.head.whole(logits, self.shared), [depths] * len(requests), self.sampling
-        )
+        whole = self.head.whole(logits, self.shared.vocab_size)
+        scores = score_rows(requests, whole, [depths] * len(requests), self.sampling)
         trees = []
         for request, rows in zip(requests, torch.split(scores, depths), strict=True):
             tree, guessing = DraftTree(int(request.tokens[-1])), request.params.rule.guessing
