@@ -7,7 +7,7 @@ an answer. The head learns the whole distribution, not only the token of the tex
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,17 @@ class Seen:
         drawn = torch.rand(answered.shape, generator=self.generator, device=answered.device)
         count = max(1, round(share * int(answered.sum(1).max())))
         return (drawn + ~answered).argsort(1)[:, :count].sort(1).values
+
+    def levels(self, depth: int, share: float) -> Iterator[tuple[Sequences, Tensor]]:
+        """The rows of each level of drafts, and the columns `[B, n]` after which they are drafted.
+
+        The first draft token is learned after every token, deeper ones after a `share` of them.
+        """
+        rows, anchors = self.batch.rows(slice(1, None)), self.anchors(share)
+        b, t = rows.shape
+        yield rows, torch.arange(t, device=anchors.device).expand(b, t)
+        for level in range(1, depth):
+            yield rows.deeper(level, anchors), anchors
 
 
 class HeadRecipe(ABC):
@@ -207,16 +218,10 @@ class RecurrentRecipe(HeadRecipe):
 
     def guesses(self, seen: Seen) -> list[dict[str, Tensor]]:
         """See `HeadRecipe`."""
-        rows, anchors = seen.batch.rows(slice(1, None)), seen.anchors(self.anchors)
-        (b, t), now = rows.shape, rows
-        state, kv = seen.features[:, :-1].flatten(0, 1), None
-        columns = torch.arange(t, device=state.device).expand(b, t)
-        made: list[dict[str, Tensor]] = []
-        for level in range(self.depth):
+        state, kv, made = seen.features[:, :-1].flatten(0, 1), None, list[dict[str, Tensor]]()
+        for level, (now, columns) in enumerate(seen.levels(self.depth, self.anchors)):
             if level == 1:
-                state, columns = at(state.view(b, t, -1), anchors).flatten(0, 1), anchors
-            if level:
-                now = rows.deeper(level, anchors)
+                state = at(state.view(len(columns), -1, state.shape[-1]), columns).flatten(0, 1)
             kv = _with_room(kv, self.head.config.block, len(now.tokens), state.device)
             state = self.head(self.head.embed(now.tokens, self.shared), state, now, kv)
             made.append(self._taught(seen, state.view(*columns.shape, -1), columns + 2 + level))
@@ -284,22 +289,19 @@ class BlockRecipe(RefiningRecipe):
 
     def guesses(self, seen: Seen) -> list[dict[str, Tensor]]:
         """See `HeadRecipe`."""
-        config, rows, anchors = self.head.config, seen.batch.rows(slice(1, None)), seen.anchors(self.anchors)
-        (b, t), now = rows.shape, rows
-        embedded, features = self.shared.embed(rows.tokens), seen.features[:, :-1].flatten(0, 1)
-        columns = torch.arange(t, device=features.device).expand(b, t)
+        config, features, made, state = self.head.config, seen.features[:, :-1].flatten(0, 1), [], None
         kv: list[Tensor | None] = [None] * config.block.num_layers
-        made, state = [], None
-        for level in range(config.size):
+        for level, (now, columns) in enumerate(seen.levels(config.size, self.anchors)):
             if level:
-                now, columns = rows.deeper(level, anchors), anchors
                 query = self.head.queries[level - 1]  # [2, H]
                 embedded, features = (part.expand(len(now.tokens), -1) for part in query)
+            else:
+                embedded = self.shared.embed(now.tokens)
             room = [_with_room(x, config.block, len(now.tokens), features.device) for x in kv]
             out = self.head(embedded, features, now, room).view(*columns.shape, -1)
             kv = list(room)
             if level == 1 and state is not None:
-                state = at(state.view(b, t, -1), anchors).flatten(0, 1)
+                state = at(state.view(len(columns), -1, state.shape[-1]), columns).flatten(0, 1)
             taught, state = self._taught(seen, out, now, columns + 2 + level, state)
             made.append(taught)
         return made

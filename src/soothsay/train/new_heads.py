@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import cast
 
 import torch
@@ -42,16 +41,8 @@ def medusa(target: Transformer, heads: int = 4, layers: int = 1, own_heads: bool
 
     With `own_heads` each has an output matrix of its own. Else all use the target's.
     """
-    return MedusaHead(
-        MedusaConfig(
-            hidden_size=target.config.hidden_size,
-            target_layers=target.config.num_layers,
-            num_heads=heads,
-            num_layers=layers,
-            own_heads=own_heads,
-            vocab_size=target.config.vocab_size,
-        )
-    )
+    c = target.config
+    return MedusaHead(MedusaConfig(c.hidden_size, c.vocab_size, c.num_layers, heads, layers, own_heads))
 
 
 def hydra(target: Transformer, heads: int = 4, layers: int = 1) -> HydraHead:
@@ -153,14 +144,8 @@ def block(
         scaled_taps=True,
     )
     head = BlockHead(config, TrainingKernels()).to(target.device)
-    if shortlist:
-        head.shortlist = torch.tensor(sorted(shortlist), device=target.device)
-    shared = TargetEnds.of(target)
-    head.borrow(shared)
-    assert head.tap_scale is not None
-    linear = _linear_guess(FeatureStore(target, config.taps), examples, partial(_taps_and_root, head, shared))
-    of_taps = len(head.tap_scale)
-    head.tap_scale.copy_(linear.scale)
+    linear = _begin_with_linear_guess(head, target, examples, shortlist)
+    of_taps = len(linear.scale)
     weight_of(head.fc).copy_(linear.weight[:, :of_taps])
     head.feature_norm.weight.fill_(linear.size_of(linear.weight[:, :of_taps]))
     head.queries[:, 0] = linear.mean[of_taps:]
@@ -170,9 +155,6 @@ def block(
     for block, last in zip(head.blocks, target.blocks[-layers:], strict=True):
         _copy(block, last)
         _add_nothing(cast(Block, block))
-    head.norm.weight.fill_(linear.size)
-    if head.refiner is not None:
-        weight_of(head.refiner.out).zero_()
     return head
 
 
@@ -210,11 +192,10 @@ def redrafter(
         cell: units of the cell.
         shortlist: tokens that it guesses; empty: all.
     """
-    taps = spread_layers(target.config.num_layers)
     config = RedrafterConfig(
         target_hidden_size=target.config.hidden_size,
         vocab_size=target.config.vocab_size,
-        taps=taps,
+        taps=spread_layers(target.config.num_layers),
         size=size,
         hidden_size=hidden,
         cell_size=cell,
@@ -222,15 +203,8 @@ def redrafter(
         norm_eps=target.config.norm.eps,
     )
     head = RedrafterHead(config).to(target.device)
-    if shortlist:
-        head.shortlist = torch.tensor(sorted(shortlist), device=target.device)
-    shared = TargetEnds.of(target)
-    head.borrow(shared)
-    linear = _linear_guess(FeatureStore(target, taps), examples, partial(_taps_and_root, head, shared))
-    head.tap_scale.copy_(linear.scale)
-    head.norm.weight.fill_(linear.size)
+    linear = _begin_with_linear_guess(head, target, examples, shortlist)
     weight_of(head.look)[-config.target_hidden_size :] = linear.weight
-    weight_of(head.refiner.out).zero_()
     return head
 
 
@@ -257,11 +231,28 @@ Inputs = Callable[[Sequences, Sequence[Tensor]], Tensor]
 """Makes what a head reads of a batch, `[B * T, X]`, from the taps of its tokens."""
 
 
-def _taps_and_root(
-    head: BlockHead | RedrafterHead, shared: TargetEnds, batch: Sequences, taps: Sequence[Tensor]
-) -> Tensor:
-    """The taps of a token, and the normed embedding of the next one."""
-    return torch.cat([*taps, head.embedded(batch.tokens.roll(-1), shared)], -1)
+def _begin_with_linear_guess(
+    head: BlockHead | RedrafterHead,
+    target: Transformer,
+    examples: Sequence[Example],
+    shortlist: Sequence[int],
+) -> _LinearGuess:
+    """Give a head its shortlist, and the sizes of the best linear guess. Its cell refines nothing yet."""
+    if shortlist:
+        head.shortlist = torch.tensor(sorted(shortlist), device=target.device)
+    shared = TargetEnds.of(target)
+    head.borrow(shared)
+
+    def taps_and_root(batch: Sequences, taps: Sequence[Tensor]) -> Tensor:
+        """The taps of a token, and the normed embedding of the next one."""
+        return torch.cat([*taps, head.embedded(batch.tokens.roll(-1), shared)], -1)
+
+    linear = _linear_guess(FeatureStore(target, head.taps), examples, taps_and_root)
+    cast(Tensor, head.tap_scale).copy_(linear.scale)
+    head.norm.weight.fill_(linear.size)
+    if head.refiner is not None:
+        weight_of(head.refiner.out).zero_()
+    return linear
 
 
 def _normed_taps(batch: Sequences, taps: Sequence[Tensor]) -> Tensor:
