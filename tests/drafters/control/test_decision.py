@@ -36,7 +36,7 @@ from soothsay.drafters.control.forecast import (
     start_gains,
 )
 from soothsay.drafters.control.request_state import RatedDraft, RequestState
-from soothsay.drafters.trees.feature_kv import READ
+from soothsay.drafters.trees.own_kv import READ
 
 PRICES = Prices(
     rate=160.0,

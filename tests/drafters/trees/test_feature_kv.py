@@ -12,8 +12,7 @@ from soothsay.config import EngineConfig
 from soothsay.core.request import Request
 from soothsay.core.verify import Verdict
 from soothsay.drafters.base import NoDrafter
-from soothsay.drafters.trees.feature_kv import READ, FeatureKV, LastFeatures
-from soothsay.drafters.trees.own_kv import DraftPass
+from soothsay.drafters.trees.own_kv import READ, DraftPass, FeatureKV, LastFeatures
 from soothsay.model.transformer import Transformer
 
 Make = Callable[..., Transformer]

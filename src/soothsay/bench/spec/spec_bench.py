@@ -20,8 +20,7 @@ from soothsay.bench.texts import QUESTION
 from soothsay.config import EngineConfig
 from soothsay.core.params import SamplingParams
 from soothsay.core.sampling import derive_seed
-from soothsay.drafters.registry import DrafterSpec, build_drafter, named_drafter
-from soothsay.drafters.spec_parser import Composed, Named, parse
+from soothsay.drafters.registry import Composed, DrafterSpec, Named, build_drafter, named_drafter, parse
 from soothsay.errors import DrafterError, RequestError, SoothsayError
 from soothsay.llm import LLM
 from soothsay.model.pass_times import PassTimes

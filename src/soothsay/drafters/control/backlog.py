@@ -11,7 +11,7 @@ from torch import Tensor
 from soothsay.core.request import Request
 from soothsay.drafters.base import Drafter, Observation, ReadingDrafter
 from soothsay.drafters.control.cost import COST_WEIGHT
-from soothsay.drafters.trees.feature_kv import READ
+from soothsay.drafters.trees.own_kv import READ
 
 MAX_BACKLOG = 2048
 """Tokens of a request whose features are kept until its drafter is asked. If there are more, it reads them at

@@ -24,8 +24,7 @@ from soothsay.drafters.heads.checkpoints.fit import TargetFit
 from soothsay.drafters.heads.checkpoints.stored_head import HeadFormat, Names, StoredHead
 from soothsay.drafters.heads.feature_drafter import StateGrownDrafter, load_head
 from soothsay.drafters.heads.trained_head import Head
-from soothsay.drafters.trees.growth import GrowingTree
-from soothsay.drafters.trees.tree_shapes import ConfidentShape
+from soothsay.drafters.trees.growth import ConfidentShape, GrowingTree
 from soothsay.errors import DrafterError, ModelError
 from soothsay.model.blocks import Block, Blocks
 from soothsay.model.embedding import Embedding

@@ -26,7 +26,7 @@ from soothsay.drafters.heads.draft_blocks import BlockPacker, RowVisibility
 from soothsay.drafters.heads.feature_drafter import load_head
 from soothsay.drafters.heads.one_pass_drafter import OnePassDrafter, PathRows
 from soothsay.drafters.heads.path_heads import PathHead, path_head_of
-from soothsay.drafters.trees.own_kv import DraftPass, own_pool
+from soothsay.drafters.trees.own_kv import DraftPass
 from soothsay.errors import DrafterError
 
 Options = Mapping[str, Any]
@@ -205,9 +205,8 @@ class DFlash(OnePassDrafter[DFlashHead]):
         served = load_head(DFlashHead, model, target, dtype)
         head, c = served.head, served.head.config
         rows = max(target.config.max_rows, 1 + c.size)  # a pass has room for a block and a token before it
-        pool = own_pool(target, c.block, head.dtype, rows)
         shape = c.num_guesses, nodes, branch, None if head.path_head is None else width
-        super().__init__(target, served, pool, *shape)
+        super().__init__(target, served, c.block, *shape, rows)
         self.kv.max_rows, self.path_head = rows, head.path_head or PathHead()
         self.packer = BlockPacker(target, c.size, c.mask, c.sights, c.block.group)
 

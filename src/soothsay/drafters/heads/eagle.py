@@ -36,8 +36,8 @@ from soothsay.drafters.heads.checkpoints.stored_head import (
 from soothsay.drafters.heads.feature_drafter import load_head
 from soothsay.drafters.heads.recurrent_drafter import ConfidentDrafter, RecurrentDrafter
 from soothsay.drafters.heads.trained_head import Head, RecurrentHead
+from soothsay.drafters.trees.growth import TemplateShape
 from soothsay.drafters.trees.templates import EAGLE_TEMPLATE
-from soothsay.drafters.trees.tree_shapes import TemplateShape
 from soothsay.model.blocks import Block
 from soothsay.model.families.fields import checked_fields
 from soothsay.model.kernels import Kernels

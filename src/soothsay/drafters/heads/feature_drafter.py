@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from soothsay.config import DType
-from soothsay.core.cache import KVPool
+from soothsay.core.batch import Batch, Rows
 from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Drafter, LevelwiseDrafter, Observation, Target
@@ -29,15 +29,14 @@ from soothsay.drafters.heads.checkpoints.fit import FeatureView
 from soothsay.drafters.heads.checkpoints.head_directory import open_head
 from soothsay.drafters.heads.trained_head import Head, TargetEnds
 from soothsay.drafters.places import drafter_directory
-from soothsay.drafters.trees.feature_kv import FeatureKV
-from soothsay.drafters.trees.growth import GrowingTree, GrownDrafter, parent_rows
-from soothsay.drafters.trees.own_kv import DraftPass
-from soothsay.drafters.trees.tree_shapes import TreeShape
+from soothsay.drafters.trees.growth import GrowingTree, GrownDrafter, TreeShape, parent_rows
+from soothsay.drafters.trees.own_kv import DraftPass, FeatureKV, own_pool, pack
 from soothsay.errors import DrafterError
 from soothsay.model.blocks import record
 from soothsay.model.kernels import Kernels
 from soothsay.model.linear import Dense
 from soothsay.model.numeric_mode import BITS, DTYPES, NumericMode
+from soothsay.model.specs.model_spec import ModelSpec
 
 AnyHead = TypeVar("AnyHead", bound=Head)
 ServedHead = TypeVar("ServedHead", bound=Head, covariant=True)
@@ -84,11 +83,6 @@ class Served(Generic[ServedHead]):
 
     view: FeatureView | None = None
     """None: the head reads whole features."""
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """Layers of the target whose input the head reads."""
-        return self.head.taps
 
     def fuse(self, taps: Sequence[Tensor]) -> Tensor:
         """The part of the target's features to keep: `[N, H_target]` for each tap -> `[N, H]` float32."""
@@ -160,14 +154,20 @@ class FeatureDrafter(LevelwiseDrafter, Generic[ServedHead]):
     Args:
         target: the model to draft for.
         served: the head, ready to draft.
-        pool: the head's keys and values.
+        block: describes the head's decoder blocks.
+        scratch: slots after the target's that the head needs.
     """
 
     trained = True
 
-    def __init__(self, target: Target, served: Served[ServedHead], pool: KVPool):
-        self.target, self.served, self.taps = target, served, served.taps
-        self.kv = FeatureKV(target, pool)
+    def __init__(self, target: Target, served: Served[ServedHead], block: ModelSpec, scratch: int = 0):
+        self.target, self.served, self.taps = target, served, served.head.taps
+        self.head, self.shared, self.block = served.head, served.shared, block
+        self.kv = FeatureKV(target, own_pool(target, block, served.head.dtype, scratch))
+
+    def pack(self, rows: Sequence[Rows]) -> Batch:
+        """Lay out a pass of the head."""
+        return pack(rows, self.target, self.block)
 
     def keep(self, taps: Sequence[Tensor]) -> Tensor:
         """What is kept of the target's features until their rows are computed, `[N, ...]` float32."""
@@ -212,7 +212,7 @@ class LastFeatureDrafter(Drafter, Generic[ServedHead]):
     trained = True
 
     def __init__(self, target: Target, served: Served[ServedHead]):
-        self.target, self.served, self.taps = target, served, served.taps
+        self.target, self.served, self.taps = target, served, served.head.taps
         self.head, self.shared = served.head, served.shared
         self.kept: dict[Request, tuple[int, Tensor]] = {}  # tokens that were shown; [H] of the last of them
 

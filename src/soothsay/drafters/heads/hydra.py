@@ -19,8 +19,7 @@ from soothsay.drafters.heads.checkpoints.stored_head import StoredHead
 from soothsay.drafters.heads.feature_drafter import StateGrownDrafter, load_head
 from soothsay.drafters.heads.medusa import ResBlock
 from soothsay.drafters.heads.trained_head import Head
-from soothsay.drafters.trees.growth import GrowingTree
-from soothsay.drafters.trees.tree_shapes import ConfidentShape
+from soothsay.drafters.trees.growth import ConfidentShape, GrowingTree
 from soothsay.errors import DrafterError
 from soothsay.model.linear import Dense
 

@@ -19,10 +19,9 @@ from soothsay.drafters.base import Target
 from soothsay.drafters.heads.feature_drafter import FeatureDrafter, Served, draft_ready, load_head
 from soothsay.drafters.heads.trained_head import Head, RecurrentHead
 from soothsay.drafters.ops.draft_ops import DraftBatch, DraftInput, RecurrentDrafts
-from soothsay.drafters.trees.growth import GrowingTree, GrownDrafter, parent_rows
+from soothsay.drafters.trees.growth import ConfidentShape, GrowingTree, GrownDrafter, TreeShape, parent_rows
 from soothsay.drafters.trees.guesses import SHARPNESS
-from soothsay.drafters.trees.own_kv import DraftPass, own_pool, pack
-from soothsay.drafters.trees.tree_shapes import ConfidentShape, TreeShape
+from soothsay.drafters.trees.own_kv import DraftPass
 
 Outputs = tuple[Tensor, ...]
 """`[M, H]` outputs of a head's modules, of M rows. The logits come from the first; rows below read the rest,
@@ -43,8 +42,7 @@ class RecurrentDrafter(FeatureDrafter[RecurrentHead], GrownDrafter[Outputs]):
     """
 
     def __init__(self, target: Target, served: Served[RecurrentHead], shape: TreeShape):
-        pool = own_pool(target, served.head.config.block, served.head.dtype)
-        FeatureDrafter.__init__(self, target, served, pool)
+        FeatureDrafter.__init__(self, target, served, served.head.config.block)
         GrownDrafter.__init__(self, target, shape)
 
     def expand_roots(self, growing: Sequence[GrowingTree]) -> tuple[Tensor, Outputs]:
@@ -80,17 +78,12 @@ class RecurrentDrafter(FeatureDrafter[RecurrentHead], GrownDrafter[Outputs]):
 
     def run_module(self, packed: Batch, features: Tensor, module: int = 0) -> Tensor:
         """Compute a pass of one module: `[N, H]` features -> `[N, H]` outputs."""
-        head, shared = self.served.head, self.served.shared
-        embedded = head.embed(packed.tokens, shared)
-        out: Tensor = head(embedded, features, packed, self.kv.pool.layers[module], module)
+        embedded = self.head.embed(packed.tokens, self.shared)
+        out: Tensor = self.head(embedded, features, packed, self.kv.pool.layers[module], module)
         return out
 
-    def pack(self, rows: Sequence[Rows]) -> Batch:
-        """Lay out a pass of the head."""
-        return pack(rows, self.target, self.served.head.config.block)
-
     def _logits(self, outputs: Outputs) -> Tensor:
-        return self.served.head.logits(outputs[0], self.served.shared)
+        return self.head.logits(outputs[0], self.shared)
 
 
 class ConfidentDrafter(RecurrentDrafter):
@@ -123,8 +116,8 @@ class ConfidentDrafter(RecurrentDrafter):
     ):
         self.shape = ConfidentShape.within(self.method, target, depth, width, branch)
         super().__init__(target, load_head(self.kind, model, target, dtype), self.shape)
-        view, shared = self.served.view, self.served.shared
-        self.at_once = self.served.head.drafts_at_once(shared, target.ops) if view is None else None
+        whole = self.served.view is None
+        self.at_once = self.head.drafts_at_once(self.shared, target.ops) if whole else None
 
     def keep(self, taps: Sequence[Tensor]) -> Tensor:
         """See `FeatureDrafter`. A draft in one call fuses features itself."""
@@ -157,15 +150,8 @@ class ConfidentDrafter(RecurrentDrafter):
             inputs = [
                 _draft_input(*own) for own in zip(batch.requests, batch.rows, batch.features, strict=True)
             ]
-            draft_batch = DraftBatch(
-                inputs=inputs,
-                kv=cast(Tensor, pool.layers[0]),
-                block_size=pool.block_size,
-                depth=shape.depth,
-                width=shape.width,
-                branch=shape.branch,
-                least=self.min_level_gain,
-            )
+            numbers = shape.depth, shape.width, shape.branch, self.min_level_gain
+            draft_batch = DraftBatch(inputs, cast(Tensor, pool.layers[0]), pool.block_size, *numbers)
             for request, out in zip(batch.requests, at_once(draft_batch), strict=True):
                 if out is not None:
                     trees[request].append_nodes(out.tokens[1:], out.parents[1:], out.scores[1:])

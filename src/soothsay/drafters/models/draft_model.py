@@ -23,9 +23,8 @@ from soothsay.drafters.base import Drafter, Observation, ReadingDrafter, Target,
 from soothsay.drafters.models.translation import Translation
 from soothsay.drafters.models.universal import UniversalDraftModel
 from soothsay.drafters.places import drafter_directory
-from soothsay.drafters.trees.growth import GrowingTree, GrownDrafter
+from soothsay.drafters.trees.growth import ConfidentShape, GrowingTree, GrownDrafter
 from soothsay.drafters.trees.own_kv import TokenKV, pack
-from soothsay.drafters.trees.tree_shapes import ConfidentShape
 from soothsay.errors import DrafterError
 from soothsay.model.checkpoint import Checkpoint, open_checkpoint, read_model_config
 from soothsay.model.load import load_model

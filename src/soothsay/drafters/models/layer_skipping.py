@@ -16,9 +16,8 @@ from torch import Tensor
 from soothsay.core.batch import Rows
 from soothsay.core.request import Request
 from soothsay.drafters.base import Target, check_at_least_one
-from soothsay.drafters.trees.growth import GrowingTree, GrownDrafter
+from soothsay.drafters.trees.growth import ConfidentShape, GrowingTree, GrownDrafter
 from soothsay.drafters.trees.own_kv import pack
-from soothsay.drafters.trees.tree_shapes import ConfidentShape
 from soothsay.errors import DrafterError, ModelError
 from soothsay.files import read_json_object, user_path, write_json
 from soothsay.model.families.fields import MAX_LAYERS, Each, Real, Whole

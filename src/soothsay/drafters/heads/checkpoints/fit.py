@@ -175,34 +175,18 @@ PADDING = 1024
 151,936 and 152,064.)"""
 
 
-@dataclass(frozen=True)
 class TargetFit:
-    """The target that a head is checked against, as the head sees it."""
+    """The target that a head is checked against, as the head sees it: through its view, if it has one.
 
-    config: ModelSpec
-    """The target's."""
+    Raises `DrafterError` if the view does not fit the target.
+    """
 
-    embedding: Embedding
-    """The target's, whatever the view."""
-
-    context: int
-    """The longest request, in tokens."""
-
-    kernels: Kernels
-
-    name: str
-    """The directory that is read, for messages."""
-
-    view: FeatureView | None
-    """The part of the target's features that the head reads; None: whole features."""
-
-    @classmethod
-    def of(cls, target: Target, files: DrafterFiles) -> TargetFit:
-        """Read the head's view, if it has one. Raises `DrafterError` if the view does not fit the target."""
+    def __init__(self, target: Target, files: DrafterFiles):
         model = target.model
-        context = target.config.max_context or model.config.max_positions
-        view = read_view(files, model.config)
-        return cls(model.config, model.embedding, context, model.kernels, str(files.path), view)
+        self.config, self.embedding, self.kernels = model.config, model.embedding, model.kernels
+        self.context = target.config.max_context or model.config.max_positions  # of the longest request
+        self.name = str(files.path)  # for messages
+        self.view = read_view(files, model.config)  # None: the head reads whole features
 
     @property
     def hidden_size(self) -> int:
