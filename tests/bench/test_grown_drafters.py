@@ -21,9 +21,9 @@ from soothsay.bench import grown_drafters
 from soothsay.bench.grow import Grown, grow
 from soothsay.bench.grown_shape import GrownShape
 from soothsay.config import EngineConfig
-from soothsay.core.request import Request
+from soothsay.core.request import Observation, Request
 from soothsay.core.tree import DraftTree
-from soothsay.drafters.base import Drafter, Observation
+from soothsay.drafters.base import Drafter
 from soothsay.drafters.heads.block import BlockConfig, BlockHead
 from soothsay.drafters.heads.checkpoints.head_directory import open_head, read_head, write_head
 from soothsay.drafters.heads.eagle import EagleConfig, EagleHead

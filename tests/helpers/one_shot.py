@@ -15,9 +15,8 @@ from kernels import OPS
 from torch import Tensor
 
 from soothsay import LLM, Drafter, DraftTree, SamplingParams, Target
-from soothsay.core.request import Request
+from soothsay.core.request import Observation, Request
 from soothsay.core.sampling import Nodes, perturb
-from soothsay.drafters.base import Observation
 from soothsay.drafters.heads.block import BlockDrafter
 from soothsay.drafters.heads.hydra import Hydra
 from soothsay.drafters.heads.medusa import Medusa

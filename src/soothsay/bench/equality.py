@@ -13,10 +13,10 @@ from typing import Literal
 from soothsay.bench.measure import rotated
 from soothsay.config import EngineConfig
 from soothsay.core.params import SamplingParams
-from soothsay.core.request import Request
+from soothsay.core.request import Observation, Request
 from soothsay.core.sampling import Nodes, perturb
 from soothsay.core.sampling_ops import SamplingOps
-from soothsay.drafters.base import Drafter, DrafterProxy, Observation
+from soothsay.drafters.base import Drafter, DrafterProxy
 from soothsay.drafters.registry import DrafterSpec, build_drafter
 from soothsay.errors import RequestError, StepError
 from soothsay.llm import LLM

@@ -27,17 +27,6 @@ from soothsay.model.pass_times import PassTimes
 from soothsay.model.transformer import Transformer
 from soothsay.tokenizer import Tokenizer
 
-__all__ = [
-    "Drafter",
-    "LevelwiseDrafter",
-    "NoDrafter",
-    "Observation",
-    "ReadingDrafter",
-    "SignalingDrafter",
-    "Target",
-    "check_at_least_one",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Target:

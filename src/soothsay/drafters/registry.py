@@ -23,7 +23,8 @@ from traceback import extract_tb
 from types import ModuleType
 from typing import Any
 
-from soothsay.drafters.base import Drafter, NoDrafter, Observation, Target
+from soothsay.core.request import Observation
+from soothsay.drafters.base import Drafter, NoDrafter, Target
 from soothsay.drafters.control.compose import Cascade, Composite, Merged
 from soothsay.drafters.control.controller import Controller
 from soothsay.drafters.heads.assistant import Assistant

@@ -14,11 +14,11 @@ import pytest
 from scripted import FLAT, STEEP, TARGET, Scripted, World, future, run
 
 from soothsay import LLM, SamplingParams
-from soothsay.core.request import Request
+from soothsay.core.request import Observation, Request
 from soothsay.core.tenant import EVERYBODY
 from soothsay.core.tree import DraftTree
 from soothsay.core.verify import Verdict
-from soothsay.drafters.base import Drafter, NoDrafter, Observation, ReadingDrafter, SignalingDrafter, Target
+from soothsay.drafters.base import Drafter, NoDrafter, ReadingDrafter, SignalingDrafter, Target
 from soothsay.drafters.control.backlog import MAX_BACKLOG
 from soothsay.drafters.control.controller import NOBODY, Controller
 from soothsay.drafters.control.forecast import ProbeSchedule

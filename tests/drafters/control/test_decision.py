@@ -14,11 +14,11 @@ import torch
 from scripted import FLAT, STEEP, TARGET, Scripted, World, run
 
 from soothsay import SamplingParams
-from soothsay.core.request import Request
+from soothsay.core.request import Observation, Request
 from soothsay.core.tenant import EVERYBODY, Tenant
 from soothsay.core.tree import DraftTree
 from soothsay.core.verify import Verdict
-from soothsay.drafters.base import LevelwiseDrafter, NoDrafter, Observation, SignalingDrafter
+from soothsay.drafters.base import LevelwiseDrafter, NoDrafter, SignalingDrafter
 from soothsay.drafters.control.backlog import Backlog
 from soothsay.drafters.control.controller import Controller
 from soothsay.drafters.control.cost import CostModel, LevelShare, Prices, RunningCost

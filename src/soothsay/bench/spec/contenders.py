@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 from soothsay.bench.spec.theory import TreeCounts, added
 from soothsay.core.params import SamplingParams
-from soothsay.core.request import Request
+from soothsay.core.request import Observation, Request
 from soothsay.core.tree import DraftTree
 from soothsay.core.verify import Promise
-from soothsay.drafters.base import Drafter, DrafterProxy, Observation
+from soothsay.drafters.base import Drafter, DrafterProxy
 from soothsay.llm import LLM
 from soothsay.tokenizer import Message
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from soothsay.core.request import Request
-from soothsay.drafters.base import Drafter, Observation, ReadingDrafter
+from soothsay.core.request import Observation, Request
+from soothsay.drafters.base import Drafter, ReadingDrafter
 from soothsay.drafters.control.cost import COST_WEIGHT
 from soothsay.drafters.trees.own_kv import READ
 

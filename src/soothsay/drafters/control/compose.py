@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from soothsay.core.learned import Learned
-from soothsay.core.request import Request
+from soothsay.core.request import Observation, Request
 from soothsay.core.tenant import PerTenant
 from soothsay.core.tree import DraftTree
-from soothsay.drafters.base import Drafter, MisfitWatch, Observation, Target
+from soothsay.drafters.base import Drafter, MisfitWatch, Target
 from soothsay.drafters.control.acceptance import AcceptanceCalibration, right_nodes
 
 CASCADE_WEIGHT = 1 / 32

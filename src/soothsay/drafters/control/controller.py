@@ -10,10 +10,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from soothsay.core.request import Request
+from soothsay.core.request import Observation, Request
 from soothsay.core.tenant import PerTenant
 from soothsay.core.tree import DraftTree
-from soothsay.drafters.base import Drafter, LevelwiseDrafter, Observation, SignalingDrafter, Target
+from soothsay.drafters.base import Drafter, LevelwiseDrafter, SignalingDrafter, Target
 from soothsay.drafters.control.backlog import Backlog
 from soothsay.drafters.control.compose import Composite
 from soothsay.drafters.control.cost import CostModel

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import sub
 
-from soothsay.core.request import Request
-from soothsay.drafters.base import Observation
+from soothsay.core.request import Observation, Request
 from soothsay.model.pass_times import PassTimes
 
 COST_WEIGHT = 0.2

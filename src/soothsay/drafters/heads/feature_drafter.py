@@ -22,9 +22,9 @@ from torch import Tensor
 
 from soothsay.config import DType
 from soothsay.core.batch import Batch, Rows
-from soothsay.core.request import Request
+from soothsay.core.request import Observation, Request
 from soothsay.core.tree import DraftTree
-from soothsay.drafters.base import Drafter, LevelwiseDrafter, Observation, Target
+from soothsay.drafters.base import Drafter, LevelwiseDrafter, Target
 from soothsay.drafters.heads.checkpoints.fit import FeatureView
 from soothsay.drafters.heads.checkpoints.head_directory import open_head
 from soothsay.drafters.heads.trained_head import Head, TargetEnds

@@ -20,10 +20,10 @@ import torch
 
 from soothsay.core.learned import Learned, State
 from soothsay.core.noise import noise_key
-from soothsay.core.request import Request
+from soothsay.core.request import Observation, Request
 from soothsay.core.tenant import EVERYBODY, PerTenant, Tenant
 from soothsay.core.tree import DraftTree
-from soothsay.drafters.base import Drafter, LevelwiseDrafter, Observation, ReadingDrafter, Target
+from soothsay.drafters.base import Drafter, LevelwiseDrafter, ReadingDrafter, Target
 from soothsay.drafters.learning.experience import (
     ORDER,
     SILENT,

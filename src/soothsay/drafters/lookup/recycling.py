@@ -18,11 +18,11 @@ from soothsay.core.arrays import IntArray
 from soothsay.core.learned import Learned, State
 from soothsay.core.noise import noise_key
 from soothsay.core.params import MIN_TEMPERATURE
-from soothsay.core.request import Request
+from soothsay.core.request import Observation, Request
 from soothsay.core.tenant import PerTenant, Tenant
 from soothsay.core.tree import DraftTree
 from soothsay.core.verify import Guessing
-from soothsay.drafters.base import Drafter, Observation, Target, check_at_least_one
+from soothsay.drafters.base import Drafter, Target, check_at_least_one
 from soothsay.drafters.trees.templates import TREE_KINDS, RankAcceptance
 from soothsay.errors import DrafterError
 

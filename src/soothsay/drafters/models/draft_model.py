@@ -18,8 +18,8 @@ from torch import Tensor
 
 from soothsay.config import DType
 from soothsay.core.batch import Rows
-from soothsay.core.request import Request
-from soothsay.drafters.base import Drafter, Observation, ReadingDrafter, Target, check_at_least_one
+from soothsay.core.request import Observation, Request
+from soothsay.drafters.base import Drafter, ReadingDrafter, Target, check_at_least_one
 from soothsay.drafters.models.translation import Translation
 from soothsay.drafters.models.universal import UniversalDraftModel
 from soothsay.drafters.places import drafter_directory

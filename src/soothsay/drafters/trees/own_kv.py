@@ -21,9 +21,9 @@ from torch import Tensor
 
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.cache import KVPool, Move
-from soothsay.core.request import Request
+from soothsay.core.request import Observation, Request
 from soothsay.core.tree import DraftTree
-from soothsay.drafters.base import Observation, Target
+from soothsay.drafters.base import Target
 from soothsay.model.specs.model_spec import ModelSpec
 
 
