@@ -2,14 +2,15 @@
 
 A folder of features has a file for each answer, with the tokens of its conversation and the states of the
 target at them, as the engine computed them in the target's own numeric mode. Training on them needs no
-further pass.
+further pass. `linear_guess` measures how well features predict what comes next.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -201,3 +202,74 @@ class FeatureStore:
             whole[:, row, : states.shape[1]] = states
         hidden, *taps = whole.float().flatten(1, 2)
         return hidden, tuple(taps)
+
+
+MEASURED = 1024
+"""Examples in which the sizes of features and their linear relations are measured."""
+
+AT_ONCE = 16
+"""Examples whose states are read together."""
+
+SMALLEST = 1e-5
+"""Least mean square of a number: what is always 0 stays it."""
+
+RIDGE = 0.003
+"""Weight of the size of the coefficients in least squares, relative to the inputs' mean square."""
+
+
+@dataclass(frozen=True, eq=False)
+class LinearGuess:
+    """The best linear prediction of the target's next final state y from numbers x that a head reads.
+
+    The first S of X numbers are of taps. They are scaled.
+    """
+
+    scale: Tensor  # [S] factors that bring the numbers of taps to a mean square of 1
+    mean: Tensor  # [X] of x
+    inputs: Tensor  # [X, X] mean of x x^T
+    weight: Tensor  # [H, X]
+    size: float  # root of the mean square of y
+
+    def size_of(self, weight: Tensor) -> float:
+        """Root of the mean square of what `weight` `[H, n]` makes of the first n numbers."""
+        n = weight.shape[1]
+        return float((weight @ self.inputs[:n, :n] * weight).sum(1).mean().sqrt())
+
+
+Inputs = Callable[[Sequences, Sequence[Tensor]], Tensor]
+"""Makes what a head reads of a batch, `[B * T, X]`, from the taps of its tokens."""
+
+
+def linear_guess(store: FeatureStore, examples: Sequence[Example], inputs: Inputs) -> LinearGuess:
+    """Measure the first examples. What `inputs` makes begins with the taps."""
+    mean, xx, xy, yy = (torch.zeros(()) for _ in range(4))
+    rows = 0
+    for first in range(0, min(len(examples), MEASURED), AT_ONCE):
+        some = examples[first : first + AT_ONCE]
+        batch = Sequences.of(some, store.target.device)
+        hidden, taps = store.read(some, batch)
+        there = batch.real.view(-1).roll(-1) & (batch.positions < batch.shape[1] - 1)
+        x, y = inputs(batch, taps)[there], hidden.roll(-1, dims=0)[there]
+        mean, xx, xy = mean + x.sum(0), xx + x.t() @ x, xy + x.t() @ y
+        yy, rows = yy + y.square().mean(1).sum(), rows + len(x)
+    xx, xy = xx / rows, xy / rows
+    of_taps = len(store.taps) * store.target.config.hidden_size
+    scale = xx.diagonal().clamp(min=SMALLEST).rsqrt()
+    scale[of_taps:] = 1
+    xx = xx * scale * scale[:, None]
+    weight = least_squares(xx, xy * scale[:, None])
+    return LinearGuess(scale[:of_taps], mean / rows * scale, xx, weight, float((yy / rows).sqrt()))
+
+
+def least_squares(inputs: Tensor, products: Tensor) -> Tensor:
+    """The matrix with small coefficients (ridge) that predicts vectors y from vectors x.
+
+    Args:
+        inputs: `[X, X]` mean of x x^T.
+        products: `[X, Y]` mean of x y^T.
+
+    Returns:
+        `[Y, X]`.
+    """
+    ridge = RIDGE * inputs.diagonal().mean() * torch.eye(len(inputs), device=inputs.device)
+    return torch.cholesky_solve(products, torch.linalg.cholesky(inputs + ridge)).t()

@@ -101,12 +101,7 @@ class _CrossEntropy(torch.autograd.Function):
 class _Distillation(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        teacher: Tensor,
-        rows_of: Tensor,
-        divergence: Divergence,
+        ctx: Any, hidden: Tensor, weight: Tensor, teacher: Tensor, rows_of: Tensor, divergence: Divergence
     ) -> tuple[Tensor, Tensor]:
         dtype = _dtype(hidden)
         x, w = hidden.to(dtype), weight.to(dtype)

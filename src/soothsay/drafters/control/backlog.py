@@ -49,11 +49,7 @@ class Backlog:
     """
 
     def __init__(
-        self,
-        drafter: Drafter,
-        layers: slice,
-        clock: Callable[[], float],
-        target_seconds: Callable[[], float],
+        self, drafter: Drafter, layers: slice, clock: Callable[[], float], target_seconds: Callable[[], float]
     ):
         self._target_seconds = target_seconds
         self._drafter, self._layers, self._clock = drafter, layers, clock

@@ -166,23 +166,14 @@ class Eagle3Head(Eagle3Layers, RecurrentHead):
         norms: list[Tensor] = [cast(RMSNorm, norm).weight for norm in self.fc_norm]
         if self.input_norm is not None:
             norms = [self.input_norm.weight]
-        return ops.recurrent_drafts(
-            RecurrentLayers(
-                block=self.block,
-                head=self.head,
-                fuse=self.fc,
-                taps=len(norms) or 1,
-                tap_norms=torch.cat(norms).detach() if norms else None,
-                embedding=shared.embedding if self.embedding is None else self.embedding,
-                rope=self.rope,
-                embedding_norm=self.embedding_norm,
-                feature_norm=self.hidden_norm,
-                norm=self.norm,
-                ids=self.token_ids,
-                norms_residual=self.norms_residual,
-                norms_output=self.norms_output,
-            )
+        tap_norms = torch.cat(norms).detach() if norms else None
+        embedding = shared.embedding if self.embedding is None else self.embedding
+        layers = RecurrentLayers(
+            *(self.block, self.head, self.fc, len(norms) or 1, tap_norms, embedding, self.rope),
+            *(self.embedding_norm, self.hidden_norm, self.norm),
+            *(self.token_ids, self.norms_residual, self.norms_output),
         )
+        return ops.recurrent_drafts(layers)
 
 
 def eagle3_names(layer: str) -> Names:

@@ -205,10 +205,7 @@ def open_mtp(files: DrafterFiles, fit: TargetFit) -> StoredHead:
         raise refusal(files, "it has several MTP layers after one projection")
     ours: Mapping[str, Any] = files.config.get("soothsay") or {}
     config = MTPConfig(
-        block,
-        fit.config.num_layers,
-        layout.hidden_first,
-        bool(ours.get("zero_first", layout.zero_first)),
+        block, fit.config.num_layers, layout.hidden_first, bool(ours.get("zero_first", layout.zero_first))
     )
     starts = {layout.step, layout.block}
     scope = "|".join(re.escape(s.format(number)) for s in sorted(starts) for number in numbers)
@@ -289,11 +286,6 @@ class MTP(ConfidentDrafter):
 
     method, kind = "mtp", MTPHead
 
-    @property
-    def num_modules(self) -> int:
-        """Number of modules."""
-        return self.served.head.config.block.num_layers
-
     @cached_property
     def _last(self) -> _LastOutputs:
         return _LastOutputs(self.target.config.block_size)
@@ -305,10 +297,10 @@ class MTP(ConfidentDrafter):
 
     def run(self, batch: DraftPass) -> Outputs:
         """Compute all modules over committed tokens, each after the one before it."""
-        if self.num_modules == 1:
+        if self.block.num_layers == 1:
             return super().run(batch)
         packed, outs = self.pack(batch.rows), list[Tensor]()
-        for module in range(self.num_modules):
+        for module in range(self.block.num_layers):
             read = self._last.before(batch, outs[-1], module - 1) if outs else torch.cat(batch.features)
             outs.append(self.run_module(packed, read, module))
         self._last.keep(batch, torch.stack(outs, dim=1))
@@ -319,8 +311,8 @@ class MTP(ConfidentDrafter):
 
         `read` begins with the module that predicted the nodes. The last module alone reads itself.
         """
-        first = self.num_modules - max(len(read) - 1, 1)
-        modules = range(first, self.num_modules)
+        first = self.block.num_layers - max(len(read) - 1, 1)
+        modules = range(first, self.block.num_layers)
         return tuple(self.run_module(packed, out, i) for i, out in zip(modules, read, strict=False))
 
 

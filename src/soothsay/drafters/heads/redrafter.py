@@ -164,11 +164,7 @@ class Redrafter(LastFeatureDrafter[RedrafterHead]):
     """
 
     def __init__(
-        self,
-        target: Target,
-        model: str | Path | RedrafterHead = "",
-        nodes: int = 63,
-        dtype: DType = "auto",
+        self, target: Target, model: str | Path | RedrafterHead = "", nodes: int = 63, dtype: DType = "auto"
     ):
         check_at_least_one("redrafter", nodes=nodes)
         super().__init__(target, load_head(RedrafterHead, model, target, dtype))

@@ -182,9 +182,10 @@ class NativeDraftOps(Library, DraftOps):
         assert all(tensor.is_contiguous() for tensor in tensors)
         numbers = len(r.tokens), c.scale, c.factor, *c.values.shape, len(c.root), r.followers.shape[1]
         paths = _Paths(*(tensor.data_ptr() for tensor in tensors), *numbers)
-        out = (c_int64 * nodes)(), (c_int * nodes)(), (c_double * nodes)()
-        size = self._library.soothsay_grow_paths(byref(paths), nodes, depth, math.log(LEAST_REFINED), *out)
-        return DraftOutput(*(part[:size] for part in out))
+        places, parents, scores = (c_int64 * nodes)(), (c_int * nodes)(), (c_double * nodes)()
+        limits = nodes, depth, math.log(LEAST_REFINED)
+        size = self._library.soothsay_grow_paths(byref(paths), *limits, places, parents, scores)
+        return DraftOutput(places[:size], parents[:size], scores[:size])
 
     def automaton(self, counted: int) -> NativeAutomaton:
         """See `DraftOps`."""

@@ -41,25 +41,6 @@ class Candidate:
     ranks: Ranks
 
 
-class TreeShape(Protocol):
-    """Decides which nodes a tree gets."""
-
-    depth: int
-    """The largest number of levels below the root."""
-
-    branch: int
-    """The largest number of tokens that are looked at below one node."""
-
-    max_nodes: int
-    """Size of the largest tree, the root included."""
-
-    def ranks(self, node: Ranks) -> Sequence[int]:
-        """Return the ranks of the tokens that are added below `node`; 0 is the likeliest token."""
-
-    def explored(self, level: Sequence[Candidate]) -> list[Candidate]:
-        """Return the nodes of a level that are expanded, the most important first."""
-
-
 class ConfidentShape:
     """Expands the likeliest nodes of each level (EAGLE-2, Li et al. 2024, arXiv 2406.16858).
 
@@ -142,6 +123,11 @@ class TemplateShape:
 
 
 NodeStates = TypeVar("NodeStates")
+
+
+TreeShape = ConfidentShape | TemplateShape
+"""Decides which nodes a tree gets. `depth` is the largest number of levels below the root, `branch` that of
+tokens that are looked at below a node, and `max_nodes` that of nodes, the root included."""
 
 
 @dataclass(slots=True, eq=False)

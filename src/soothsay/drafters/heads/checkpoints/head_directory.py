@@ -77,11 +77,7 @@ def open_head(path: str | Path, target: Target) -> Iterator[StoredHead]:
 
 
 def write_head(
-    head: Head,
-    directory: str | Path,
-    target_name: str,
-    layout: str = "",
-    view: FeatureView | None = None,
+    head: Head, directory: str | Path, target_name: str, layout: str = "", view: FeatureView | None = None
 ) -> None:
     """Write a head in bfloat16, with a configuration that other engines read.
 
