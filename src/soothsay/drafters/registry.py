@@ -175,9 +175,7 @@ def _suffix_with_store(target: Target) -> Drafter:
     store = suffix_store(target)
     if store is not None:
         try:
-            drafter = Suffix(target, store=store)
-            drafter.name = "suffix"
-            return drafter
+            return _build(Named("suffix", {"store": store}), target)
         except DrafterError as error:
             warnings.warn(f"drafter auto goes without {store}: {error}", stacklevel=3)
     return build_drafter("suffix", target)

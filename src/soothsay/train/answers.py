@@ -23,7 +23,7 @@ from soothsay.drafters.registry import build_drafter
 from soothsay.errors import RequestError, TrainingError
 from soothsay.files import lock
 from soothsay.llm import LLM
-from soothsay.result import Choice, Stream
+from soothsay.result import Stream
 from soothsay.tokenizer import Message
 from soothsay.train.features import FeatureFolder, FeatureRecorder
 
@@ -183,7 +183,9 @@ class _AnswerRun:
                 self.llm.engine.step()
                 for request in self.drafter.take():
                     conversation, stream = self.running.pop(request.seed)
-                    self._note(stream.choice)
+                    self.report.answers += 1
+                    self.report.tokens += len(stream.choice.token_ids)
+                    self.report.cut += stream.choice.finish_reason is FinishReason.LENGTH
                     if self.recorder is not None and self.features is not None:
                         name = f"{conversation.number:07}-{conversation.turn}"
                         states = self.recorder.take(request)
@@ -209,12 +211,6 @@ class _AnswerRun:
             return False
         self.running[seed] = conversation, stream
         return True
-
-    def _note(self, choice: Choice) -> None:
-        """Count an answer."""
-        self.report.answers += 1
-        self.report.tokens += len(choice.token_ids)
-        self.report.cut += choice.finish_reason is FinishReason.LENGTH
 
     def _finished(self, conversation: _Conversation) -> NumberedMessages:
         """Count a conversation that has ended, and drop the questions after its last answer."""

@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -140,20 +141,14 @@ def _lay_out(messages: Sequence[Message], tokenizer: Tokenizer) -> list[_Layout]
         prompt = tokenizer.render(messages[:i])
         text = tokenizer.render(messages[: i + 1], add_generation_prompt=False)
         # a line feed after the end of a turn belongs to the template
-        answer = _equal_characters(prompt, text), len(text.rstrip())
+        equal = takewhile(lambda pair: pair[0] == pair[1], zip(prompt, text, strict=False))
+        begin = len(prompt) if text.startswith(prompt) else sum(1 for _ in equal)
+        answer = begin, len(text.rstrip())
         before: list[tuple[int, int]] = []
         if layouts and text.startswith(layouts[-1].text):
             before = layouts.pop().answers
         layouts.append(_Layout(text, [*before, answer]))
     return layouts
-
-
-def _equal_characters(left: str, right: str) -> int:
-    """The length of the common prefix."""
-    if right.startswith(left):
-        return len(left)
-    pairs = enumerate(zip(left, right, strict=False))
-    return next((i for i, (own, other) in pairs if own != other), len(right))
 
 
 def _encode(

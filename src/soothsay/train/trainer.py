@@ -145,7 +145,8 @@ class Trainer:
             measured["tokens_per_second"] = measured.pop("tokens") / (time.monotonic() - begin)
             if self.step % config.evaluate_every == 0 or self.step == config.steps:
                 measured |= self._evaluate()
-            self._note(measured)
+            with open(self.metrics, "a") as file:
+                file.write(json.dumps({"step": self.step, **measured}) + "\n")
             if self.step % config.save_every == 0 or self.step == last:
                 self.save()
             report(self.step, measured)
@@ -252,11 +253,6 @@ class Trainer:
         self.recipe.trained.load_state_dict(weights, strict=False)
         for own, state in zip(self.optimizers, states, strict=True):
             own.load_state_dict({**own.state_dict(), "state": state})
-
-    def _note(self, measured: Mapping[str, float]) -> None:
-        """Append a step to the metrics."""
-        with open(self.metrics, "a") as file:
-            file.write(json.dumps({"step": self.step, **measured}) + "\n")
 
 
 def _optimizers(trained: nn.Module, config: TrainingConfig) -> list[torch.optim.Optimizer]:

@@ -135,14 +135,7 @@ class LanguageModel:
 
     def identity(self) -> Mapping[str, Any]:
         """See `Recipe`."""
-        c = self.model.config
-        return {
-            "recipe": self.name,
-            "layers": c.num_layers,
-            "hidden_size": c.hidden_size,
-            "vocabulary": c.vocab_size,
-            "mtp_modules": 0 if self.mtp is None else len(self.mtp.steps),
-        }
+        return _identity(self) | {"mtp_modules": 0 if self.mtp is None else len(self.mtp.steps)}
 
 
 def trainable(model: Transformer) -> Transformer:
@@ -270,15 +263,7 @@ class DraftRecipe:
 
     def identity(self) -> Mapping[str, Any]:
         """See `Recipe`."""
-        c = self.model.config
-        return {
-            "recipe": self.name,
-            "layers": c.num_layers,
-            "hidden_size": c.hidden_size,
-            "vocabulary": c.vocab_size,
-            "divergence": self.divergence,
-            "on_policy": self.on_policy,
-        }
+        return _identity(self) | {"divergence": self.divergence, "on_policy": self.on_policy}
 
 
 def draft_config(
@@ -311,3 +296,10 @@ def served(model: Transformer) -> Transformer:
             made.set_submodule(name, made.kernels.linear(module.weight.detach(), bias, torch.float32))
     record(made)
     return made.eval().requires_grad_(False)
+
+
+def _identity(recipe: LanguageModel | DraftRecipe) -> dict[str, Any]:
+    """What must be equal in a saved state, whatever the recipe."""
+    c = recipe.model.config
+    sizes = {"layers": c.num_layers, "hidden_size": c.hidden_size, "vocabulary": c.vocab_size}
+    return {"recipe": recipe.name, **sizes}

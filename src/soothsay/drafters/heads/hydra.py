@@ -17,7 +17,7 @@ from soothsay.drafters.heads.checkpoints.fit import TargetFit
 from soothsay.drafters.heads.checkpoints.head_directory import own_format, values_of
 from soothsay.drafters.heads.checkpoints.stored_head import StoredHead
 from soothsay.drafters.heads.feature_drafter import StateGrownDrafter, load_head
-from soothsay.drafters.heads.medusa import ResBlock
+from soothsay.drafters.heads.medusa import res_blocks
 from soothsay.drafters.heads.trained_head import Head
 from soothsay.drafters.trees.growth import ConfidentShape, GrowingTree
 from soothsay.errors import DrafterError
@@ -58,10 +58,9 @@ class HydraHead(Head):
         self.config = config
         self.taps = (config.target_layers,)
         size, heads = config.hidden_size, range(config.num_heads)
-        self.inputs = nn.ModuleList(_pass_on(size, k + 1) for k in heads)
-        self.blocks = nn.ModuleList(
-            nn.ModuleList(ResBlock(size) for _ in range(config.num_layers)) for _ in heads
-        )
+        # they pass on the feature and ignore the tokens: training starts from the target's own guess
+        self.inputs = nn.ModuleList(Dense(torch.eye(size, (2 + k) * size), torch.zeros(size)) for k in heads)
+        self.blocks = nn.ModuleList(res_blocks(size, config.num_layers) for _ in heads)
 
     def forward(self, features: Tensor, embedded: Tensor) -> Tensor:
         """Run head k, where k + 1 is the number of embedded tokens.
@@ -74,19 +73,8 @@ class HydraHead(Head):
             `[N, H]` float32, inputs of the output head.
         """
         index = embedded.shape[1] - 1
-        x = torch.cat([features, embedded.flatten(1)], dim=-1)
-        x = cast(Tensor, self.inputs[index](x)).float()
-        for layer in cast(Sequence[nn.Module], self.blocks[index]):
-            x = layer(x)
-        return x
-
-
-def _pass_on(size: int, num_tokens: int) -> Dense:
-    """An input layer that passes on the feature and ignores the tokens.
-
-    Training starts from the target's own guess.
-    """
-    return Dense(torch.eye(size, (1 + num_tokens) * size), torch.zeros(size))
+        x = self.inputs[index](torch.cat([features, embedded.flatten(1)], dim=-1)).float()
+        return cast(Tensor, self.blocks[index](x))
 
 
 def open_hydra(files: DrafterFiles, fit: TargetFit) -> StoredHead:

@@ -66,6 +66,11 @@ class ResBlock(nn.Module):
         return x + F.silu(cast(Tensor, self.linear(x)).float())
 
 
+def res_blocks(size: int, count: int) -> nn.Sequential:
+    """Some `ResBlock`s in a row."""
+    return nn.Sequential(*(ResBlock(size) for _ in range(count)))
+
+
 class MedusaHead(Head):
     """Heads that read the feature of the token before the root.
 
@@ -79,8 +84,7 @@ class MedusaHead(Head):
         self.config = config
         self.taps = (config.target_layers,)
         self.blocks = nn.ModuleList(
-            nn.ModuleList(ResBlock(config.hidden_size) for _ in range(config.num_layers))
-            for _ in range(config.num_heads)
+            res_blocks(config.hidden_size, config.num_layers) for _ in range(config.num_heads)
         )
         self.lm_heads = nn.ModuleList(
             Dense.random(config.hidden_size, config.vocab_size)
@@ -89,7 +93,7 @@ class MedusaHead(Head):
 
     def forward(self, features: Tensor) -> Tensor:
         """`[N, H]` normed states of the target -> `[heads, N, H]` float32."""
-        return torch.stack([self._run(layers, features) for layers in self.blocks])
+        return torch.stack([layers(features) for layers in self.blocks])
 
     def logits(self, hidden: Tensor, index: int, shared: TargetEnds) -> Tensor:
         """Outputs of head `index`, `[M, H]` -> its logits `[M, V]` float32."""
@@ -105,12 +109,6 @@ class MedusaHead(Head):
             return torch.stack(each, dim=1)
         logits = shared.logits(hidden.transpose(0, 1).flatten(0, 1))
         return logits.view(len(features), self.config.num_heads, -1)
-
-    @staticmethod
-    def _run(layers: nn.Module, x: Tensor) -> Tensor:
-        for layer in cast(Sequence[nn.Module], layers):
-            x = layer(x)
-        return x
 
 
 ORIGINAL = r"(?P<prefix>(?:medusa_head\.)?)(?P<head>\d{1,5})\.(?P<layer>\d{1,5})\.linear\.weight"

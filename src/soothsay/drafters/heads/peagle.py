@@ -6,10 +6,9 @@ EAGLE-3's block, and more, run over mask rows after the root.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -124,9 +123,10 @@ def open_peagle(files: DrafterFiles, fit: TargetFit) -> StoredHead:
             f"{files.path}: mask_hidden is {list(files.shape('mask_hidden'))} and should have {width:,} "
             "numbers: it is damaged, or another target's"
         )
-    config = PEagleConfig(
-        replace(parts.config, norm_output=False), mask_token(files, files.config), _depth(files.config)
-    )
+    methods = (files.config.get("speculators_config") or {}).get("proposal_methods") or [{}]
+    depth = int(methods[0].get("speculative_tokens", DEPTH))
+    first = replace(parts.config, norm_output=False)
+    config = PEagleConfig(first, mask_token(files, files.config), depth)
     return StoredHead(
         files,
         fit,
@@ -136,12 +136,6 @@ def open_peagle(files: DrafterFiles, fit: TargetFit) -> StoredHead:
         {**parts.given, "mask_hidden": files.read("mask_hidden").reshape(-1)},
         ignored=EAGLE3_IGNORED,
     )
-
-
-def _depth(config: Mapping[str, Any]) -> int:
-    """Guesses in one pass: what speculators' configuration proposes."""
-    methods = (config.get("speculators_config") or {}).get("proposal_methods") or [{}]
-    return int(methods[0].get("speculative_tokens", DEPTH))
 
 
 FORMAT = HeadFormat(

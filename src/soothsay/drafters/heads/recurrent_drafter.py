@@ -147,9 +147,8 @@ class ConfidentDrafter(RecurrentDrafter):
         trees = {request: DraftTree(int(request.tokens[-1])) for request in ready}
         shape, pool = self.shape, self.kv.pool
         for batch in self.kv.catch_up(trees):
-            inputs = [
-                _draft_input(*own) for own in zip(batch.requests, batch.rows, batch.features, strict=True)
-            ]
+            own = zip(batch.requests, batch.rows, batch.features, strict=True)
+            inputs = [_draft_input(*one) for one in own]
             numbers = shape.depth, shape.width, shape.branch, self.min_level_gain
             draft_batch = DraftBatch(inputs, cast(Tensor, pool.layers[0]), pool.block_size, *numbers)
             for request, out in zip(batch.requests, at_once(draft_batch), strict=True):

@@ -124,7 +124,11 @@ class DraftModel(GrownDrafter[None], ReadingDrafter):
     ):
         check_at_least_one("draft-model", depth=depth, width=width, branch=branch)
         _check_states(model)
-        _check_context(model, target)
+        if (longest := model.config.max_positions) < (target.config.max_context or 0):
+            raise DrafterError(
+                f"the draft model has a context of {longest} tokens, the target's is "
+                f"{target.config.max_context}: set max_context to {longest} or less"
+            )
         super().__init__(target, ConfidentShape(depth, width, branch))
         self.model = model
         known = torch.arange(model.config.vocab_size) if tokens is None else tokens
@@ -206,15 +210,6 @@ def _check_states(model: Transformer) -> None:
         raise DrafterError(
             f"a draft model of family {model.config.family!r} keeps states instead of keys and values, which "
             "drafters cannot take back: choose a draft model without recurrent layers, or the drafter mtp"
-        )
-
-
-def _check_context(model: Transformer, target: Target) -> None:
-    """Raise `DrafterError` if the draft model's context is smaller than the target's."""
-    if model.config.max_positions < (target.config.max_context or 0):
-        raise DrafterError(
-            f"the draft model has a context of {model.config.max_positions} tokens, the target's is "
-            f"{target.config.max_context}: set max_context to {model.config.max_positions} or less"
         )
 
 

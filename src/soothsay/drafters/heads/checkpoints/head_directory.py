@@ -204,12 +204,10 @@ def rounded(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor
 
 def values_of(kind: type[Any], files: DrafterFiles) -> dict[str, Any]:
     """The fields of `kind` from config.json. Raises `DrafterError` if one is missing."""
-    values = {
-        field.name: required(files, field.name) if field.default is MISSING else files.config.get(field.name)
-        for field in fields(kind)
-    }
-    values = {name: value for name, value in values.items() if value is not None}
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    needed = [field.name for field in fields(kind) if field.default is MISSING]
+    values = {name: required(files, name) for name in needed}
+    values |= {field.name: files.config.get(field.name) for field in fields(kind) if field.name not in needed}
+    return {n: tuple(v) if isinstance(v, list) else v for n, v in values.items() if v is not None}
 
 
 def check_shortlist(files: DrafterFiles, size: int, vocabulary: int) -> None:

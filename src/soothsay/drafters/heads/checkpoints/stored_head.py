@@ -65,7 +65,7 @@ def split(head: Head, names: Names, block: ModelSpec | None = None) -> Iterator[
         DrafterError: the head was made ready to serve, so its weights are in its kernels' order.
     """
     for module in head.modules():
-        served = not isinstance(module, nn.ModuleList | Rope) and not any(module.children())
+        served = not isinstance(module, nn.ModuleList | nn.Sequential | Rope) and not any(module.children())
         if served and not module.state_dict():
             raise DrafterError(f"this {head.method} head was made ready to serve: write it before `serve`")
     for name, value in head.state_dict().items():
