@@ -151,11 +151,6 @@ class _Conversation:
                 return True
         return False
 
-    def answer(self, text: str) -> None:
-        """Append an answer."""
-        self.messages.append({"role": "assistant", "content": text})
-        self.heard = len(self.messages)
-
 
 class _AnswerRun:
     """Runs conversations through the engine, as many at a time as it takes requests."""
@@ -190,7 +185,8 @@ class _AnswerRun:
                         name = f"{conversation.number:07}-{conversation.turn}"
                         states = self.recorder.take(request)
                         self.features.write(name, request.tokens.tolist(), request.num_prompt, states)
-                    conversation.answer(stream.choice.text)
+                    conversation.messages.append({"role": "assistant", "content": stream.choice.text})
+                    conversation.heard = len(conversation.messages)
                     if not self._go_on(conversation):
                         yield self._finished(conversation)
         finally:

@@ -183,13 +183,11 @@ class FeatureStore:
         if self.left > 0:
             whole = torch.stack([hidden, *taps]).bfloat16().view(1 + len(taps), *batch.shape, -1)
             for row, example in enumerate(examples):
-                self._keep(example, whole[:, row, : len(example.tokens)])
+                states = whole[:, row, : len(example.tokens)]
+                if id(example) not in self._kept and states.nbytes <= self.left:
+                    self._kept[id(example)] = example, states.clone()
+                    self.left -= states.nbytes
         return hidden, taps
-
-    def _keep(self, example: Example, states: Tensor) -> None:
-        if id(example) not in self._kept and states.numel() * states.itemsize <= self.left:
-            self._kept[id(example)] = example, states.clone()
-            self.left -= states.numel() * states.itemsize
 
     def _known(self, example: Example) -> Tensor | None:
         """The states of an example in memory or on disk, `[1 + taps, n, H]` bfloat16; None if not kept."""

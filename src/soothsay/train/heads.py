@@ -25,7 +25,7 @@ from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.transformer import Transformer
 from soothsay.train.examples import Example
 from soothsay.train.features import FeatureStore
-from soothsay.train.losses import distillation, log_probs
+from soothsay.train.losses import distillation, log_probs, product_dtype
 from soothsay.train.sequences import Seen, Sequences, at, weight_of
 
 DECAY = 0.8
@@ -179,7 +179,7 @@ class RecurrentRecipe(HeadRecipe):
         for level, (now, columns) in enumerate(seen.levels(self.depth, self.anchors)):
             if level == 1:
                 state = at(state.view(len(columns), -1, state.shape[-1]), columns).flatten(0, 1)
-            kv = _with_room(kv, self.head.config.block, len(now.tokens), state.device)
+            kv = _with_room(kv, self.head.config.block, len(now.tokens), state)
             state = self.head(self.head.embed(now.tokens, self.shared), state, now, kv)
             made.append(self._taught(seen, state.view(*columns.shape, -1), columns + 2 + level))
         return made
@@ -254,7 +254,7 @@ class BlockRecipe(RefiningRecipe):
                 embedded, features = (part.expand(len(now.tokens), -1) for part in query)
             else:
                 embedded = self.shared.embed(now.tokens)
-            room = [_with_room(x, config.block, len(now.tokens), features.device) for x in kv]
+            room = [_with_room(x, config.block, len(now.tokens), features) for x in kv]
             out = self.head(embedded, features, now, room).view(*columns.shape, -1)
             kv = list(room)
             if level == 1 and state is not None:
@@ -322,12 +322,10 @@ class RedrafterRecipe(RefiningRecipe):
         return drawn[: max(1, round(self.anchors * count))].sort().values
 
 
-def _with_room(kv: Tensor | None, c: ModelSpec, rows: int, device: torch.device) -> Tensor:
+def _with_room(kv: Tensor | None, c: ModelSpec, rows: int, like: Tensor) -> Tensor:
     """Append room for `rows` rows to the keys and values of the levels so far, `[2 * H_kv, S, d]`."""
-    kind = device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else torch.float32
     heads, size = c.kv_shapes[0]
-    room = torch.empty(heads, rows, size, dtype=dtype, device=device)
+    room = torch.empty(heads, rows, size, dtype=product_dtype(like), device=like.device)
     return room if kv is None else torch.cat([kv, room], dim=1)
 
 

@@ -260,26 +260,20 @@ def _optimizers(trained: nn.Module, config: TrainingConfig) -> list[torch.optim.
     matrices: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for name, parameter in trained.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        inner = parameter.ndim == 2 and OUTER.isdisjoint(name.split("."))
-        (matrices if inner else others).append(parameter)
-    made: list[torch.optim.Optimizer] = []
+        if parameter.requires_grad:
+            inner = parameter.ndim == 2 and OUTER.isdisjoint(name.split("."))
+            (matrices if inner else others).append(parameter)
+    c, made = config, list[torch.optim.Optimizer]()
     if matrices:
-        made.append(
-            torch.optim.Muon(
-                matrices,
-                lr=config.matrix_learning_rate,
-                weight_decay=config.weight_decay,
-                adjust_lr_fn="match_rms_adamw",
-            )
+        muon = torch.optim.Muon(
+            matrices, lr=c.matrix_learning_rate, weight_decay=c.weight_decay, adjust_lr_fn="match_rms_adamw"
         )
+        made.append(muon)
     if others:
-        made.append(
-            torch.optim.AdamW(
-                others, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=others[0].is_cuda
-            )
+        adam = torch.optim.AdamW(
+            others, lr=c.learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=others[0].is_cuda
         )
+        made.append(adam)
     for optimizer in made:
         for group in optimizer.param_groups:
             group["base_rate"] = group["lr"]

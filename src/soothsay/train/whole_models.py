@@ -95,15 +95,14 @@ class LanguageModel:
         losses["loss"] = losses["lm"]
         if self.mtp is not None:
             shared = TargetEnds.of(self.model)
-            rows, feature = batch.rows(slice(1, None)), hidden.view(*batch.shape, -1)[:, :-1]
-            embedded = shared.embed(rows.tokens)
+            rows, feature = batch, hidden
             for step in range(len(self.mtp.steps)):
-                out = self.mtp(embedded, feature.reshape(len(rows.tokens), -1), rows, None, step)
-                losses[f"mtp_{step + 1}"] = self._next_token(out, rows)
-                losses["loss"] = losses["loss"] + MTP_WEIGHT / len(self.mtp.steps) * losses[f"mtp_{step + 1}"]
-                feature = out.view(*rows.shape, -1)[:, :-1]
+                feature = feature.view(*rows.shape, -1)[:, :-1]
                 rows = rows.rows(slice(1, None))
                 embedded = shared.embed(rows.tokens)
+                feature = self.mtp(embedded, feature.reshape(len(rows.tokens), -1), rows, None, step)
+                losses[f"mtp_{step + 1}"] = self._next_token(feature, rows)
+                losses["loss"] = losses["loss"] + MTP_WEIGHT / len(self.mtp.steps) * losses[f"mtp_{step + 1}"]
         return losses
 
     def _next_token(self, hidden: Tensor, batch: Sequences) -> Tensor:

@@ -192,9 +192,7 @@ class CostModel:
         if changed or not self._served.intersection(requests):
             self.batch, self.rate = len(requests), 0.0
         self._served = set(requests)
-        self.rows = 0
-        for request in requests:
-            self.rows += request.num_pending
+        self.rows = sum([request.num_pending for request in requests])
         return changed
 
     def set_prices(self, step: int, active: Sequence[Request]) -> Prices:
@@ -275,9 +273,6 @@ class CostModel:
 
     def end_step(self, observations: Sequence[Observation]) -> None:
         """Count the tokens per second of this step."""
-        tokens = 0
-        for seen in observations:
-            if seen.verdict is not None:
-                tokens += len(seen.verdict.tokens)
+        tokens = sum([len(seen.verdict.tokens) for seen in observations if seen.verdict is not None])
         rate = tokens / max(self._clock() - self._begin, 1e-9)
         self.rate = self.rate + MEAN_WEIGHT * (rate - self.rate) if self.rate else rate

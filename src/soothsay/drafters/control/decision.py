@@ -132,15 +132,10 @@ class AskingPolicy:
 
     def begin_round(self, step: int, active: Sequence[RequestState], prices: Prices) -> AskingRound:
         """Price the drafters for the active requests of a step."""
-        asking, order = list[float](), list[int]()
-        for drafter in range(len(self._backlogs)):
-            asking.append(prices.of_seconds(self._costs.asking(drafter, len(active))))
-            for state in active:
-                if not state.forecasts[drafter].probes.retired:
-                    order.append(drafter)
-                    break
-        order.sort(key=asking.__getitem__)
-        return AskingRound(step, active, prices, asking, order)
+        drafters = range(len(self._backlogs))
+        asking = [prices.of_seconds(self._costs.asking(drafter, len(active))) for drafter in drafters]
+        order = [i for i in drafters if not all([state.forecasts[i].probes.retired for state in active])]
+        return AskingRound(step, active, prices, asking, sorted(order, key=asking.__getitem__))
 
     def alternatives(self, this: AskingRound, place: int, held: Sequence[Outlook]) -> list[Outlook]:
         """For each request, the best it can have without the next drafter.
