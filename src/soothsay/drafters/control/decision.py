@@ -134,7 +134,7 @@ class AskingPolicy:
         """Price the drafters for the active requests of a step."""
         drafters = range(len(self._backlogs))
         asking = [prices.of_seconds(self._costs.asking(drafter, len(active))) for drafter in drafters]
-        order = [i for i in drafters if not all([state.forecasts[i].probes.retired for state in active])]
+        order = [i for i in drafters if not all(state.forecasts[i].probes.retired for state in active)]
         return AskingRound(step, active, prices, asking, sorted(order, key=asking.__getitem__))
 
     def alternatives(self, this: AskingRound, place: int, held: Sequence[Outlook]) -> list[Outlook]:

@@ -242,16 +242,9 @@ def eagle3_parts(files: DrafterFiles, fit: TargetFit, layers: int = 1, residual:
     given, draft = draft_vocabulary(files, block, fit)
     if own and fit.has_embedding(files.read("embed_tokens.weight")):
         own = False
-    config = Eagle3Config(
-        block,
-        target_size,
-        draft,
-        taps,
-        bool(files.config.get("norm_before_residual", speculators and residual)),
-        own,
-        _tap_norms(files),
-        bool(files.config.get("norm_output", False)),
-    )
+    before_residual = bool(files.config.get("norm_before_residual", speculators and residual))
+    flags = before_residual, own, _tap_norms(files), bool(files.config.get("norm_output", False))
+    config = Eagle3Config(block, target_size, draft, taps, *flags)
     layout = "speculators" if speculators else "original" if layer == "midlayer." else "vLLM"
     return Eagle3Parts(config, layout, names, given)
 

@@ -204,9 +204,8 @@ def open_mtp(files: DrafterFiles, fit: TargetFit) -> StoredHead:
     if layout is QWEN and any(re.match(r"mtp\.layers\.[1-9]", name) for name in files.names):
         raise refusal(files, "it has several MTP layers after one projection")
     ours: Mapping[str, Any] = files.config.get("soothsay") or {}
-    config = MTPConfig(
-        block, fit.config.num_layers, layout.hidden_first, bool(ours.get("zero_first", layout.zero_first))
-    )
+    zero_first = bool(ours.get("zero_first", layout.zero_first))
+    config = MTPConfig(block, fit.config.num_layers, layout.hidden_first, zero_first)
     starts = {layout.step, layout.block}
     scope = "|".join(re.escape(s.format(number)) for s in sorted(starts) for number in numbers)
     return StoredHead(

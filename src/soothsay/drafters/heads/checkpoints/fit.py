@@ -131,16 +131,10 @@ def read_view(files: DrafterFiles, target: ModelSpec) -> FeatureView | None:
         if files.shape(name) != expected or files.dtype(name) not in WEIGHT_DTYPES:
             held = f"{files.dtype(name)} {list(files.shape(name))}"
             raise _damaged(files, f"needs {name} to be {list(expected)} of floating point, and it is {held}")
-    embedding = files.read(EMBEDDING)
-    return FeatureView(
-        made_for,
-        numbers["feature_scale"],
-        embedding,
-        numbers["embedding_scale"],
-        files.read(NORM).float(),
-        numbers["norm_eps"],
-        embedding if head == EMBEDDING else files.read(head),
-    )
+    embedding, norm = files.read(EMBEDDING), files.read(NORM).float()
+    output = embedding if head == EMBEDDING else files.read(head)
+    scale, embedding_scale = numbers["feature_scale"], numbers["embedding_scale"]
+    return FeatureView(made_for, scale, embedding, embedding_scale, norm, numbers["norm_eps"], output)
 
 
 def view_config(view: FeatureView) -> dict[str, Any]:

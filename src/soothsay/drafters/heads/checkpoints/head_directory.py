@@ -8,7 +8,7 @@ layout: our own names, and config.json says the method.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from functools import cache
@@ -95,8 +95,16 @@ def write_head(
         DrafterError: the method does not have this layout, or the layout cannot express the head.
         ModelError: the directory is in use.
     """
-    config, own = _written(head, target_name, layout)
-    tensors = dict(own)
+    own = formats()[head.method]
+    in_integers = layout == "int8" and own.integers
+    write = own.layouts.get("" if in_integers else layout)
+    if write is None:
+        raise DrafterError(
+            f"{head.method} has no layout {layout!r}: eagle3 and mtp may be written as 'speculators', medusa "
+            "as 'vllm', eagle3, hydra, block and redrafter as 'int8', and all without a layout"
+        )
+    config, parts = write(head, target_name)
+    tensors = dict(rounded(parts) if in_integers else parts)
     if view is not None:
         config["soothsay"] = {**config.get("soothsay", {}), "view": view_config(view)}
         tensors |= view_tensors(view)
@@ -135,7 +143,12 @@ def _format(files: DrafterFiles, own: bool) -> HeadFormat:
             return known[config[key]]
     for one in found.values():
         if one.looks_like(files):
-            _check_masks(files, one)
+            masks = [key for key in MASKS if key in config]
+            if masks and not one.fills_masks:
+                raise DrafterError(
+                    f"{files.path} holds a drafter that fills masks ({masks[0]}), of a kind that is not "
+                    f"supported; soothsay reads {SUPPORTED}"
+                )
             return one
     if own:
         raise MissingDrafterError(
@@ -148,29 +161,6 @@ def _format(files: DrafterFiles, own: bool) -> HeadFormat:
             f"draft-model(model={files.path})"
         )
     raise DrafterError(f"{files.path} holds no drafter that soothsay knows; it reads {SUPPORTED}")
-
-
-def _check_masks(files: DrafterFiles, own: HeadFormat) -> None:
-    """Raise `DrafterError` if a format knows no masks, and the configuration states one."""
-    masks = [key for key in MASKS if key in files.config]
-    if masks and not own.fills_masks:
-        raise DrafterError(
-            f"{files.path} holds a drafter that fills masks ({masks[0]}), of a kind that is not supported; "
-            f"soothsay reads {SUPPORTED}"
-        )
-
-
-def _written(head: Head, target: str, layout: str) -> Written:
-    own = formats()[head.method]
-    in_integers = layout == "int8" and own.integers
-    write = own.layouts.get("" if in_integers else layout)
-    if write is None:
-        raise DrafterError(
-            f"{head.method} has no layout {layout!r}: eagle3 and mtp may be written as 'speculators', medusa "
-            "as 'vllm', eagle3, hydra, block and redrafter as 'int8', and all without a layout"
-        )
-    config, tensors = write(head, target)
-    return config, rounded(tensors) if in_integers else tensors
 
 
 # our own layout
@@ -223,9 +213,8 @@ def check_shortlist(files: DrafterFiles, size: int, vocabulary: int) -> None:
 
 def required(files: DrafterFiles, key: str) -> Any:
     """A value of config.json. Raises `DrafterError` if it is missing."""
-    config: Mapping[str, Any] = files.config
-    if key not in config:
+    if key not in files.config:
         raise DrafterError(
             f"{files.path / 'config.json'} has no {key!r}; it is damaged, or of another version"
         )
-    return config[key]
+    return files.config[key]
