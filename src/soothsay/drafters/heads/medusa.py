@@ -83,13 +83,10 @@ class MedusaHead(Head):
         super().__init__()
         self.config = config
         self.taps = (config.target_layers,)
-        self.blocks = nn.ModuleList(
-            res_blocks(config.hidden_size, config.num_layers) for _ in range(config.num_heads)
-        )
-        self.lm_heads = nn.ModuleList(
-            Dense.random(config.hidden_size, config.vocab_size)
-            for _ in range(config.num_heads if config.own_heads else 0)
-        )
+        c, heads = config, range(config.num_heads)
+        self.blocks = nn.ModuleList(res_blocks(c.hidden_size, c.num_layers) for _ in heads)
+        own = heads if config.own_heads else ()
+        self.lm_heads = nn.ModuleList(Dense.random(c.hidden_size, c.vocab_size) for _ in own)
 
     def forward(self, features: Tensor) -> Tensor:
         """`[N, H]` normed states of the target -> `[heads, N, H]` float32."""
@@ -126,11 +123,6 @@ def medusa_names(heads: int, layers: int, in_vllm: bool = False, prefix: str = "
     for i, j in product(range(heads), range(layers)):
         names[f"blocks.{i}.{j}.linear"] = (prefix + layer.format(i, j),)
     return names
-
-
-def is_medusa(files: DrafterFiles) -> bool:
-    """Whether the tensors are Medusa's."""
-    return any(re.fullmatch(pattern, name) for name in files.names for pattern in (ORIGINAL, VLLM))
 
 
 def open_medusa(files: DrafterFiles, fit: TargetFit) -> StoredHead:
@@ -224,7 +216,11 @@ def _common_keys(c: MedusaConfig) -> dict[str, Any]:
     }
 
 
-FORMAT = HeadFormat(open_medusa, is_medusa, layouts={"": write_medusa, "vllm": write_vllm_medusa})
+FORMAT = HeadFormat(
+    open_medusa,
+    lambda files: any(re.fullmatch(pattern, name) for name in files.names for pattern in (ORIGINAL, VLLM)),
+    layouts={"": write_medusa, "vllm": write_vllm_medusa},
+)
 
 
 class Medusa(LastFeatureDrafter[MedusaHead]):

@@ -102,9 +102,7 @@ class MTPHead(RecurrentHead):
         self.config = config
         self.taps = (config.target_layers,)
         self.rope = Rope(config.block.rotations[0])
-        self.steps = nn.ModuleList(
-            MTPModule(config, layer, kernels) for layer in range(config.block.num_layers)
-        )
+        self.steps = nn.ModuleList(MTPModule(config, i, kernels) for i in range(config.block.num_layers))
 
     def forward(
         self, embedded: Tensor, features: Tensor, batch: Batch, kv: Tensor | None, step: int = 0
@@ -188,10 +186,9 @@ def open_mtp(files: DrafterFiles, fit: TargetFit) -> StoredHead:
     numbers = layout.numbers(files)
     raw: Mapping[str, Any] = files.config
     raw = raw.get("transformer_layer_config") or raw.get("text_config") or raw
+    gated = layout in (QWEN, SPECULATORS)
     for number in numbers:
-        check_block(
-            files, raw, layout.block.format(number), gated=layout in (QWEN, SPECULATORS), experts=True
-        )
+        check_block(files, raw, layout.block.format(number), gated=gated, experts=True)
     names = dict(layout.names(numbers))
     for step, number in enumerate(numbers):
         names |= expert_names(files, raw, f"steps.{step}.block.", layout.block.format(number))

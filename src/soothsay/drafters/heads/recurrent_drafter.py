@@ -66,8 +66,12 @@ class RecurrentDrafter(FeatureDrafter[RecurrentHead], GrownDrafter[Outputs]):
     def run(self, batch: DraftPass) -> Outputs:
         """Compute a pass over committed tokens. Return the outputs of its logit rows, of every module."""
         packed = self.pack(batch.rows)
-        out = self.run_module(packed, torch.cat(batch.features))
+        out = self.run_module(packed, self.fused(torch.cat(batch.features)))
         return (packed.select_logit_rows(out),)
+
+    def fused(self, kept: Tensor) -> Tensor:
+        """What rows read of the features that `keep` has kept."""
+        return kept
 
     def run_nodes(self, packed: Batch, read: Outputs) -> Outputs:
         """Compute a pass over nodes, which read the outputs of their parents.
@@ -123,13 +127,9 @@ class ConfidentDrafter(RecurrentDrafter):
         """See `FeatureDrafter`. A draft in one call fuses features itself."""
         return super().keep(taps) if self.at_once is None else torch.cat(list(taps), -1)
 
-    def run(self, batch: DraftPass) -> Outputs:
+    def fused(self, kept: Tensor) -> Tensor:
         """See `RecurrentDrafter`."""
-        if self.at_once is None:
-            return super().run(batch)
-        taps = torch.cat(batch.features).chunk(len(self.taps), -1)
-        packed = self.pack(batch.rows)
-        return (packed.select_logit_rows(self.run_module(packed, self.served.fuse(taps))),)
+        return kept if self.at_once is None else self.served.fuse(kept.chunk(len(self.taps), -1))
 
     @torch.inference_mode()
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:

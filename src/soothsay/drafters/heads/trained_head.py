@@ -20,6 +20,7 @@ from soothsay.model.embedding import Embedding
 from soothsay.model.kernels import Kernels
 from soothsay.model.linear import Dense
 from soothsay.model.norm import RMSNorm
+from soothsay.model.specs.model_spec import HeadSpec
 from soothsay.model.transformer import Transformer, finished_logits
 
 HEAD_ROWS = 64
@@ -34,23 +35,21 @@ class TargetEnds(nn.Module):
     """
 
     def __init__(
-        self,
-        embedding: Embedding,
-        norm: RMSNorm,
-        head: nn.Module,
-        kernels: Kernels,
-        scale: float = 1.0,
-        softcap: float | None = None,
+        self, embedding: Embedding, norm: RMSNorm, head: nn.Module, kernels: Kernels, output: HeadSpec
     ):
         super().__init__()
-        self.embedding, self.norm, self.head = embedding, norm, head
-        self.kernels, self.scale, self.softcap = kernels, scale, softcap
+        self.embedding, self.norm, self.head, self.kernels, self.output = (
+            embedding,
+            norm,
+            head,
+            kernels,
+            output,
+        )
 
     @classmethod
     def of(cls, model: Transformer) -> TargetEnds:
         """The ends of `model`."""
-        c = model.config
-        return cls(model.embedding, model.norm, model.head, model.kernels, c.head.scale, c.head.softcap)
+        return cls(model.embedding, model.norm, model.head, model.kernels, model.config.head)
 
     @property
     def hidden_size(self) -> int:
@@ -77,7 +76,7 @@ class TargetEnds(nn.Module):
 
     def finished(self, products: Tensor) -> Tensor:
         """An output head's products as logits: scaled, and bounded."""
-        return finished_logits(products, self.scale, self.softcap)
+        return finished_logits(products, self.output.scale, self.output.softcap)
 
     def head_rows(self, tokens: Tensor) -> Tensor:
         """Some rows of the output head, whatever kind of layer it is: `[n]` int64 -> `[n, H]` float32.

@@ -180,9 +180,8 @@ class DraftModel(GrownDrafter[None], ReadingDrafter):
     def run(self, rows: Sequence[Rows]) -> Tensor:
         """Compute a pass of the draft model; `[M, V]` logits of its logit rows."""
         vocab_size = self.model.config.vocab_size
-        known = [  # the target may have more tokens
-            replace(r, tokens=r.tokens.clip(max=vocab_size - 1)) for r in rows
-        ]
+        # the target may have more tokens
+        known = [replace(r, tokens=r.tokens.clip(max=vocab_size - 1)) for r in rows]
         batch = pack(known, self.target, self.model.config)
         return self.model.run(batch, self.kv.pool)[2]
 

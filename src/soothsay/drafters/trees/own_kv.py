@@ -189,9 +189,9 @@ class TokenKV(OwnKV[TokenState]):
         moves = []
         for seen in observations:
             state, end = self.states.get(seen.request), len(seen.request.tokens)
-            if state is None or seen.verdict is None:
-                continue
-            if state.cached == end:  # it drafted in this step
+            if (
+                state is not None and seen.verdict is not None and state.cached == end
+            ):  # it drafted in this step
                 path = state.expanded.walk(seen.verdict.tokens[:-1])[1:]
                 moves.append(Move(seen.request.table, [end - 1 + node for node in path], end))
                 state.cached += len(path)

@@ -90,8 +90,8 @@ class FeatureView:
         norm = RMSNorm(self.size, self.norm_eps)
         norm.weight = nn.Parameter(self.norm)
         head = kernels.linear(mode.convert("head", self.head), None, torch.float32)
-        embedding, c = Embedding(self.embedding, self.embedding_scale), target.config
-        ends = TargetEnds(embedding, norm, head, kernels, c.head.scale, c.head.softcap)
+        embedding = Embedding(self.embedding, self.embedding_scale)
+        ends = TargetEnds(embedding, norm, head, kernels, target.config.head)
         return ends.to(target.device).requires_grad_(False)
 
 
