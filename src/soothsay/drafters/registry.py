@@ -38,10 +38,9 @@ from soothsay.drafters.heads.mtp import MTP
 from soothsay.drafters.heads.peagle import PEagle
 from soothsay.drafters.heads.redrafter import Redrafter
 from soothsay.drafters.learning.learning_drafter import Learning, can_learn
+from soothsay.drafters.lookup.exact_matches import PromptLookup, Rest
 from soothsay.drafters.lookup.ngram import NGram
-from soothsay.drafters.lookup.prompt_lookup import PromptLookup
 from soothsay.drafters.lookup.recycling import Recycling
-from soothsay.drafters.lookup.rest import Rest
 from soothsay.drafters.lookup.suffix_matching import Suffix
 from soothsay.drafters.models.draft_model import draft_model
 from soothsay.drafters.models.layer_skipping import LayerSkip

@@ -73,17 +73,12 @@ class HeadRecipe(ABC):
         """See `Recipe`."""
         batch = Sequences.of(examples, self.target.device)
         hidden, taps = self.store.read(examples, batch)
-        features = self.head.fuse(taps, self.shared)
+        features = self.head.fuse(taps, self.shared).view(*batch.shape, -1)
         learned = batch.answer.view(-1).roll(-1)  # rows before a token of an answer
         learned.view(batch.shape)[:, -1] = False
-        seen = Seen(
-            batch=batch,
-            features=features.view(*batch.shape, -1),
-            teacher=log_probs(hidden[learned], self.teacher_weight),
-            teacher_rows=(learned.cumsum(0) - 1).view(batch.shape).roll(1, dims=1),
-            generator=generator,
-        )
-        return _total(self.guesses(seen))
+        teacher = log_probs(hidden[learned], self.teacher_weight)
+        teacher_rows = (learned.cumsum(0) - 1).view(batch.shape).roll(1, dims=1)
+        return _total(self.guesses(Seen(batch, features, teacher, teacher_rows, generator)))
 
     @abstractmethod
     def guesses(self, seen: Seen) -> list[dict[str, Tensor]]:
@@ -294,9 +289,8 @@ class RedrafterRecipe(RefiningRecipe):
         """See `HeadRecipe`."""
         b, t = seen.batch.shape
         tokens, columns = seen.batch.tokens.view(b, t), seen.anchors(1.0)
-        inner, passed = self.head.seen(
-            at(seen.features, columns).flatten(0, 1), self._embedded(at(tokens, columns + 1))
-        )
+        root = self._embedded(at(tokens, columns + 1))
+        inner, passed = self.head.seen(at(seen.features, columns).flatten(0, 1), root)
         matrices = weight_of(self.head.guesses).view(self.head.config.size, -1, inner.shape[1])
         state, made = None, []
         for k, matrix in enumerate(matrices):

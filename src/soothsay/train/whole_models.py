@@ -20,14 +20,13 @@ from torch import Tensor, nn
 from soothsay.config import EngineConfig
 from soothsay.core.params import SamplingParams
 from soothsay.drafters.heads.checkpoints.head_directory import write_head
+from soothsay.drafters.heads.feature_drafter import serve
 from soothsay.drafters.heads.mtp import MTPConfig, MTPHead
 from soothsay.drafters.heads.trained_head import TargetEnds
 from soothsay.errors import TrainingError
 from soothsay.llm import LLM
-from soothsay.model.blocks import record
 from soothsay.model.checkpoint import Checkpoint
 from soothsay.model.families.parsing import parse_model_config
-from soothsay.model.linear import Dense
 from soothsay.model.load import best_kernels, load_model
 from soothsay.model.specs.attention_spec import AttentionSpec
 from soothsay.model.tensor_names import TensorNames
@@ -289,12 +288,7 @@ def served(model: Transformer) -> Transformer:
     """Copy a model in training to fast kernels, in float32 on the same device, to generate with it."""
     made = Transformer(model.config, best_kernels(model.config, model.device)).to(model.device)
     made.load_state_dict(model.state_dict())
-    for name, module in list(made.named_modules()):
-        if isinstance(module, Dense):
-            bias = None if module.bias is None else module.bias.detach()
-            made.set_submodule(name, made.kernels.linear(module.weight.detach(), bias, torch.float32))
-    record(made)
-    return made.eval().requires_grad_(False)
+    return serve(made, made.kernels, torch.float32)
 
 
 def _identity(recipe: LanguageModel | DraftRecipe) -> dict[str, Any]:

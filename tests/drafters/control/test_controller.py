@@ -19,9 +19,9 @@ from soothsay.core.tenant import EVERYBODY
 from soothsay.core.tree import DraftTree
 from soothsay.core.verify import Verdict
 from soothsay.drafters.base import Drafter, NoDrafter, ReadingDrafter, SignalingDrafter, Target
-from soothsay.drafters.control.backlog import MAX_BACKLOG
 from soothsay.drafters.control.controller import NOBODY, Controller
 from soothsay.drafters.control.forecast import ProbeSchedule
+from soothsay.drafters.control.request_state import MAX_BACKLOG
 from soothsay.drafters.heads.mtp import MTP
 from soothsay.drafters.lookup.suffix_matching import Suffix
 from soothsay.model.pass_times import PassTimes

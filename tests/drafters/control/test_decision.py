@@ -19,7 +19,6 @@ from soothsay.core.tenant import EVERYBODY, Tenant
 from soothsay.core.tree import DraftTree
 from soothsay.core.verify import Verdict
 from soothsay.drafters.base import LevelwiseDrafter, NoDrafter, SignalingDrafter
-from soothsay.drafters.control.backlog import Backlog
 from soothsay.drafters.control.controller import Controller
 from soothsay.drafters.control.cost import CostModel, LevelShare, Prices, RunningCost
 from soothsay.drafters.control.decision import AskingPolicy, SignalPolling, select_nodes
@@ -35,7 +34,7 @@ from soothsay.drafters.control.forecast import (
     shortest_interval,
     start_gains,
 )
-from soothsay.drafters.control.request_state import RatedDraft, RequestState
+from soothsay.drafters.control.request_state import Backlog, RatedDraft, RequestState
 from soothsay.drafters.trees.own_kv import READ
 
 PRICES = Prices(

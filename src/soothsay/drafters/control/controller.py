@@ -14,7 +14,6 @@ from soothsay.core.request import Observation, Request
 from soothsay.core.tenant import PerTenant
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Drafter, LevelwiseDrafter, SignalingDrafter, Target
-from soothsay.drafters.control.backlog import Backlog
 from soothsay.drafters.control.compose import Composite
 from soothsay.drafters.control.cost import CostModel
 from soothsay.drafters.control.decision import AskingPolicy, AskingRound, SignalPolling, select_nodes
@@ -25,7 +24,7 @@ from soothsay.drafters.control.forecast import (
     forecast_of_nothing,
     start_gains,
 )
-from soothsay.drafters.control.request_state import RatedDraft, RequestState
+from soothsay.drafters.control.request_state import Backlog, RatedDraft, RequestState
 from soothsay.model.pass_times import PassTimes
 
 NOBODY = "none"

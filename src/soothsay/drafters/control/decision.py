@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Drafter, SignalingDrafter
-from soothsay.drafters.control.backlog import Backlog
 from soothsay.drafters.control.cost import CostModel, Prices
 from soothsay.drafters.control.forecast import PROBE_SHARE, SHARED_MEAN_WEIGHT, Forecast, Outlook
-from soothsay.drafters.control.request_state import RatedDraft, RequestState
+from soothsay.drafters.control.request_state import Backlog, RatedDraft, RequestState
 
 START_POLL_GAIN = 0.25
 """Initial estimate of the tokens gained by polling a paused request. High, so that polling starts enabled."""

@@ -152,7 +152,6 @@ def open_assistant(files: DrafterFiles, fit: TargetFit) -> StoredHead:
         clusters, read = int(raw.get("num_centroids", 2048)), int(raw.get("centroid_intermediate_top_k", 32))
     config = AssistantConfig(block, fit.config.hidden_size, fit.config.num_layers, clusters, read)
     return StoredHead(
-        files,
         fit,
         "assistant (Gemma 4)",
         lambda: AssistantHead(config, fit.kernels_for(block)),

@@ -189,7 +189,7 @@ def open_block(files: DrafterFiles, fit: TargetFit) -> StoredHead:
     fit.check_context(block.max_positions)
     if config.shortlist_size:
         check_shortlist(files, config.shortlist_size, block.vocab_size)
-    return StoredHead(files, fit, "block (soothsay)", lambda: BlockHead(config, fit.kernels_for(block)), {})
+    return StoredHead(fit, "block (soothsay)", lambda: BlockHead(config, fit.kernels_for(block)), {})
 
 
 FORMAT = own_format(open_block)

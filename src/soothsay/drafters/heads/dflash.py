@@ -81,7 +81,6 @@ def open_dflash(files: DrafterFiles, fit: TargetFit) -> StoredHead:
     )
     fit.check_taps(head.taps)
     return StoredHead(
-        files,
         fit,
         f"{correction.method or ('DFlash2' if convolved else 'DFlash')} "
         f"({'speculators' if _is_speculators(config) else 'original'})",

@@ -100,7 +100,6 @@ def open_eagle(files: DrafterFiles, fit: TargetFit) -> StoredHead:
     fit.check_context(block.max_positions)
     config = EagleConfig(block, "fc.bias" in files.names, fit.config.num_layers)
     return StoredHead(
-        files,
         fit,
         "EAGLE-1",
         lambda: EagleHead(config, fit.kernels_for(block)),

@@ -196,7 +196,6 @@ def open_eagle3(files: DrafterFiles, fit: TargetFit) -> StoredHead:
     check_one_block(files)
     parts = eagle3_parts(files, fit)
     return StoredHead(
-        files,
         fit,
         f"EAGLE-3 ({parts.layout})",
         lambda: Eagle3Head(parts.config, fit.kernels_for(parts.config.block)),

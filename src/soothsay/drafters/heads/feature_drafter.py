@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from soothsay.config import DType
 from soothsay.core.batch import Batch, Rows
@@ -38,21 +38,22 @@ from soothsay.model.linear import Dense
 from soothsay.model.numeric_mode import BITS, DTYPES, NumericMode
 from soothsay.model.specs.model_spec import ModelSpec
 
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
 AnyHead = TypeVar("AnyHead", bound=Head)
 ServedHead = TypeVar("ServedHead", bound=Head, covariant=True)
 
 
 def serve(
-    head: AnyHead,
+    head: AnyModule,
     kernels: Kernels,
     dtype: torch.dtype,
     bits: int | None = None,
     output_bits: int | None = None,
-) -> AnyHead:
+) -> AnyModule:
     """Make a head ready to draft: convert its linear layers to the kinds that `kernels` are fast at.
 
     Args:
-        head: is changed in place; it can no longer be trained or written.
+        head: is changed in place; it can no longer be trained or written. It may be a whole model.
         kernels: the target's.
         dtype: what the linear layers compute in.
         bits: round their weights to integers of this size; None: do not round.
@@ -117,9 +118,8 @@ def load_head(
     shared = TargetEnds.of(verifier) if view is None else view.ends(verifier)
     with torch.no_grad():
         head.to(verifier.device).borrow(shared)
-    return Served(
-        serve(head, verifier.kernels, DTYPES.get(dtype, verifier.dtype), bits, output_bits), shared, view
-    )
+    served = serve(head, verifier.kernels, DTYPES.get(dtype, verifier.dtype), bits, output_bits)
+    return Served(served, shared, view)
 
 
 def find_head(

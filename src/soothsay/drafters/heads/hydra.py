@@ -83,7 +83,7 @@ def open_hydra(files: DrafterFiles, fit: TargetFit) -> StoredHead:
     files.check_count(config.num_heads * (1 + config.num_layers), "modules")
     fit.check(hidden=config.hidden_size, vocab=int(files.config.get("vocab_size", fit.config.vocab_size)))
     fit.check_layers(config.target_layers)
-    return StoredHead(files, fit, "Hydra (soothsay)", lambda: HydraHead(config), {})
+    return StoredHead(fit, "Hydra (soothsay)", lambda: HydraHead(config), {})
 
 
 FORMAT = own_format(open_hydra)

@@ -162,9 +162,7 @@ def open_medusa(files: DrafterFiles, fit: TargetFit) -> StoredHead:
     config = MedusaConfig(hidden, vocab, fit.config.num_layers, heads, layers, own)
     kind = "vLLM" if in_vllm else "output heads of its own" if own else "the target's output head"
     shared = r"$." if own else rf"{re.escape(prefix)}lm_heads?\.(0\.)?weight"
-    return StoredHead(
-        files, fit, f"Medusa ({kind})", lambda: MedusaHead(config), names, given, ignored=shared
-    )
+    return StoredHead(fit, f"Medusa ({kind})", lambda: MedusaHead(config), names, given, ignored=shared)
 
 
 def write_medusa(head: MedusaHead, target: str) -> Written:

@@ -206,7 +206,6 @@ def open_mtp(files: DrafterFiles, fit: TargetFit) -> StoredHead:
     starts = {layout.step, layout.block}
     scope = "|".join(re.escape(s.format(number)) for s in sorted(starts) for number in numbers)
     return StoredHead(
-        files,
         fit,
         f"MTP ({layout.name})",
         lambda: MTPHead(config, fit.kernels_for(block)),

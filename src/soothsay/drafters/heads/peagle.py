@@ -128,7 +128,6 @@ def open_peagle(files: DrafterFiles, fit: TargetFit) -> StoredHead:
     first = replace(parts.config, norm_output=False)
     config = PEagleConfig(first, mask_token(files, files.config), depth)
     return StoredHead(
-        files,
         fit,
         f"P-EAGLE ({parts.layout})",
         lambda: PEagleHead(config, fit.kernels_for(config.first.block)),

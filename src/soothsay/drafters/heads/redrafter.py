@@ -147,7 +147,7 @@ def open_redrafter(files: DrafterFiles, fit: TargetFit) -> StoredHead:
     fit.check_taps(config.taps)
     if config.shortlist_size:
         check_shortlist(files, config.shortlist_size, config.vocab_size)
-    return StoredHead(files, fit, "redrafter (soothsay)", lambda: RedrafterHead(config), {})
+    return StoredHead(fit, "redrafter (soothsay)", lambda: RedrafterHead(config), {})
 
 
 FORMAT = own_format(open_redrafter)

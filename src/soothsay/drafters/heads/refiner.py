@@ -134,10 +134,8 @@ class RefinedTrees:
         for i, request in enumerate(requests):
             own = slice(i * depths, (i + 1) * depths)
             scale = factors[i] / max(request.params.temperature or 1.0, MIN_TEMPERATURE)
-            candidates = Candidates(
-                scores[own], factors[i], values[own], places[own], read[own], states[i], scale
-            )
-            trees.append(self._tree(request, candidates))
+            found = Candidates(scores[own], factors[i], values[own], places[own], read[own], states[i], scale)
+            trees.append(self._tree(request, found))
         return trees
 
     def _tree(self, request: Request, candidates: Candidates) -> DraftTree:

@@ -319,25 +319,21 @@ class FeatureKV(OwnKV[FeatureState]):
         """See `OwnKV`. The first token of a text has no row; where another one has none, the text is cut."""
         return super()._holds(request, number, block) and (number == 0 or not self.notes[block].lacks_first)
 
-    def _begin(self, request: Request, start: int, none: Tensor) -> FeatureState:
-        """Return the state of a request whose tokens below `start` will not be shown. `none` is `[0, H]`."""
+    def _begin(self, request: Request, start: int, features: Tensor) -> FeatureState:
+        """Return the state of a request whose tokens below `start` are not shown. `features` is `[0, H]`."""
         first = full = start // self.block_size
         while first > 0 and super()._holds(request, first - 1, request.blocks[first - 1]):
             first -= 1
             if self.notes[request.blocks[first]].lacks_first:
                 break
-        if first == full:
-            return FeatureState(
-                blocks=request.blocks, cached=start + 1, noted=full, first_key=start + 1, features=none
-            )
-        feature = self.notes[request.blocks[full - 1]].feature
-        assert feature is not None
+        cached = first_key = start + 1
+        if first < full:
+            feature = self.notes[request.blocks[full - 1]].feature
+            assert feature is not None
+            cached, features = start, feature[None]
+            first_key = first * self.block_size + self.notes[request.blocks[first]].lacks_first
         return FeatureState(
-            blocks=request.blocks,
-            cached=start,
-            noted=full,
-            first_key=first * self.block_size + self.notes[request.blocks[first]].lacks_first,
-            features=feature[None],
+            blocks=request.blocks, cached=cached, noted=full, first_key=first_key, features=features
         )
 
     def _add(

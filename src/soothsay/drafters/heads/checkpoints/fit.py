@@ -179,7 +179,7 @@ class TargetFit:
         model = target.model
         self.config, self.embedding, self.kernels = model.config, model.embedding, model.kernels
         self.context = target.config.max_context or model.config.max_positions  # of the longest request
-        self.name = str(files.path)  # for messages
+        self.files = files
         self.view = read_view(files, model.config)  # None: the head reads whole features
 
     @property
@@ -226,14 +226,14 @@ class TargetFit:
         """Warns if requests may be longer than the contexts that the head was made for."""
         if positions < self.context:
             warnings.warn(
-                f"{self.name} was made for contexts of {positions:,} tokens, requests may have "
+                f"{self.files.path} was made for contexts of {positions:,} tokens, requests may have "
                 f"{self.context:,}: beyond the former its guesses may be poor (never the answers)",
                 stacklevel=2,
             )
 
     def refuse(self, why: str) -> None:
         """Raises `DrafterError`: the head is another model's."""
-        raise DrafterError(f"{self.name} {why}: take the drafter that was trained for this target")
+        raise DrafterError(f"{self.files.path} {why}: take the drafter that was trained for this target")
 
 
 MASKS = ("mask_token_id", "ptd_token_id", "pard_token")

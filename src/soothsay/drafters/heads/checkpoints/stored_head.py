@@ -96,9 +96,8 @@ class StoredHead:
     Raises `DrafterError` for tensors that are missing, have another shape, or would not be used.
     """
 
-    files: DrafterFiles
     fit: TargetFit
-    """The target that it was checked against."""
+    """The target that it was checked against, and its files."""
 
     layout: str
     """Name of the layout, for people."""
@@ -122,10 +121,12 @@ class StoredHead:
     reordered: AttentionSpec | None = None
     """The attention of its blocks, if the rows of their products may be stored in another order."""
 
+    files: DrafterFiles = field(init=False)
     head: Head = field(init=False)
     """The head, without values before `load`."""
 
     def __post_init__(self) -> None:
+        self.files = self.fit.files
         with torch.device("meta"):
             self.head = self.make()
         used = {name for parameter in self.head.state_dict() for name in self._check(parameter)}
