@@ -51,7 +51,7 @@ STRANGERS = {("bench", "server"), ("bench", "train"), ("train", "server")}
 """Pairs of layers that are side by side: the first must not import the second, although it is above."""
 
 WINGS = (
-    ("ops", "misfit_watch", "spec_parser", "base", "places", "proxy", "learned_files", "from_file"),
+    ("ops", "spec_parser", "base", "places", "learned_files"),
     ("trees",),
     ("lookup", "heads", "models"),
     ("control", "learning"),

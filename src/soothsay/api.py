@@ -4,9 +4,9 @@ from soothsay.config import EngineConfig
 from soothsay.core.answer import FinishReason, Piece, SpeculationStats, StepTrace, TokenLogprobs
 from soothsay.core.grammar import Grammar
 from soothsay.core.params import SamplingParams
-from soothsay.core.request import Request
+from soothsay.core.request import Observation, Request
 from soothsay.core.tree import DraftTree
-from soothsay.drafters.base import Drafter, Observation, Target
+from soothsay.drafters.base import Drafter, Target
 from soothsay.drafters.registry import REGISTRY
 from soothsay.errors import DrafterError, ModelError, RequestError, SoothsayError, StepError
 from soothsay.llm import LLM

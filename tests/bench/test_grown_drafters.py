@@ -21,18 +21,18 @@ from soothsay.bench import grown_drafters
 from soothsay.bench.grow import Grown, grow
 from soothsay.bench.grown_tensors import GrownShape
 from soothsay.config import EngineConfig
-from soothsay.core.request import Request
+from soothsay.core.request import Observation, Request
 from soothsay.core.tree import DraftTree
-from soothsay.drafters.base import Drafter, Observation
-from soothsay.drafters.heads.block.block_head import BlockConfig, BlockHead
+from soothsay.drafters.base import Drafter
+from soothsay.drafters.heads.block import BlockConfig, BlockHead
 from soothsay.drafters.heads.checkpoints.head_directory import open_head, read_head, write_head
-from soothsay.drafters.heads.eagle.eagle_head import EagleConfig, EagleHead
-from soothsay.drafters.heads.eagle3.eagle3_head import Eagle3Config, Eagle3Head
-from soothsay.drafters.heads.hydra.hydra_head import HydraConfig, HydraHead
-from soothsay.drafters.heads.medusa.medusa_head import MedusaConfig, MedusaHead
-from soothsay.drafters.heads.mtp.mtp_head import MTPConfig, MTPHead, write_mtp
-from soothsay.drafters.heads.redrafter.redrafter_head import RedrafterConfig, RedrafterHead
-from soothsay.drafters.heads.serving import load_head
+from soothsay.drafters.heads.eagle import EagleConfig, EagleHead
+from soothsay.drafters.heads.eagle3 import Eagle3Config, Eagle3Head
+from soothsay.drafters.heads.feature_drafter import load_head
+from soothsay.drafters.heads.hydra import HydraConfig, HydraHead
+from soothsay.drafters.heads.medusa import MedusaConfig, MedusaHead
+from soothsay.drafters.heads.mtp import MTPConfig, MTPHead, write_mtp
+from soothsay.drafters.heads.redrafter import RedrafterConfig, RedrafterHead
 from soothsay.drafters.heads.trained_head import Head
 from soothsay.drafters.registry import build_drafter
 from soothsay.model.checkpoint import open_checkpoint

@@ -25,7 +25,7 @@ from soothsay.bench.spec.spec_results import OVERALL, Lap, SpecResults
 from soothsay.cli.app import app
 from soothsay.core.sampling import derive_seed
 from soothsay.drafters.base import NoDrafter
-from soothsay.drafters.lookup.prompt_lookup import PromptLookup
+from soothsay.drafters.lookup.exact_matches import PromptLookup
 from soothsay.errors import SoothsayError
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.pass_times import PassTimes

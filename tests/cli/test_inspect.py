@@ -18,9 +18,9 @@ from typer.testing import CliRunner, Result
 
 from soothsay.cli.app import app
 from soothsay.drafters.heads.checkpoints.head_directory import write_head
-from soothsay.drafters.heads.eagle.eagle_head import EagleConfig, EagleHead
-from soothsay.drafters.heads.eagle3.eagle3_head import Eagle3Config, Eagle3Head
-from soothsay.drafters.heads.medusa.medusa_head import MedusaConfig, MedusaHead
+from soothsay.drafters.heads.eagle import EagleConfig, EagleHead
+from soothsay.drafters.heads.eagle3 import Eagle3Config, Eagle3Head
+from soothsay.drafters.heads.medusa import MedusaConfig, MedusaHead
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.kernels import StockKernels

@@ -29,10 +29,9 @@ from soothsay.core.verify import VERIFIERS, Chance, Evidence, Guessing, Promise,
 from soothsay.drafters.base import Drafter, NoDrafter
 from soothsay.drafters.models.draft_model import DraftModel
 from soothsay.drafters.trees import guesses
-from soothsay.drafters.trees.growth import GrowingTree, TreeGrower
+from soothsay.drafters.trees.growth import ConfidentShape, GrowingTree, TreeGrower, TreeShape
 from soothsay.drafters.trees.guesses import add_draws, draw_rates, draw_tokens
 from soothsay.drafters.trees.templates import TreeLayout, draw_template
-from soothsay.drafters.trees.tree_shapes import ConfidentShape, TreeShape
 from soothsay.engine import verification
 from soothsay.model.transformer import Transformer
 

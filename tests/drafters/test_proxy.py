@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from soothsay import LLM, DraftTree, Request, SamplingParams
-from soothsay.drafters.base import Drafter
-from soothsay.drafters.proxy import DrafterProxy
+from soothsay.drafters.base import Drafter, DrafterProxy
 
 MEMBERS = sorted(name for name in vars(Drafter) if not name.startswith("_"))
 

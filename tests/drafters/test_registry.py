@@ -15,7 +15,7 @@ from soothsay.config import EngineConfig
 from soothsay.drafters.base import NoDrafter, Target
 from soothsay.drafters.control.compose import Cascade, Composite, Merged
 from soothsay.drafters.control.controller import Controller
-from soothsay.drafters.lookup.prompt_lookup import PromptLookup
+from soothsay.drafters.lookup.exact_matches import PromptLookup
 from soothsay.drafters.places import drafter_directory
 from soothsay.drafters.registry import DrafterSpec, build_drafter
 

@@ -67,7 +67,7 @@ class Keeping(Merged):
 
 
 def test_a_head_without_a_text_s_beginning_is_not_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("soothsay.drafters.misfit_watch.WATCHED_STEPS", 8)
+    monkeypatch.setattr("soothsay.drafters.base.WATCHED_STEPS", 8)
 
     def untrained(target: Target) -> Drafter:
         return Keeping(target, [build_drafter(resolve("eagle3(model=UNTRAINED)"), target)])

@@ -16,8 +16,7 @@ from soothsay.core.request import Observation, Request
 from soothsay.core.tree import DraftTree
 from soothsay.core.turn import Turn
 from soothsay.core.verify import Verdict
-from soothsay.drafters.base import NoDrafter
-from soothsay.drafters.proxy import DrafterProxy
+from soothsay.drafters.base import DrafterProxy, NoDrafter
 from soothsay.drafters.registry import build_drafter
 from soothsay.engine import engine as engine_module
 from soothsay.engine.recovery import MAX_DOUBLINGS, Recovery

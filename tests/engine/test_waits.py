@@ -14,8 +14,7 @@ from tiny import TINY, adapted
 from soothsay import Drafter, SamplingParams, Target
 from soothsay.config import EngineConfig
 from soothsay.core.request import Request
-from soothsay.drafters.heads.eagle.eagle_drafter import Eagle2
-from soothsay.drafters.heads.eagle.eagle_head import EagleConfig, EagleHead
+from soothsay.drafters.heads.eagle import Eagle2, EagleConfig, EagleHead
 from soothsay.drafters.models.draft_model import DraftModel
 from soothsay.drafters.registry import build_drafter
 from soothsay.engine.engine import Engine

@@ -20,13 +20,12 @@ from tiny import adapted
 from soothsay.drafters.heads.checkpoints.block_configs import hf_config
 from soothsay.drafters.heads.checkpoints.head_directory import write_head
 from soothsay.drafters.heads.checkpoints.stored_head import block_names, split
-from soothsay.drafters.heads.dflash.dflash_checkpoint import dflash_names
-from soothsay.drafters.heads.dflash.dflash_head import DFlashConfig, DFlashHead
-from soothsay.drafters.heads.dflash.draft_blocks import RowVisibility
-from soothsay.drafters.heads.dflash.path_heads import MarkovHead
-from soothsay.drafters.heads.eagle3.eagle3_checkpoint import eagle3_names
-from soothsay.drafters.heads.eagle3.eagle3_head import Eagle3Config
-from soothsay.drafters.heads.peagle.peagle_head import PEagleConfig, PEagleHead
+from soothsay.drafters.heads.dflash import dflash_names
+from soothsay.drafters.heads.dflash_head import DFlashConfig, DFlashHead
+from soothsay.drafters.heads.draft_blocks import RowVisibility
+from soothsay.drafters.heads.eagle3 import Eagle3Config, eagle3_names
+from soothsay.drafters.heads.path_heads import MarkovHead
+from soothsay.drafters.heads.peagle import PEagleConfig, PEagleHead
 from soothsay.drafters.heads.trained_head import Head
 from soothsay.model.checkpoint import open_checkpoint, read_model_config
 from soothsay.model.kernels import StockKernels
@@ -93,9 +92,8 @@ def random_peagle(target: str = "sibyl") -> Path:
     size = min(2000, c.vocab_size - 3)
     first = Eagle3Config(block, c.hidden_size, size, (1, 2, 3))
     head = PEagleHead(PEagleConfig(first, 3, 8), StockKernels())
-    head.first.d2t += 3
-    names = {f"first.{ours}": theirs for ours, theirs in eagle3_names("midlayer.").items()}
-    names |= {"first.d2t": ("d2t",), **block_names("more.0.", "layers.1.")}
+    head.d2t += 3
+    names = {**eagle3_names("midlayer."), **block_names("more.0.", "layers.1.")}
     save_file(dict(split(head, names, block)), directory / "model.safetensors")
     taps = {"eagle_aux_hidden_state_layer_ids": list(first.taps)}
     options = {**hf_config(block), **taps, "ptd_token_id": 3, "draft_vocab_size": size}

@@ -15,14 +15,13 @@ from kernels import OPS
 from torch import Tensor
 
 from soothsay import LLM, Drafter, DraftTree, SamplingParams, Target
-from soothsay.core.request import Request
+from soothsay.core.request import Observation, Request
 from soothsay.core.sampling import Nodes, perturb
-from soothsay.drafters.base import Observation
-from soothsay.drafters.heads.block.block_drafter import BlockDrafter
-from soothsay.drafters.heads.hydra.hydra_drafter import Hydra
-from soothsay.drafters.heads.medusa.medusa_drafter import Medusa
+from soothsay.drafters.heads.block import BlockDrafter
+from soothsay.drafters.heads.hydra import Hydra
+from soothsay.drafters.heads.medusa import Medusa
 from soothsay.drafters.heads.one_pass_drafter import OnePassDrafter
-from soothsay.drafters.ops.refinement import LEAST
+from soothsay.drafters.ops.draft_ops import LEAST_REFINED
 from soothsay.model.transformer import Transformer
 from soothsay.result import Result
 
@@ -77,14 +76,14 @@ OneShot = WithKV | Hydra | Medusa
 
 def num_known(drafter: OneShot) -> int:
     """Count the requests that a drafter keeps state for."""
-    return len(drafter.kv.states) if isinstance(drafter, WithKV) else len(drafter.features)
+    return len(drafter.kv.states) if isinstance(drafter, WithKV) else len(drafter.kept)
 
 
 def num_features(drafter: OneShot) -> int:
     """Count the features that a drafter keeps in memory. A view keeps its whole tensor in memory."""
     if isinstance(drafter, WithKV):
         return sum(len(state.features) for state in drafter.kv.states.values())
-    kept = [feature for _, feature in drafter.features.last.values()]
+    kept = [feature for _, feature in drafter.kept.values()]
     storages = {feature.untyped_storage().data_ptr(): feature.untyped_storage().nbytes() for feature in kept}
     return sum(storages.values()) // kept[0].nbytes if kept else 0
 
@@ -227,7 +226,7 @@ def check_refined_tree(
     scores, tree = log_probs(guess, before), guess.tree
     temperature = guess.request.params.temperature
     factor = 1.0 if temperature else 2.0
-    left_out = [math.log(LEAST)]
+    left_out = [math.log(LEAST_REFINED)]
     for node in range(len(tree)):
         if tree.depths[node] < min(guess.max_depth, len(before)):
             path = [tree.tokens[above] for above in tree.path(node)]

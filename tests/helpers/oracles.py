@@ -22,13 +22,13 @@ from torch import Tensor, nn
 from soothsay import DraftTree
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.request import Request
-from soothsay.drafters.heads.block.block_head import BlockConfig, BlockHead
-from soothsay.drafters.heads.eagle.eagle_head import EagleConfig, EagleHead
-from soothsay.drafters.heads.eagle3.eagle3_head import Eagle3Config, Eagle3Head
-from soothsay.drafters.heads.hydra.hydra_head import HydraHead
-from soothsay.drafters.heads.medusa.medusa_head import MedusaHead
-from soothsay.drafters.heads.mtp.mtp_head import MTPConfig, MTPHead
-from soothsay.drafters.heads.redrafter.redrafter_head import RedrafterConfig, RedrafterHead
+from soothsay.drafters.heads.block import BlockConfig, BlockHead
+from soothsay.drafters.heads.eagle import EagleConfig, EagleHead
+from soothsay.drafters.heads.eagle3 import Eagle3Config, Eagle3Head
+from soothsay.drafters.heads.hydra import HydraHead
+from soothsay.drafters.heads.medusa import MedusaHead
+from soothsay.drafters.heads.mtp import MTPConfig, MTPHead
+from soothsay.drafters.heads.redrafter import RedrafterConfig, RedrafterHead
 from soothsay.drafters.heads.trained_head import Head
 from soothsay.model.kernels import Kernels, StockKernels
 from soothsay.model.specs.attention_spec import AttentionSpec

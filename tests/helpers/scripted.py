@@ -12,9 +12,9 @@ from verifying import match
 
 from soothsay import SamplingParams
 from soothsay.config import EngineConfig
-from soothsay.core.request import Request
+from soothsay.core.request import Observation, Request
 from soothsay.core.tree import DraftTree
-from soothsay.drafters.base import Drafter, Observation, Target
+from soothsay.drafters.base import Drafter, Target
 from soothsay.model.pass_times import PassTimes
 
 TARGET = Target(SimpleNamespace(experts_run=None), None, EngineConfig(), 0)  # type: ignore[arg-type]

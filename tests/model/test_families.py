@@ -53,8 +53,8 @@ from soothsay.model.specs.feed_forward_spec import ExpertsSpec
 from soothsay.model.specs.state_specs import StateSpaceSpec
 from soothsay.model.state_space import StateSpace
 from soothsay.model.transformer import Transformer
-from soothsay.train.lm import named_tensors
 from soothsay.train.sequences import TrainingKernels
+from soothsay.train.whole_models import named_tensors
 
 TOLERANCE = 1e-4  # of logits and states of order 1 to 10, float32
 NAMES = [*CASES, MULTIMODAL, *MULTIMODALS]

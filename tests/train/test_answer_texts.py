@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from soothsay.train.answer_texts import LEAD, answer_texts
-from soothsay.train.examples import Example
+from soothsay.train.examples import LEAD, Example, answer_texts
 
 
 def example(tokens: range, *answers: range) -> Example:

@@ -81,7 +81,7 @@ def test_it_can_be_repeated_and_a_drafter_is_new_each_time(llm: LLM, prompts: li
 
     class Looking(Drafter):
         def __new__(cls, target: Target) -> Drafter:  # type: ignore[misc]
-            from soothsay.drafters.lookup.prompt_lookup import PromptLookup
+            from soothsay.drafters.lookup.exact_matches import PromptLookup
 
             built.append(PromptLookup(target))
             return built[-1]

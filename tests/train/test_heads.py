@@ -14,8 +14,8 @@ from soothsay.model.specs.rope_spec import RopeSpec
 from soothsay.model.transformer import Transformer
 from soothsay.train import new_heads
 from soothsay.train.examples import Example
-from soothsay.train.heads import RecurrentRecipe, Seen
-from soothsay.train.sequences import Sequences, TrainingKernels
+from soothsay.train.heads import RecurrentRecipe
+from soothsay.train.sequences import Seen, Sequences, TrainingKernels
 
 
 def conversation(length: int, *answers: range) -> Example:

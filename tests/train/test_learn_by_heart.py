@@ -15,14 +15,14 @@ import pytest
 import torch
 
 from soothsay import LLM, Drafter, SamplingParams
-from soothsay.drafters.heads.block.block_drafter import BlockDrafter
+from soothsay.drafters.heads.block import BlockDrafter
 from soothsay.drafters.heads.checkpoints.head_directory import write_head
-from soothsay.drafters.heads.eagle.eagle_drafter import Eagle2
-from soothsay.drafters.heads.eagle3.eagle3_drafter import Eagle3
-from soothsay.drafters.heads.hydra.hydra_drafter import Hydra
-from soothsay.drafters.heads.medusa.medusa_drafter import Medusa
-from soothsay.drafters.heads.mtp.mtp_drafter import MTP
-from soothsay.drafters.heads.redrafter.redrafter_drafter import Redrafter
+from soothsay.drafters.heads.eagle import Eagle2
+from soothsay.drafters.heads.eagle3 import Eagle3
+from soothsay.drafters.heads.hydra import Hydra
+from soothsay.drafters.heads.medusa import Medusa
+from soothsay.drafters.heads.mtp import MTP
+from soothsay.drafters.heads.redrafter import Redrafter
 from soothsay.drafters.heads.trained_head import Head
 from soothsay.model.transformer import Transformer
 from soothsay.train import new_heads

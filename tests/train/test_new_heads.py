@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from soothsay.drafters.heads.eagle3.eagle3_head import Eagle3Head
+from soothsay.drafters.heads.eagle3 import Eagle3Head
 from soothsay.drafters.heads.trained_head import TargetEnds
 from soothsay.model.transformer import Transformer
 from soothsay.train import new_heads
 from soothsay.train.examples import Example
+from soothsay.train.features import RIDGE
 from soothsay.train.sequences import Sequences, TrainingKernels
 
 
@@ -34,7 +35,7 @@ def test_a_redrafter_begins_with_the_best_linear_guess(tiny: Callable[..., Trans
         outputs.append(hidden[1:])
     x, y = torch.cat(inputs).double().numpy(), torch.cat(outputs).double().numpy()
     np.testing.assert_allclose((x[:, : len(head.tap_scale)] ** 2).mean(0), 1, rtol=1e-3)
-    small = np.sqrt(new_heads.RIDGE * (x**2).mean() * len(x)) * np.eye(x.shape[1])
+    small = np.sqrt(RIDGE * (x**2).mean() * len(x)) * np.eye(x.shape[1])
     expected = np.linalg.lstsq(np.vstack([x, small]), np.vstack([y, 0 * small[:, : y.shape[1]]]))[0].T
     *_, passed = head.look.weight.detach().split(head.parts)
     np.testing.assert_allclose(passed.numpy(), expected, atol=2e-3)

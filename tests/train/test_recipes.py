@@ -41,12 +41,11 @@ from oracles import (
 from tiny import TINY
 from torch import Tensor
 
-from soothsay.drafters.heads.hydra.hydra_head import HydraConfig, HydraHead
-from soothsay.drafters.heads.medusa.medusa_head import MedusaConfig, MedusaHead
+from soothsay.drafters.heads.hydra import HydraConfig, HydraHead
+from soothsay.drafters.heads.medusa import MedusaConfig, MedusaHead
 from soothsay.drafters.heads.trained_head import Head, TargetEnds
 from soothsay.model.transformer import Transformer
-from soothsay.train import draft
-from soothsay.train.draft import DraftRecipe
+from soothsay.train import whole_models
 from soothsay.train.examples import Example
 from soothsay.train.heads import (
     BlockRecipe,
@@ -56,9 +55,9 @@ from soothsay.train.heads import (
     RecurrentRecipe,
     RedrafterRecipe,
 )
-from soothsay.train.lm import LanguageModel
 from soothsay.train.losses import Divergence
 from soothsay.train.sequences import TrainingKernels
+from soothsay.train.whole_models import DraftRecipe, LanguageModel
 
 Make = Callable[..., Transformer]
 
@@ -410,7 +409,7 @@ def test_a_draft_model_learns_the_target_on_answers_of_its_own(
     The draft model's distributions are sharp, so it draws the likeliest token. The continuation depends only
     on the cut.
     """
-    monkeypatch.setattr(draft, "ON_POLICY_TOKENS", 5)
+    monkeypatch.setattr(whole_models, "ON_POLICY_TOKENS", 5)
     target, model = tiny(0), tiny(1, num_layers=1, windows=(None,))
     model.head.weight.mul_(1000.0)
     expected = {}
@@ -438,7 +437,7 @@ def test_a_draft_model_draws_its_own_answers_from_its_distribution(
     tiny: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mean loss of many copies of one example is the expected loss over all first tokens."""
-    monkeypatch.setattr(draft, "ON_POLICY_TOKENS", 2)
+    monkeypatch.setattr(whole_models, "ON_POLICY_TOKENS", 2)
     target, model = tiny(0), tiny(1, num_layers=1, windows=(None,))
     model.head.weight.mul_(0.6)
     example = conversation(3, 9, range(6, 7))

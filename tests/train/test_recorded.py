@@ -16,9 +16,14 @@ from soothsay.model.load import load_model
 from soothsay.model.transformer import Transformer
 from soothsay.train.answers import NumberedMessages, write_answers
 from soothsay.train.examples import Example
-from soothsay.train.features import FeatureStore
+from soothsay.train.features import (
+    FeatureFolder,
+    FeatureStore,
+    is_feature_folder,
+    read_states,
+    recorded_examples,
+)
 from soothsay.train.new_heads import taps_of
-from soothsay.train.recorded import FeatureFolder, is_feature_folder, read_states, recorded_examples
 from soothsay.train.sequences import Sequences, TrainingKernels
 
 ASKED = [

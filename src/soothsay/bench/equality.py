@@ -14,7 +14,7 @@ from soothsay import LLM, Drafter, EngineConfig, Observation, Request, Result, S
 from soothsay.bench.measure import rotated
 from soothsay.core.sampling import Nodes, perturb
 from soothsay.core.sampling_ops import SamplingOps
-from soothsay.drafters.proxy import DrafterProxy
+from soothsay.drafters.base import DrafterProxy
 from soothsay.drafters.registry import DrafterSpec, build_drafter
 from soothsay.errors import RequestError, StepError
 

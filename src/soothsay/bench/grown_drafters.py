@@ -18,15 +18,15 @@ from typing import Any
 import torch
 
 from soothsay import DrafterError, EngineConfig, Target
-from soothsay.drafters.heads.block.block_head import BlockHead
-from soothsay.drafters.heads.checkpoints.feature_views import FeatureView
+from soothsay.drafters.heads.block import BlockHead
+from soothsay.drafters.heads.checkpoints.fit import FeatureView
 from soothsay.drafters.heads.checkpoints.head_directory import open_head, write_head
-from soothsay.drafters.heads.eagle.eagle_head import EagleHead
-from soothsay.drafters.heads.eagle3.eagle3_head import Eagle3Head
-from soothsay.drafters.heads.hydra.hydra_head import HydraHead
-from soothsay.drafters.heads.medusa.medusa_head import MedusaHead
-from soothsay.drafters.heads.mtp.mtp_head import MTPHead
-from soothsay.drafters.heads.redrafter.redrafter_head import RedrafterHead
+from soothsay.drafters.heads.eagle import EagleHead
+from soothsay.drafters.heads.eagle3 import Eagle3Head
+from soothsay.drafters.heads.hydra import HydraHead
+from soothsay.drafters.heads.medusa import MedusaHead
+from soothsay.drafters.heads.mtp import MTPHead
+from soothsay.drafters.heads.redrafter import RedrafterHead
 from soothsay.drafters.places import drafters_beside, shipped_heads
 from soothsay.model.checkpoint import Checkpoint
 from soothsay.model.families.parsing import parse_model_config

@@ -103,7 +103,7 @@ class KeepAnswers:
         """Read the answers, and write them."""
         tokenizer, examples = read_whole_texts(self.model, self.files, self.chat_template)
         from soothsay.drafters.lookup.text_store import write_texts
-        from soothsay.train.answer_texts import answer_texts
+        from soothsay.train.examples import answer_texts
 
         texts = answer_texts(examples, self.tokens)
         size = write_texts(self.out, texts, tokenizer.fingerprint.hex())

@@ -1,4 +1,4 @@
-"""The protocol of a drafter.
+"""The protocol of a drafter, and what watches one.
 
 A drafter needs four members: `max_nodes`, `propose`, `observe` and `release`. The rest has defaults. The
 controller uses more protocols, which a drafter may inherit: `SignalingDrafter`, `LevelwiseDrafter` and
@@ -7,12 +7,14 @@ controller uses more protocols, which a drafter may inherit: `SignalingDrafter`,
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from soothsay.config import EngineConfig
 from soothsay.core.cache import KVPool
@@ -24,17 +26,6 @@ from soothsay.errors import DrafterError
 from soothsay.model.pass_times import PassTimes
 from soothsay.model.transformer import Transformer
 from soothsay.tokenizer import Tokenizer
-
-__all__ = [
-    "Drafter",
-    "LevelwiseDrafter",
-    "NoDrafter",
-    "Observation",
-    "ReadingDrafter",
-    "SignalingDrafter",
-    "Target",
-    "check_at_least_one",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,3 +213,77 @@ def check_at_least_one(name: str, **numbers: int) -> None:
     if min(numbers.values()) < 1:
         given = ", ".join(f"{key}={value}" for key, value in numbers.items())
         raise DrafterError(f"{name}({given}): each must be at least 1")
+
+
+WATCHED_STEPS = 100
+"""Steps with drafts after which a drafter is judged."""
+
+CHANCE = 0.02
+"""Share of steps in which a draft token may be right by chance."""
+
+
+class MisfitWatch:
+    """Counts the first steps of one drafter.
+
+    Args:
+        name: of the drafter.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.steps = 0
+        self.right = 0  # steps in which a draft token was accepted
+
+    def record(self, accepted: int) -> None:
+        """Count a step with a draft of which `accepted` tokens were right.
+
+        Warns after `WATCHED_STEPS` if hardly any step had one.
+        """
+        self.steps += 1
+        self.right += accepted > 0
+        if self.steps == WATCHED_STEPS and self.right < CHANCE * WATCHED_STEPS:
+            warnings.warn(
+                f"{self.name} guessed right in {self.right} of its first {WATCHED_STEPS} steps: it was "
+                "probably trained for another model, or is read as another method than it is; "
+                "'soothsay inspect MODEL --drafter PATH' says what it is",
+                stacklevel=2,
+            )
+
+
+class _Forwarded:
+    """An attribute or a method of the wrapped drafter."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, proxy: DrafterProxy | None, owner: type) -> Any:
+        return self if proxy is None else getattr(proxy.drafter, self.name)
+
+    def __set__(self, proxy: DrafterProxy, value: object) -> None:
+        setattr(proxy.drafter, self.name, value)
+
+
+class DrafterProxy(Drafter):
+    """Passes every member of the protocol on to `drafter`.
+
+    A subclass overrides the methods that it watches, and calls `self.drafter` in them. The engine cannot tell
+    a proxy from its drafter: it reads the same `taps` and `trained`, and names the same authors.
+    """
+
+    taps: Any = _Forwarded()
+    max_nodes: Any = _Forwarded()
+    trained: Any = _Forwarded()
+    likely_gain: Any = _Forwarded()
+    decisions: Any = _Forwarded()
+    name: Any = _Forwarded()
+    propose: Any = _Forwarded()
+    observe: Any = _Forwarded()
+    authors: Any = _Forwarded()
+    num_known: Any = _Forwarded()
+    release: Any = _Forwarded()
+    reset: Any = _Forwarded()
+    study: Any = _Forwarded()
+    learned: Any = _Forwarded()
+
+    def __init__(self, drafter: Drafter):
+        self.drafter = drafter

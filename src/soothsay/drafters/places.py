@@ -12,10 +12,7 @@ from soothsay.files import user_path
 SUFFIX_STORE = "suffix.store"
 """File name of the texts from which `auto` drafts besides those of the requests."""
 
-SHIPPED = {
-    "34693f9b4d4f3de390259f3beb839ccb": "smollm2",
-    "09385509cd28a4dda001dcd6026e3158": "qwen2.5",
-}
+SHIPPED = {"34693f9b4d4f3de390259f3beb839ccb": "smollm2", "09385509cd28a4dda001dcd6026e3158": "qwen2.5"}
 """Folders of the package with what was learnt from a model, by its vocabulary (`Target.vocabulary`)."""
 
 HEADS_FOR = {"smollm2": (30, 576)}

@@ -1,39 +1,126 @@
-"""The registry: builds a drafter from its specification. A new drafter is a file and a line in `REGISTRY`."""
+"""The registry: parses the specification of a drafter, and builds it. A new drafter is a file and a line in
+`REGISTRY`.
+
+Specifications are `"eagle3"`, `"draft-model(model=path, depth=4)"`, `"suffix > eagle3"`, `"suffix + mtp"`,
+`"suffix | mtp"`, `"path/to/file.py:Class(size=2)"`.
+"""
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import inspect
+import re
+import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import cache
 from numbers import Integral
+from pathlib import Path
+from traceback import extract_tb
+from types import ModuleType
+from typing import Any
 
-from soothsay.drafters.base import Drafter, NoDrafter, Observation, Target
+from soothsay.core.request import Observation
+from soothsay.drafters.base import Drafter, NoDrafter, Target
 from soothsay.drafters.control.compose import Cascade, Composite, Merged
 from soothsay.drafters.control.controller import Controller
-from soothsay.drafters.from_file import drafter_in_file
-from soothsay.drafters.heads.assistant.assistant_drafter import Assistant
-from soothsay.drafters.heads.block.block_drafter import BlockDrafter
-from soothsay.drafters.heads.dflash.dflash_drafter import DFlash
-from soothsay.drafters.heads.eagle.eagle_drafter import Eagle, Eagle2
-from soothsay.drafters.heads.eagle3.eagle3_drafter import Eagle3
-from soothsay.drafters.heads.hydra.hydra_drafter import Hydra
-from soothsay.drafters.heads.medusa.medusa_drafter import Medusa
-from soothsay.drafters.heads.mtp.mtp_drafter import MTP
-from soothsay.drafters.heads.peagle.peagle_drafter import PEagle
-from soothsay.drafters.heads.redrafter.redrafter_drafter import Redrafter
+from soothsay.drafters.heads.assistant import Assistant
+from soothsay.drafters.heads.block import BlockDrafter
+from soothsay.drafters.heads.dflash import DFlash
+from soothsay.drafters.heads.eagle import Eagle, Eagle2
+from soothsay.drafters.heads.eagle3 import Eagle3
+from soothsay.drafters.heads.hydra import Hydra
+from soothsay.drafters.heads.medusa import Medusa
+from soothsay.drafters.heads.mtp import MTP
+from soothsay.drafters.heads.peagle import PEagle
+from soothsay.drafters.heads.redrafter import Redrafter
 from soothsay.drafters.learning.learning_drafter import Learning, can_learn
+from soothsay.drafters.lookup.exact_matches import PromptLookup, Rest
 from soothsay.drafters.lookup.ngram import NGram
-from soothsay.drafters.lookup.prompt_lookup import PromptLookup
 from soothsay.drafters.lookup.recycling import Recycling
-from soothsay.drafters.lookup.rest import Rest
 from soothsay.drafters.lookup.suffix_matching import Suffix
 from soothsay.drafters.models.draft_model import draft_model
 from soothsay.drafters.models.layer_skipping import LayerSkip
 from soothsay.drafters.models.lookahead import Lookahead
 from soothsay.drafters.places import drafter_directory, suffix_store
-from soothsay.drafters.spec_parser import Composed, Named, parse
 from soothsay.errors import DrafterError
+from soothsay.files import user_path
+
+OPERATORS = ("|", ">", "+")
+"""Operators between drafters, in rising order of precedence: `a > b + c` is `a > (b + c)`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """One drafter, with its options."""
+
+    name: str  # in the registry, or FILE.py:CLASS
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """Several specifications, composed by one operator."""
+
+    operator: str  # one of OPERATORS
+    parts: tuple[Named | Composed, ...]
+
+
+def parse(spec: str) -> Named | Composed:
+    """Parse a specification. Raises `DrafterError` if it is malformed."""
+    for operator in OPERATORS:
+        parts = list(_split(spec, operator))
+        if len(parts) > 1:
+            if not all(part.strip() for part in parts):
+                raise DrafterError(f"drafter {spec.strip()!r}: a drafter is missing beside {operator!r}")
+            return Composed(operator, tuple(parse(part) for part in parts))
+    return _named(spec)
+
+
+def _named(spec: str) -> Named:
+    """Parse `name(key=value, ...)`. A value that is no Python literal is plain text, such as a path."""
+    matched = re.fullmatch(r"\s*+((?:[^():]+\.py:)?[\w-]++)\s*+(?:\((.*)\)\s*+)?", spec, re.DOTALL)
+    if matched is None:
+        raise DrafterError(
+            f"drafter {spec!r} is not of the form name or name(key=value, ...), or several of them with |, > "
+            "or + between; a class of your own is FILE.py:CLASS"
+        )
+    name, inside = matched.groups()
+    options: dict[str, Any] = {}
+    for item in _split(inside or "", ","):
+        if not item.strip():
+            continue
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise DrafterError(f"drafter {spec!r}: {item.strip()!r} is not of the form key=value")
+        try:
+            options[key.strip()] = ast.literal_eval(value.strip())
+        except (ValueError, SyntaxError):
+            options[key.strip()] = value.strip()
+    return Named(name, options)
+
+
+def _split(text: str, separator: str) -> Iterator[str]:
+    """Split `text` at each separator that is outside brackets and quoted values."""
+    begin, depth, quote, last = 0, 0, "", ""
+    for i, character in enumerate(text):
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "'\"" and last in ("=", "(", ",", "["):  # elsewhere it is an apostrophe
+            quote = character
+        elif character in "([":
+            depth += 1
+        elif character in ")]":
+            depth -= 1
+        elif character == separator and depth == 0:
+            yield text[begin:i]
+            begin = i + 1
+        last = last if character.isspace() else character
+    yield text[begin:]
+
 
 __all__ = ["REGISTRY", "Drafter", "DrafterSpec", "Observation", "Target", "build_drafter"]
 
@@ -47,20 +134,11 @@ DrafterSpec = str | Callable[[Target], Drafter] | Drafter
 - a function or a class that makes a drafter for a target;
 - a drafter that was made for the target before."""
 
-TRAINED = {
-    "mtp": "mtp",
-    "assistant": "assistant",
-    "dflash": "dflash",
-    "eagle3": "eagle3",
-    "peagle": "peagle",
-    "block": "block",
-    "redrafter": "redrafter",
-    "eagle2": "eagle",
-    "hydra": "hydra",
-    "medusa": "medusa",
-    "draft-model": "draft-model",
-}
-"""Trained drafters -> the names of their directories. Those with the best acceptance come first."""
+TRAINED = (
+    *("mtp", "assistant", "dflash", "eagle3", "peagle", "block", "redrafter", "eagle2", "hydra", "medusa"),
+    "draft-model",
+)
+"""Trained drafters. Those with the best acceptance come first."""
 
 
 def automatic(target: Target) -> Controller:
@@ -74,9 +152,9 @@ def automatic(target: Target) -> Controller:
     gained nothing (docs/log.md).
     """
     parts = [_suffix_with_store(target)]
-    for name, directory in TRAINED.items():
+    for name in TRAINED:
         try:
-            place = drafter_directory(directory, "", target, shipped=False)
+            place = drafter_directory("eagle" if name == "eagle2" else name, "", target, shipped=False)
         except DrafterError:
             continue
         try:
@@ -96,9 +174,7 @@ def _suffix_with_store(target: Target) -> Drafter:
     store = suffix_store(target)
     if store is not None:
         try:
-            drafter = Suffix(target, store=store)
-            drafter.name = "suffix"
-            return drafter
+            return _build(Named("suffix", {"store": store}), target)
         except DrafterError as error:
             warnings.warn(f"drafter auto goes without {store}: {error}", stacklevel=3)
     return build_drafter("suffix", target)
@@ -219,3 +295,43 @@ def _build(spec: Named | Composed, target: Target) -> Drafter:
         drafter = Learning(target, drafter)
         drafter.name = own_name
     return drafter
+
+
+def drafter_in_file(name: str) -> Callable[..., Drafter]:
+    """The class or function that `name`, `FILE.py:CLASS`, names. The file is run when it is first named.
+
+    The file's folder is added to `sys.path`, so that the file can import others beside it.
+
+    Raises `DrafterError` if there is no such file or class, or the file fails.
+    """
+    file, _, wanted = name.rpartition(":")
+    module = _run(user_path(file).resolve())
+    made = getattr(module, wanted, None)
+    if not callable(made):
+        there = ", ".join(
+            one.__name__
+            for one in vars(module).values()
+            if inspect.isclass(one) and issubclass(one, Drafter) and one.__module__ == module.__name__
+        )
+        raise DrafterError(f"{file} has no class {wanted!r}; its drafters are: {there or 'none'}")
+    return made  # type: ignore[no-any-return]
+
+
+@cache
+def _run(path: Path) -> ModuleType:
+    """Run a file once, as a module of its own. Raises `DrafterError`."""
+    spec = importlib.util.spec_from_file_location(f"soothsay_drafters_of_{path.stem}", path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise DrafterError(f"there is no file {path}, where a drafter should be")
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses and pickle look their module up
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[spec.name]
+        lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == str(path)]
+        where = f"{path}, line {lines[-1]}" if lines else path
+        raise DrafterError(f"{where}: {type(error).__name__}: {error}") from error
+    return module

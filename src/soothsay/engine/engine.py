@@ -20,9 +20,8 @@ from soothsay.core.load import EngineLoad
 from soothsay.core.request import Observation, Request, RequestDrafter
 from soothsay.core.tree import DraftTree
 from soothsay.core.turn import Turn
-from soothsay.drafters.base import Target
+from soothsay.drafters.base import MisfitWatch, Target
 from soothsay.drafters.learned_files import LearnedFiles
-from soothsay.drafters.misfit_watch import MisfitWatch
 from soothsay.drafters.ops.native_draft_ops import draft_ops
 from soothsay.engine.drafts import check_drafts
 from soothsay.engine.guard import Guard

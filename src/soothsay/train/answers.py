@@ -18,15 +18,14 @@ from soothsay.core.params import SamplingParams
 from soothsay.core.request import Request
 from soothsay.core.sampling import derive_seed
 from soothsay.corpus import NAMED, Tally, read_entries
-from soothsay.drafters.base import Drafter
-from soothsay.drafters.proxy import DrafterProxy
+from soothsay.drafters.base import Drafter, DrafterProxy
 from soothsay.drafters.registry import build_drafter
 from soothsay.errors import RequestError, TrainingError
 from soothsay.files import lock
 from soothsay.llm import LLM
-from soothsay.result import Choice, Stream
+from soothsay.result import Stream
 from soothsay.tokenizer import Message
-from soothsay.train.recorded import FeatureFolder, FeatureRecorder
+from soothsay.train.features import FeatureFolder, FeatureRecorder
 
 Progress = Callable[[int, int, int], None]
 """Called with the number of finished conversations, of all conversations, and of tokens of this run."""
@@ -152,11 +151,6 @@ class _Conversation:
                 return True
         return False
 
-    def answer(self, text: str) -> None:
-        """Append an answer."""
-        self.messages.append({"role": "assistant", "content": text})
-        self.heard = len(self.messages)
-
 
 class _AnswerRun:
     """Runs conversations through the engine, as many at a time as it takes requests."""
@@ -184,12 +178,15 @@ class _AnswerRun:
                 self.llm.engine.step()
                 for request in self.drafter.take():
                     conversation, stream = self.running.pop(request.seed)
-                    self._note(stream.choice)
+                    self.report.answers += 1
+                    self.report.tokens += len(stream.choice.token_ids)
+                    self.report.cut += stream.choice.finish_reason is FinishReason.LENGTH
                     if self.recorder is not None and self.features is not None:
                         name = f"{conversation.number:07}-{conversation.turn}"
                         states = self.recorder.take(request)
                         self.features.write(name, request.tokens.tolist(), request.num_prompt, states)
-                    conversation.answer(stream.choice.text)
+                    conversation.messages.append({"role": "assistant", "content": stream.choice.text})
+                    conversation.heard = len(conversation.messages)
                     if not self._go_on(conversation):
                         yield self._finished(conversation)
         finally:
@@ -210,12 +207,6 @@ class _AnswerRun:
             return False
         self.running[seed] = conversation, stream
         return True
-
-    def _note(self, choice: Choice) -> None:
-        """Count an answer."""
-        self.report.answers += 1
-        self.report.tokens += len(choice.token_ids)
-        self.report.cut += choice.finish_reason is FinishReason.LENGTH
 
     def _finished(self, conversation: _Conversation) -> NumberedMessages:
         """Count a conversation that has ended, and drop the questions after its last answer."""

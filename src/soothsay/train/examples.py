@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -140,20 +141,14 @@ def _lay_out(messages: Sequence[Message], tokenizer: Tokenizer) -> list[_Layout]
         prompt = tokenizer.render(messages[:i])
         text = tokenizer.render(messages[: i + 1], add_generation_prompt=False)
         # a line feed after the end of a turn belongs to the template
-        answer = _equal_characters(prompt, text), len(text.rstrip())
+        equal = takewhile(lambda pair: pair[0] == pair[1], zip(prompt, text, strict=False))
+        begin = len(prompt) if text.startswith(prompt) else sum(1 for _ in equal)
+        answer = begin, len(text.rstrip())
         before: list[tuple[int, int]] = []
         if layouts and text.startswith(layouts[-1].text):
             before = layouts.pop().answers
         layouts.append(_Layout(text, [*before, answer]))
     return layouts
-
-
-def _equal_characters(left: str, right: str) -> int:
-    """The length of the common prefix."""
-    if right.startswith(left):
-        return len(left)
-    pairs = enumerate(zip(left, right, strict=False))
-    return next((i for i, (own, other) in pairs if own != other), len(right))
 
 
 def _encode(
@@ -259,3 +254,30 @@ def common_tokens(examples: Iterable[Example], count: int, vocab_size: int) -> l
     others = (token for token in range(vocab_size) if token not in counts)
     said += [token for token, _ in zip(others, range(count - len(said)), strict=False)]
     return sorted(said)
+
+
+LEAD = 3
+"""Tokens of the prompt that are kept before an answer, so that its first tokens can be drafted too."""
+
+
+def answer_texts(examples: Iterable[Example], most: int) -> list[IntArray]:
+    """The answers of some examples, each with the `LEAD` tokens before it.
+
+    Args:
+        examples: conversations with one or more answers, or plain texts.
+        most: limit of tokens in all. Further examples are not read.
+
+    Returns:
+        `[n]` token ids of each answer, in order.
+    """
+    texts: list[IntArray] = []
+    left = most
+    for example in examples:
+        edges = np.flatnonzero(np.diff(example.answer.astype(np.int8), prepend=0, append=0))  # [2 * answers]
+        for begin, end in edges.reshape(-1, 2).tolist():
+            text = example.tokens[max(begin - LEAD, 0) : end][:left]
+            left -= len(text)
+            texts.append(text)
+            if not left:
+                return texts
+    return texts

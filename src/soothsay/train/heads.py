@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,55 +15,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from soothsay.drafters.heads.block.block_head import BlockHead
-from soothsay.drafters.heads.eagle3.eagle3_head import Eagle3Head
-from soothsay.drafters.heads.hydra.hydra_head import HydraHead
-from soothsay.drafters.heads.medusa.medusa_head import MedusaHead
-from soothsay.drafters.heads.redrafter.redrafter_head import RedrafterHead
+from soothsay.drafters.heads.block import BlockHead
+from soothsay.drafters.heads.eagle3 import Eagle3Head
+from soothsay.drafters.heads.hydra import HydraHead
+from soothsay.drafters.heads.medusa import MedusaHead
+from soothsay.drafters.heads.redrafter import RedrafterHead
 from soothsay.drafters.heads.trained_head import Head, RecurrentHead, ShortlistHead, TargetEnds
 from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.transformer import Transformer
 from soothsay.train.examples import Example
 from soothsay.train.features import FeatureStore
-from soothsay.train.losses import distillation, log_probs
-from soothsay.train.sequences import Sequences, at, weight_of
+from soothsay.train.losses import distillation, log_probs, product_dtype
+from soothsay.train.sequences import Seen, Sequences, at, weight_of
 
 DECAY = 0.8
 """Weight of a draft token's loss relative to the one before, as in EAGLE-3 (Li et al. 2025, 2503.01840)."""
 
 Evaluate = Callable[[Path], dict[str, float]]
 """Measures a drafter that is saved in a directory. `score` is highest for the best one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """A batch, and what the target computes for it."""
-
-    batch: Sequences  # B sequences of T tokens
-    features: Tensor  # [B, T, H] the inputs of the head
-    teacher: Tensor  # [K, V] log p of the target for every token of an answer
-    teacher_rows: Tensor  # [B, T] for each token of an answer, its row in `teacher`
-    generator: torch.Generator  # of this step
-
-    def learned(self, columns: Tensor) -> tuple[Tensor, Tensor]:
-        """Columns `[B, n]` within the sequences, and whether a token of an answer is there."""
-        there = columns < self.batch.shape[1]
-        columns = columns.clamp(max=self.batch.shape[1] - 1)
-        return columns, at(self.batch.answer, columns) & there
-
-    def anchors(self, share: float) -> Tensor:
-        """Draw the columns after which drafts are learned, in order.
-
-        They are a share of the columns t whose token t + 2 belongs to an answer. n is the same for all
-        sequences. A sequence with fewer of these columns gets others, whose losses do not count.
-
-        Returns:
-            `[B, n]` int64.
-        """
-        answered = F.pad(self.batch.answer[:, 2:], (0, 1))  # the first draft token after column t is t + 2
-        drawn = torch.rand(answered.shape, generator=self.generator, device=answered.device)
-        count = max(1, round(share * int(answered.sum(1).max())))
-        return (drawn + ~answered).argsort(1)[:, :count].sort(1).values
 
 
 class HeadRecipe(ABC):
@@ -105,17 +73,12 @@ class HeadRecipe(ABC):
         """See `Recipe`."""
         batch = Sequences.of(examples, self.target.device)
         hidden, taps = self.store.read(examples, batch)
-        features = self.head.fuse(taps, self.shared)
+        features = self.head.fuse(taps, self.shared).view(*batch.shape, -1)
         learned = batch.answer.view(-1).roll(-1)  # rows before a token of an answer
         learned.view(batch.shape)[:, -1] = False
-        seen = Seen(
-            batch=batch,
-            features=features.view(*batch.shape, -1),
-            teacher=log_probs(hidden[learned], self.teacher_weight),
-            teacher_rows=(learned.cumsum(0) - 1).view(batch.shape).roll(1, dims=1),
-            generator=generator,
-        )
-        return _total(self.guesses(seen))
+        teacher = log_probs(hidden[learned], self.teacher_weight)
+        teacher_rows = (learned.cumsum(0) - 1).view(batch.shape).roll(1, dims=1)
+        return _total(self.guesses(Seen(batch, features, teacher, teacher_rows, generator)))
 
     @abstractmethod
     def guesses(self, seen: Seen) -> list[dict[str, Tensor]]:
@@ -207,17 +170,11 @@ class RecurrentRecipe(HeadRecipe):
 
     def guesses(self, seen: Seen) -> list[dict[str, Tensor]]:
         """See `HeadRecipe`."""
-        rows, anchors = seen.batch.rows(slice(1, None)), seen.anchors(self.anchors)
-        (b, t), now = rows.shape, rows
-        state, kv = seen.features[:, :-1].flatten(0, 1), None
-        columns = torch.arange(t, device=state.device).expand(b, t)
-        made: list[dict[str, Tensor]] = []
-        for level in range(self.depth):
+        state, kv, made = seen.features[:, :-1].flatten(0, 1), None, list[dict[str, Tensor]]()
+        for level, (now, columns) in enumerate(seen.levels(self.depth, self.anchors)):
             if level == 1:
-                state, columns = at(state.view(b, t, -1), anchors).flatten(0, 1), anchors
-            if level:
-                now = rows.deeper(level, anchors)
-            kv = _with_room(kv, self.head.config.block, len(now.tokens), state.device)
+                state = at(state.view(len(columns), -1, state.shape[-1]), columns).flatten(0, 1)
+            kv = _with_room(kv, self.head.config.block, len(now.tokens), state)
             state = self.head(self.head.embed(now.tokens, self.shared), state, now, kv)
             made.append(self._taught(seen, state.view(*columns.shape, -1), columns + 2 + level))
         return made
@@ -284,22 +241,19 @@ class BlockRecipe(RefiningRecipe):
 
     def guesses(self, seen: Seen) -> list[dict[str, Tensor]]:
         """See `HeadRecipe`."""
-        config, rows, anchors = self.head.config, seen.batch.rows(slice(1, None)), seen.anchors(self.anchors)
-        (b, t), now = rows.shape, rows
-        embedded, features = self.shared.embed(rows.tokens), seen.features[:, :-1].flatten(0, 1)
-        columns = torch.arange(t, device=features.device).expand(b, t)
+        config, features, made, state = self.head.config, seen.features[:, :-1].flatten(0, 1), [], None
         kv: list[Tensor | None] = [None] * config.block.num_layers
-        made, state = [], None
-        for level in range(config.size):
+        for level, (now, columns) in enumerate(seen.levels(config.size, self.anchors)):
             if level:
-                now, columns = rows.deeper(level, anchors), anchors
                 query = self.head.queries[level - 1]  # [2, H]
                 embedded, features = (part.expand(len(now.tokens), -1) for part in query)
-            room = [_with_room(x, config.block, len(now.tokens), features.device) for x in kv]
+            else:
+                embedded = self.shared.embed(now.tokens)
+            room = [_with_room(x, config.block, len(now.tokens), features) for x in kv]
             out = self.head(embedded, features, now, room).view(*columns.shape, -1)
             kv = list(room)
             if level == 1 and state is not None:
-                state = at(state.view(b, t, -1), anchors).flatten(0, 1)
+                state = at(state.view(len(columns), -1, state.shape[-1]), columns).flatten(0, 1)
             taught, state = self._taught(seen, out, now, columns + 2 + level, state)
             made.append(taught)
         return made
@@ -335,9 +289,8 @@ class RedrafterRecipe(RefiningRecipe):
         """See `HeadRecipe`."""
         b, t = seen.batch.shape
         tokens, columns = seen.batch.tokens.view(b, t), seen.anchors(1.0)
-        inner, passed = self.head.seen(
-            at(seen.features, columns).flatten(0, 1), self._embedded(at(tokens, columns + 1))
-        )
+        root = self._embedded(at(tokens, columns + 1))
+        inner, passed = self.head.seen(at(seen.features, columns).flatten(0, 1), root)
         matrices = weight_of(self.head.guesses).view(self.head.config.size, -1, inner.shape[1])
         state, made = None, []
         for k, matrix in enumerate(matrices):
@@ -363,12 +316,10 @@ class RedrafterRecipe(RefiningRecipe):
         return drawn[: max(1, round(self.anchors * count))].sort().values
 
 
-def _with_room(kv: Tensor | None, c: ModelSpec, rows: int, device: torch.device) -> Tensor:
+def _with_room(kv: Tensor | None, c: ModelSpec, rows: int, like: Tensor) -> Tensor:
     """Append room for `rows` rows to the keys and values of the levels so far, `[2 * H_kv, S, d]`."""
-    kind = device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else torch.float32
     heads, size = c.kv_shapes[0]
-    room = torch.empty(heads, rows, size, dtype=dtype, device=device)
+    room = torch.empty(heads, rows, size, dtype=product_dtype(like), device=like.device)
     return room if kv is None else torch.cat([kv, room], dim=1)
 
 

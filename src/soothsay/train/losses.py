@@ -46,11 +46,9 @@ def log_probs(hidden: Tensor, weight: Tensor) -> Tensor:
 
     If `weight` has only some tokens of the vocabulary, the probabilities of these add up to 1.
     """
-    dtype = _dtype(hidden)
-    x, w = hidden.to(dtype), weight.to(dtype)
-    out = torch.empty(len(x), len(w), dtype=torch.bfloat16, device=x.device)
-    for rows in _chunks(x):
-        out[rows] = (x[rows] @ w.t()).float().log_softmax(-1)
+    out = torch.empty(len(hidden), len(weight), dtype=torch.bfloat16, device=hidden.device)
+    for rows, log_p in _Gradient(hidden, weight).log_probs():
+        out[rows] = log_p
     return out
 
 
@@ -79,13 +77,9 @@ def distillation(
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-        dtype = _dtype(hidden)
-        x, w = hidden.to(dtype), weight.to(dtype)
-        loss = torch.zeros((), device=hidden.device)
-        gradient = _Gradient(x, w, hidden.requires_grad, weight.requires_grad)
-        for rows in _chunks(x):
+        loss, gradient = torch.zeros((), device=hidden.device), _Gradient(hidden, weight)
+        for rows, log_q in gradient.log_probs():
             label = labels[rows, None]
-            log_q = (x[rows] @ w.t()).float().log_softmax(-1)
             loss -= log_q.gather(1, label).sum()
             error = log_q.exp_()
             error.scatter_add_(1, label, torch.full_like(label, -1.0, dtype=torch.float32))
@@ -101,38 +95,23 @@ class _CrossEntropy(torch.autograd.Function):
 class _Distillation(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        teacher: Tensor,
-        rows_of: Tensor,
-        divergence: Divergence,
+        ctx: Any, hidden: Tensor, weight: Tensor, teacher: Tensor, rows_of: Tensor, divergence: Divergence
     ) -> tuple[Tensor, Tensor]:
-        dtype = _dtype(hidden)
-        x, w = hidden.to(dtype), weight.to(dtype)
+        gradient = _Gradient(hidden, weight)
         loss, agree = torch.zeros((), device=hidden.device), torch.zeros((), device=hidden.device)
-        gradient = _Gradient(x, w, hidden.requires_grad, weight.requires_grad)
-        for rows in _chunks(x):
-            log_q = (x[rows] @ w.t()).float().log_softmax(-1)
+        for rows, log_q in gradient.log_probs():
             log_p = teacher[rows_of[rows]].float()
             agree += (log_q.argmax(-1) == log_p.argmax(-1)).sum()
             values, error = _diverge(log_p, log_q, divergence)
             loss += values.sum()
             gradient.add(rows, error)
         gradient.keep(ctx, hidden, weight)
-        count = max(len(x), 1)
+        count = max(len(hidden), 1)
         return loss / count, agree / count
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> Any:
         return *_Gradient.give(ctx, grad), None, None, None
-
-
-def _chunks(x: Tensor) -> Iterator[slice]:
-    """The rows of `x`, some at a time."""
-    size = GPU_CHUNK if x.is_cuda else CHUNK
-    for begin in range(0, len(x), size):
-        yield slice(begin, begin + size)
 
 
 def _diverge(log_p: Tensor, log_q: Tensor, divergence: Divergence) -> tuple[Tensor, Tensor]:
@@ -150,10 +129,18 @@ def _diverge(log_p: Tensor, log_q: Tensor, divergence: Divergence) -> tuple[Tens
 class _Gradient:
     """Computes the gradients of a mean over rows from those with respect to the logits, chunk by chunk."""
 
-    def __init__(self, x: Tensor, w: Tensor, of_hidden: bool, of_weight: bool):
-        self.x, self.w = x, w
-        self.hidden = torch.empty_like(x) if of_hidden else None
-        self.weight = torch.zeros_like(w, dtype=torch.float32) if of_weight else None
+    def __init__(self, hidden: Tensor, weight: Tensor):
+        dtype = product_dtype(hidden)
+        self.x, self.w = hidden.to(dtype), weight.to(dtype)
+        self.hidden = torch.empty_like(self.x) if hidden.requires_grad else None
+        self.weight = torch.zeros_like(self.w, dtype=torch.float32) if weight.requires_grad else None
+
+    def log_probs(self) -> Iterator[tuple[slice, Tensor]]:
+        """The log-probabilities of some rows at a time, `[rows, V]` float32."""
+        size = GPU_CHUNK if self.x.is_cuda else CHUNK
+        for begin in range(0, len(self.x), size):
+            rows = slice(begin, begin + size)
+            yield rows, (self.x[rows] @ self.w.t()).float().log_softmax(-1)
 
     def add(self, rows: slice, error: Tensor) -> None:
         """Add a chunk. `error` `[rows, V]` is the gradient with respect to its logits."""
@@ -178,7 +165,7 @@ class _Gradient:
         ]
 
 
-def _dtype(x: Tensor) -> torch.dtype:
+def product_dtype(x: Tensor) -> torch.dtype:
     """The type of products: autocast's, or float32."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else torch.float32

@@ -6,22 +6,21 @@ linear prediction of the target's next final state. It needs a fraction of the d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from soothsay.drafters.heads.block.block_head import BlockConfig, BlockHead
-from soothsay.drafters.heads.eagle.eagle_head import EagleConfig, EagleHead
-from soothsay.drafters.heads.eagle3.eagle3_head import Eagle3Config, Eagle3Head
-from soothsay.drafters.heads.hydra.hydra_head import HydraConfig, HydraHead
-from soothsay.drafters.heads.medusa.medusa_head import MedusaConfig, MedusaHead
-from soothsay.drafters.heads.mtp.mtp_head import MTPConfig, MTPHead, MTPModule
-from soothsay.drafters.heads.redrafter.redrafter_head import RedrafterConfig, RedrafterHead
+from soothsay.drafters.heads.block import BlockConfig, BlockHead
+from soothsay.drafters.heads.eagle import EagleConfig, EagleHead
+from soothsay.drafters.heads.eagle3 import Eagle3Config, Eagle3Head
+from soothsay.drafters.heads.hydra import HydraConfig, HydraHead
+from soothsay.drafters.heads.medusa import MedusaConfig, MedusaHead
+from soothsay.drafters.heads.mtp import MTPConfig, MTPHead, MTPModule
+from soothsay.drafters.heads.redrafter import RedrafterConfig, RedrafterHead
 from soothsay.drafters.heads.trained_head import TargetEnds
 from soothsay.errors import DrafterError
 from soothsay.model.attention_layer import Attention
@@ -33,7 +32,7 @@ from soothsay.model.specs.model_spec import LayerSpec, ModelSpec, NormSpec
 from soothsay.model.specs.rope_spec import HeadRotation, RopeSpec
 from soothsay.model.transformer import Transformer
 from soothsay.train.examples import Example
-from soothsay.train.features import FeatureStore
+from soothsay.train.features import FeatureStore, LinearGuess, linear_guess
 from soothsay.train.sequences import Sequences, TrainingKernels, weight_of
 
 
@@ -42,16 +41,8 @@ def medusa(target: Transformer, heads: int = 4, layers: int = 1, own_heads: bool
 
     With `own_heads` each has an output matrix of its own. Else all use the target's.
     """
-    return MedusaHead(
-        MedusaConfig(
-            hidden_size=target.config.hidden_size,
-            target_layers=target.config.num_layers,
-            num_heads=heads,
-            num_layers=layers,
-            own_heads=own_heads,
-            vocab_size=target.config.vocab_size,
-        )
-    )
+    c = target.config
+    return MedusaHead(MedusaConfig(c.hidden_size, c.vocab_size, c.num_layers, heads, layers, own_heads))
 
 
 def hydra(target: Transformer, heads: int = 4, layers: int = 1) -> HydraHead:
@@ -90,7 +81,7 @@ def eagle3(target: Transformer, examples: Sequence[Example], vocabulary: Sequenc
         norm_taps="each",
     )
     head = Eagle3Head(config, TrainingKernels())
-    linear = _linear_guess(FeatureStore(target, config.taps), examples, _normed_taps)
+    linear = linear_guess(FeatureStore(target, config.taps), examples, _normed_taps)
     for norm, scale in zip(head.fc_norm, linear.scale.chunk(len(config.taps)), strict=True):
         weight_of(norm).copy_(scale)
     weight_of(head.fc).copy_(linear.weight)
@@ -106,6 +97,10 @@ def eagle3(target: Transformer, examples: Sequence[Example], vocabulary: Sequenc
     weight_of(new.qkv).copy_(torch.cat([weight, weight], dim=1) / 2)
     weight_of(head.head).copy_(weight_of(target.head)[ids.to(target.device)])
     return head
+
+
+def _normed_taps(batch: Sequences, taps: Sequence[Tensor]) -> Tensor:
+    return torch.cat([F.rms_norm(tap, tap.shape[-1:]) for tap in taps], -1)
 
 
 @torch.no_grad()
@@ -153,14 +148,8 @@ def block(
         scaled_taps=True,
     )
     head = BlockHead(config, TrainingKernels()).to(target.device)
-    if shortlist:
-        head.shortlist = torch.tensor(sorted(shortlist), device=target.device)
-    shared = TargetEnds.of(target)
-    head.borrow(shared)
-    assert head.tap_scale is not None
-    linear = _linear_guess(FeatureStore(target, config.taps), examples, partial(_taps_and_root, head, shared))
-    of_taps = len(head.tap_scale)
-    head.tap_scale.copy_(linear.scale)
+    linear = _begin_with_linear_guess(head, target, examples, shortlist)
+    of_taps = len(linear.scale)
     weight_of(head.fc).copy_(linear.weight[:, :of_taps])
     head.feature_norm.weight.fill_(linear.size_of(linear.weight[:, :of_taps]))
     head.queries[:, 0] = linear.mean[of_taps:]
@@ -170,23 +159,7 @@ def block(
     for block, last in zip(head.blocks, target.blocks[-layers:], strict=True):
         _copy(block, last)
         _add_nothing(cast(Block, block))
-    head.norm.weight.fill_(linear.size)
-    if head.refiner is not None:
-        weight_of(head.refiner.out).zero_()
     return head
-
-
-MEASURED = 1024
-"""Examples in which the sizes of features and their linear relations are measured."""
-
-AT_ONCE = 16
-"""Examples whose states are read together."""
-
-SMALLEST = 1e-5
-"""Least mean square of a number: what is always 0 stays it."""
-
-RIDGE = 0.003
-"""Weight of the size of the coefficients in least squares, relative to the inputs' mean square."""
 
 
 @torch.no_grad()
@@ -210,11 +183,10 @@ def redrafter(
         cell: units of the cell.
         shortlist: tokens that it guesses; empty: all.
     """
-    taps = spread_layers(target.config.num_layers)
     config = RedrafterConfig(
         target_hidden_size=target.config.hidden_size,
         vocab_size=target.config.vocab_size,
-        taps=taps,
+        taps=spread_layers(target.config.num_layers),
         size=size,
         hidden_size=hidden,
         cell_size=cell,
@@ -222,85 +194,33 @@ def redrafter(
         norm_eps=target.config.norm.eps,
     )
     head = RedrafterHead(config).to(target.device)
+    linear = _begin_with_linear_guess(head, target, examples, shortlist)
+    weight_of(head.look)[-config.target_hidden_size :] = linear.weight
+    return head
+
+
+def _begin_with_linear_guess(
+    head: BlockHead | RedrafterHead,
+    target: Transformer,
+    examples: Sequence[Example],
+    shortlist: Sequence[int],
+) -> LinearGuess:
+    """Give a head its shortlist, and the sizes of the best linear guess. Its cell refines nothing yet."""
     if shortlist:
         head.shortlist = torch.tensor(sorted(shortlist), device=target.device)
     shared = TargetEnds.of(target)
     head.borrow(shared)
-    linear = _linear_guess(FeatureStore(target, taps), examples, partial(_taps_and_root, head, shared))
-    head.tap_scale.copy_(linear.scale)
+
+    def taps_and_root(batch: Sequences, taps: Sequence[Tensor]) -> Tensor:
+        """The taps of a token, and the normed embedding of the next one."""
+        return torch.cat([*taps, head.embedded(batch.tokens.roll(-1), shared)], -1)
+
+    linear = linear_guess(FeatureStore(target, head.taps), examples, taps_and_root)
+    cast(Tensor, head.tap_scale).copy_(linear.scale)
     head.norm.weight.fill_(linear.size)
-    weight_of(head.look)[-config.target_hidden_size :] = linear.weight
-    weight_of(head.refiner.out).zero_()
-    return head
-
-
-@dataclass(frozen=True, eq=False)
-class _LinearGuess:
-    """The best linear prediction of the target's next final state y from numbers x that a head reads.
-
-    The first S of X numbers are of taps. They are scaled.
-    """
-
-    scale: Tensor  # [S] factors that bring the numbers of taps to a mean square of 1
-    mean: Tensor  # [X] of x
-    inputs: Tensor  # [X, X] mean of x x^T
-    weight: Tensor  # [H, X]
-    size: float  # root of the mean square of y
-
-    def size_of(self, weight: Tensor) -> float:
-        """Root of the mean square of what `weight` `[H, n]` makes of the first n numbers."""
-        n = weight.shape[1]
-        return float((weight @ self.inputs[:n, :n] * weight).sum(1).mean().sqrt())
-
-
-Inputs = Callable[[Sequences, Sequence[Tensor]], Tensor]
-"""Makes what a head reads of a batch, `[B * T, X]`, from the taps of its tokens."""
-
-
-def _taps_and_root(
-    head: BlockHead | RedrafterHead, shared: TargetEnds, batch: Sequences, taps: Sequence[Tensor]
-) -> Tensor:
-    """The taps of a token, and the normed embedding of the next one."""
-    return torch.cat([*taps, head.embedded(batch.tokens.roll(-1), shared)], -1)
-
-
-def _normed_taps(batch: Sequences, taps: Sequence[Tensor]) -> Tensor:
-    return torch.cat([F.rms_norm(tap, tap.shape[-1:]) for tap in taps], -1)
-
-
-def _linear_guess(store: FeatureStore, examples: Sequence[Example], inputs: Inputs) -> _LinearGuess:
-    """Measure the first examples. What `inputs` makes begins with the taps."""
-    mean, xx, xy, yy = (torch.zeros(()) for _ in range(4))
-    rows = 0
-    for first in range(0, min(len(examples), MEASURED), AT_ONCE):
-        some = examples[first : first + AT_ONCE]
-        batch = Sequences.of(some, store.target.device)
-        hidden, taps = store.read(some, batch)
-        there = batch.real.view(-1).roll(-1) & (batch.positions < batch.shape[1] - 1)
-        x, y = inputs(batch, taps)[there], hidden.roll(-1, dims=0)[there]
-        mean, xx, xy = mean + x.sum(0), xx + x.t() @ x, xy + x.t() @ y
-        yy, rows = yy + y.square().mean(1).sum(), rows + len(x)
-    xx, xy = xx / rows, xy / rows
-    of_taps = len(store.taps) * store.target.config.hidden_size
-    scale = xx.diagonal().clamp(min=SMALLEST).rsqrt()
-    scale[of_taps:] = 1
-    xx = xx * scale * scale[:, None]
-    weight = least_squares(xx, xy * scale[:, None])
-    return _LinearGuess(scale[:of_taps], mean / rows * scale, xx, weight, float((yy / rows).sqrt()))
-
-
-def least_squares(inputs: Tensor, products: Tensor) -> Tensor:
-    """The matrix with small coefficients (ridge) that predicts vectors y from vectors x.
-
-    Args:
-        inputs: `[X, X]` mean of x x^T.
-        products: `[X, Y]` mean of x y^T.
-
-    Returns:
-        `[Y, X]`.
-    """
-    ridge = RIDGE * inputs.diagonal().mean() * torch.eye(len(inputs), device=inputs.device)
-    return torch.cholesky_solve(products, torch.linalg.cholesky(inputs + ridge)).t()
+    if head.refiner is not None:
+        weight_of(head.refiner.out).zero_()
+    return linear
 
 
 def spread_layers(layers: int) -> tuple[int, ...]:

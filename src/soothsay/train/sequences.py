@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import cast
@@ -117,6 +117,48 @@ class Sequences(Batch):
             level=level,
             anchors=anchors,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A batch, and what the target computes for it."""
+
+    batch: Sequences  # B sequences of T tokens
+    features: Tensor  # [B, T, H] the inputs of the head
+    teacher: Tensor  # [K, V] log p of the target for every token of an answer
+    teacher_rows: Tensor  # [B, T] for each token of an answer, its row in `teacher`
+    generator: torch.Generator  # of this step
+
+    def learned(self, columns: Tensor) -> tuple[Tensor, Tensor]:
+        """Columns `[B, n]` within the sequences, and whether a token of an answer is there."""
+        there = columns < self.batch.shape[1]
+        columns = columns.clamp(max=self.batch.shape[1] - 1)
+        return columns, at(self.batch.answer, columns) & there
+
+    def anchors(self, share: float) -> Tensor:
+        """Draw the columns after which drafts are learned, in order.
+
+        They are a share of the columns t whose token t + 2 belongs to an answer. n is the same for all
+        sequences. A sequence with fewer of these columns gets others, whose losses do not count.
+
+        Returns:
+            `[B, n]` int64.
+        """
+        answered = F.pad(self.batch.answer[:, 2:], (0, 1))  # the first draft token after column t is t + 2
+        drawn = torch.rand(answered.shape, generator=self.generator, device=answered.device)
+        count = max(1, round(share * int(answered.sum(1).max())))
+        return (drawn + ~answered).argsort(1)[:, :count].sort(1).values
+
+    def levels(self, depth: int, share: float) -> Iterator[tuple[Sequences, Tensor]]:
+        """The rows of each level of drafts, and the columns `[B, n]` after which they are drafted.
+
+        The first draft token is learned after every token, deeper ones after a `share` of them.
+        """
+        rows, anchors = self.batch.rows(slice(1, None)), self.anchors(share)
+        b, t = rows.shape
+        yield rows, torch.arange(t, device=anchors.device).expand(b, t)
+        for level in range(1, depth):
+            yield rows.deeper(level, anchors), anchors
 
 
 class TrainingKernels(StockKernels):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from soothsay.core.batch import Batch, Rows
-from soothsay.drafters.models.skip_set import SkipSet
+from soothsay.drafters.models.layer_skipping import SkipSet
 from soothsay.errors import DrafterError
 from soothsay.model.specs.feed_forward_spec import ExpertsSpec
 from soothsay.model.specs.model_spec import ModelSpec, Part

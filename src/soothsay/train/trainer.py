@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from soothsay.errors import TrainingError
 from soothsay.files import locked, replacing
+from soothsay.plotting import new_figure, save_png, tidy
 from soothsay.train.examples import Example, batches
 from soothsay.train.sequences import compile_blocks
 
@@ -144,7 +145,8 @@ class Trainer:
             measured["tokens_per_second"] = measured.pop("tokens") / (time.monotonic() - begin)
             if self.step % config.evaluate_every == 0 or self.step == config.steps:
                 measured |= self._evaluate()
-            self._note(measured)
+            with open(self.metrics, "a") as file:
+                file.write(json.dumps({"step": self.step, **measured}) + "\n")
             if self.step % config.save_every == 0 or self.step == last:
                 self.save()
             report(self.step, measured)
@@ -252,37 +254,26 @@ class Trainer:
         for own, state in zip(self.optimizers, states, strict=True):
             own.load_state_dict({**own.state_dict(), "state": state})
 
-    def _note(self, measured: Mapping[str, float]) -> None:
-        """Append a step to the metrics."""
-        with open(self.metrics, "a") as file:
-            file.write(json.dumps({"step": self.step, **measured}) + "\n")
-
 
 def _optimizers(trained: nn.Module, config: TrainingConfig) -> list[torch.optim.Optimizer]:
     """Make the optimizers: Muon for matrices within layers, AdamW for all other parameters."""
     matrices: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for name, parameter in trained.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        inner = parameter.ndim == 2 and OUTER.isdisjoint(name.split("."))
-        (matrices if inner else others).append(parameter)
-    made: list[torch.optim.Optimizer] = []
+        if parameter.requires_grad:
+            inner = parameter.ndim == 2 and OUTER.isdisjoint(name.split("."))
+            (matrices if inner else others).append(parameter)
+    c, made = config, list[torch.optim.Optimizer]()
     if matrices:
-        made.append(
-            torch.optim.Muon(
-                matrices,
-                lr=config.matrix_learning_rate,
-                weight_decay=config.weight_decay,
-                adjust_lr_fn="match_rms_adamw",
-            )
+        muon = torch.optim.Muon(
+            matrices, lr=c.matrix_learning_rate, weight_decay=c.weight_decay, adjust_lr_fn="match_rms_adamw"
         )
+        made.append(muon)
     if others:
-        made.append(
-            torch.optim.AdamW(
-                others, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=others[0].is_cuda
-            )
+        adam = torch.optim.AdamW(
+            others, lr=c.learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=others[0].is_cuda
         )
+        made.append(adam)
     for optimizer in made:
         for group in optimizer.param_groups:
             group["base_rate"] = group["lr"]
@@ -307,3 +298,43 @@ def _replace(file: Path, write: Callable[[Path], object]) -> None:
             write(temporary)
     except (OSError, SafetensorError) as error:
         raise TrainingError(f"{file} could not be written ({error}); the state before it is kept") from error
+
+
+def plot_metrics(metrics: Path, path: Path) -> None:
+    """Draw the loss by step and the results of evaluations to a PNG file.
+
+    The loss is smoothed over a fiftieth of the steps.
+
+    Args:
+        metrics: JSON lines that `Trainer` has written.
+        path: of the chart.
+
+    Raises `SoothsayError` if matplotlib is not installed.
+    """
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    steps, losses = [line["step"] for line in lines], [line["loss"] for line in lines]
+    evaluated = [line for line in lines if "score" in line]
+    names = [
+        name for name in ("accepted", "accepted_sampled", "held_out_lm") if evaluated and name in evaluated[0]
+    ]
+    figure = new_figure(figsize=(10 if names else 5.5, 4), layout="constrained")
+    panels = figure.subplots(1, 2 if names else 1, squeeze=False)[0]
+    panels[0].plot(steps, losses, color="C0", alpha=0.25)
+    panels[0].plot(steps, _smooth(losses, max(1, len(losses) // 50)), color="C0")
+    panels[0].set_ylabel("loss, nats a token")
+    for name in names:
+        found = [line[name] for line in evaluated]
+        panels[1].plot([line["step"] for line in evaluated], found, "o-", label=name.replace("_", " "))
+    if names:
+        panels[1].set_ylabel("held-out loss" if names == ["held_out_lm"] else "tokens a step")
+        panels[1].legend(frameon=False)
+    for panel in panels:
+        panel.set_xlabel("steps")
+        tidy(panel)
+    save_png(figure, path, dpi=120)
+
+
+def _smooth(values: list[float], width: int) -> list[float]:
+    return [
+        sum(part) / len(part) for i in range(len(values)) if (part := values[max(0, i - width + 1) : i + 1])
+    ]

@@ -11,10 +11,10 @@ import torch
 from scripted import FLAT, TARGET, Scripted, World, future, run
 
 from soothsay import SamplingParams
-from soothsay.core.request import Request
+from soothsay.core.request import Observation, Request
 from soothsay.core.tree import DraftTree, Draws
 from soothsay.core.verify import Verdict
-from soothsay.drafters.base import Drafter, Observation
+from soothsay.drafters.base import Drafter
 from soothsay.drafters.control.compose import Cascade, Merged, merge_trees
 
 

@@ -14,15 +14,15 @@ import pytest
 from scripted import FLAT, STEEP, TARGET, Scripted, World, future, run
 
 from soothsay import LLM, SamplingParams
-from soothsay.core.request import Request
+from soothsay.core.request import Observation, Request
 from soothsay.core.tenant import EVERYBODY
 from soothsay.core.tree import DraftTree
 from soothsay.core.verify import Verdict
-from soothsay.drafters.base import Drafter, NoDrafter, Observation, ReadingDrafter, SignalingDrafter, Target
-from soothsay.drafters.control.constants import MAX_BACKLOG
+from soothsay.drafters.base import Drafter, NoDrafter, ReadingDrafter, SignalingDrafter, Target
 from soothsay.drafters.control.controller import NOBODY, Controller
-from soothsay.drafters.control.probes import ProbeSchedule
-from soothsay.drafters.heads.mtp.mtp_drafter import MTP
+from soothsay.drafters.control.forecast import ProbeSchedule
+from soothsay.drafters.control.request_state import MAX_BACKLOG
+from soothsay.drafters.heads.mtp import MTP
 from soothsay.drafters.lookup.suffix_matching import Suffix
 from soothsay.model.pass_times import PassTimes
 

@@ -14,28 +14,28 @@ import torch
 from scripted import FLAT, STEEP, TARGET, Scripted, World, run
 
 from soothsay import SamplingParams
-from soothsay.core.request import Request
+from soothsay.core.request import Observation, Request
 from soothsay.core.tenant import EVERYBODY, Tenant
 from soothsay.core.tree import DraftTree
 from soothsay.core.verify import Verdict
-from soothsay.drafters.base import LevelwiseDrafter, NoDrafter, Observation, SignalingDrafter
-from soothsay.drafters.control.asking import AskingPolicy
-from soothsay.drafters.control.backlog import Backlog
-from soothsay.drafters.control.constants import MAX_BACK_OFF, NEW_REQUEST_BACK_OFF
+from soothsay.drafters.base import LevelwiseDrafter, NoDrafter, SignalingDrafter
 from soothsay.drafters.control.controller import Controller
 from soothsay.drafters.control.cost import CostModel, LevelShare, Prices, RunningCost
+from soothsay.drafters.control.decision import AskingPolicy, SignalPolling, select_nodes
 from soothsay.drafters.control.forecast import (
+    MAX_BACK_OFF,
+    NEW_REQUEST_BACK_OFF,
     NOTHING,
     Forecast,
+    ProbeSchedule,
     Reliability,
     SharedForecast,
+    StartInterval,
+    shortest_interval,
     start_gains,
 )
-from soothsay.drafters.control.polling import SignalPolling
-from soothsay.drafters.control.probes import ProbeSchedule, StartInterval, shortest_interval
-from soothsay.drafters.control.request_state import RequestState
-from soothsay.drafters.control.selection import RatedDraft, select_nodes
-from soothsay.drafters.trees.feature_kv import READ
+from soothsay.drafters.control.request_state import Backlog, RatedDraft, RequestState
+from soothsay.drafters.trees.own_kv import READ
 
 PRICES = Prices(
     rate=160.0,

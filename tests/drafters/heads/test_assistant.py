@@ -16,7 +16,7 @@ from torch import Tensor
 
 from soothsay import LLM, SamplingParams
 from soothsay.drafters.control.controller import Controller
-from soothsay.drafters.heads.assistant.assistant_drafter import Assistant
+from soothsay.drafters.heads.assistant import Assistant
 from soothsay.drafters.registry import build_drafter
 from soothsay.drafters.trees.growth import GrowingTree
 from soothsay.errors import DrafterError

@@ -34,12 +34,9 @@ from soothsay import LLM, DrafterError, SamplingParams
 from soothsay.config import DType
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.tree import DraftTree
-from soothsay.drafters.heads.block.block_drafter import BlockDrafter
-from soothsay.drafters.heads.block.block_head import BlockConfig, BlockHead
-from soothsay.drafters.heads.hydra.hydra_drafter import Hydra
-from soothsay.drafters.heads.hydra.hydra_head import HydraConfig, HydraHead
-from soothsay.drafters.heads.medusa.medusa_drafter import Medusa
-from soothsay.drafters.heads.medusa.medusa_head import MedusaConfig, MedusaHead
+from soothsay.drafters.heads.block import BlockConfig, BlockDrafter, BlockHead
+from soothsay.drafters.heads.hydra import Hydra, HydraConfig, HydraHead
+from soothsay.drafters.heads.medusa import Medusa, MedusaConfig, MedusaHead
 from soothsay.drafters.heads.trained_head import TargetEnds
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.kernels import StockKernels

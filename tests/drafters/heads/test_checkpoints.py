@@ -20,16 +20,16 @@ from torch import Tensor
 from soothsay.config import EngineConfig
 from soothsay.core.batch import Batch, Rows
 from soothsay.drafters.base import Target
-from soothsay.drafters.heads.block.block_head import BlockConfig, BlockHead
+from soothsay.drafters.heads.block import BlockConfig, BlockHead
 from soothsay.drafters.heads.checkpoints.block_configs import hf_config
-from soothsay.drafters.heads.checkpoints.feature_views import FeatureView
+from soothsay.drafters.heads.checkpoints.fit import FeatureView
 from soothsay.drafters.heads.checkpoints.head_directory import read_head, write_head
-from soothsay.drafters.heads.eagle.eagle_head import EagleConfig, EagleHead
-from soothsay.drafters.heads.eagle3.eagle3_head import Eagle3Config, Eagle3Head
-from soothsay.drafters.heads.hydra.hydra_head import HydraConfig, HydraHead
-from soothsay.drafters.heads.medusa.medusa_head import MedusaConfig, MedusaHead
-from soothsay.drafters.heads.mtp.mtp_head import MTPConfig, MTPHead
-from soothsay.drafters.heads.serving import find_head, load_head, serve
+from soothsay.drafters.heads.eagle import EagleConfig, EagleHead
+from soothsay.drafters.heads.eagle3 import Eagle3Config, Eagle3Head
+from soothsay.drafters.heads.feature_drafter import find_head, load_head, serve
+from soothsay.drafters.heads.hydra import HydraConfig, HydraHead
+from soothsay.drafters.heads.medusa import MedusaConfig, MedusaHead
+from soothsay.drafters.heads.mtp import MTPConfig, MTPHead
 from soothsay.drafters.heads.trained_head import Head, TargetEnds
 from soothsay.errors import DrafterError, ModelError
 from soothsay.model.families.parsing import parse_model_config

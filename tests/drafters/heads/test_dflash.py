@@ -58,12 +58,13 @@ from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Target
 from soothsay.drafters.control.controller import Controller
 from soothsay.drafters.heads.checkpoints.head_directory import open_head, read_head
-from soothsay.drafters.heads.dflash.dflash_drafter import DFlash
-from soothsay.drafters.heads.dflash.dflash_head import DFlashConfig, DFlashHead
-from soothsay.drafters.heads.dflash.draft_blocks import BlockPacker, RowVisibility, scratch_pool
-from soothsay.drafters.heads.dflash.path_heads import CandidateSelector, CausalRefiner, MarkovHead, PathHead
+from soothsay.drafters.heads.dflash import DFlash
+from soothsay.drafters.heads.dflash_head import DFlashConfig, DFlashHead
+from soothsay.drafters.heads.draft_blocks import BlockPacker, RowVisibility
+from soothsay.drafters.heads.path_heads import CandidateSelector, CausalRefiner, MarkovHead, PathHead
 from soothsay.drafters.heads.trained_head import TargetEnds
 from soothsay.drafters.registry import build_drafter
+from soothsay.drafters.trees.own_kv import own_pool
 from soothsay.errors import DrafterError
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.kernels import StockKernels
@@ -97,7 +98,7 @@ def guesses(head: DFlashHead, target: Target, chunks: tuple[int, ...] = (3,)) ->
     """
     shared, c, root = TargetEnds.of(target.model), head.config, len(CONTEXT) - 1
     packer = BlockPacker(target, c.size, c.mask, c.sights, c.block.group)
-    pool = scratch_pool(target, c.block, torch.float32, 2 * (c.size + root))
+    pool = own_pool(target, c.block, torch.float32, 2 * (c.size + root))
     read = head.fuse(list(features()), shared)
     table, others = np.array([1, 3]), np.array([0, 2])
     block = DraftTree(CONTEXT[-1])

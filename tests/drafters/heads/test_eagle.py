@@ -19,7 +19,7 @@ from recurrent import (
 from slow import mostly_slow
 
 from soothsay import LLM, SamplingParams
-from soothsay.drafters.heads.eagle.eagle_drafter import Eagle, Eagle2
+from soothsay.drafters.heads.eagle import Eagle, Eagle2
 from soothsay.drafters.heads.recurrent_drafter import RecurrentDrafter
 from soothsay.drafters.trees.templates import EAGLE_TEMPLATE
 from soothsay.model.load import best_kernels

@@ -34,11 +34,10 @@ from slow import mostly_slow
 from soothsay import LLM, DrafterError, Target
 from soothsay.config import EngineConfig
 from soothsay.drafters.heads.checkpoints.head_directory import write_head
-from soothsay.drafters.heads.eagle.eagle_drafter import Eagle, Eagle2
-from soothsay.drafters.heads.eagle3.eagle3_drafter import Eagle3
-from soothsay.drafters.heads.eagle3.eagle3_head import Eagle3Head
-from soothsay.drafters.heads.mtp.mtp_drafter import MTP
-from soothsay.drafters.heads.serving import find_head
+from soothsay.drafters.heads.eagle import Eagle, Eagle2
+from soothsay.drafters.heads.eagle3 import Eagle3, Eagle3Head
+from soothsay.drafters.heads.feature_drafter import find_head
+from soothsay.drafters.heads.mtp import MTP
 from soothsay.drafters.heads.trained_head import TargetEnds
 from soothsay.drafters.models.draft_model import DraftModel
 from soothsay.drafters.registry import DrafterSpec

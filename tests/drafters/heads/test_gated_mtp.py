@@ -17,8 +17,8 @@ from soothsay import LLM, SamplingParams
 from soothsay.config import EngineConfig
 from soothsay.core.batch import Batch, Rows
 from soothsay.drafters.base import Target
-from soothsay.drafters.heads.mtp.mtp_head import MTPHead
-from soothsay.drafters.heads.serving import find_head
+from soothsay.drafters.heads.feature_drafter import find_head
+from soothsay.drafters.heads.mtp import MTPHead
 
 
 @pytest.mark.parametrize(("name", "stacked"), [*((name, False) for name in TARGETS), ("qwen3_5_moe", True)])

@@ -19,8 +19,7 @@ from one_shot import (
 from oracles import hydra_logits, randomize, taps_of
 
 from soothsay import LLM, DrafterError, SamplingParams
-from soothsay.drafters.heads.hydra.hydra_drafter import Hydra
-from soothsay.drafters.heads.hydra.hydra_head import HydraConfig, HydraHead
+from soothsay.drafters.heads.hydra import Hydra, HydraConfig, HydraHead
 from soothsay.drafters.heads.trained_head import TargetEnds
 from soothsay.model.transformer import Transformer
 

@@ -20,8 +20,7 @@ from one_shot import (
 from oracles import medusa_logits, randomize, taps_of
 
 from soothsay import LLM, DrafterError, SamplingParams
-from soothsay.drafters.heads.medusa.medusa_drafter import Medusa
-from soothsay.drafters.heads.medusa.medusa_head import MedusaConfig, MedusaHead
+from soothsay.drafters.heads.medusa import Medusa, MedusaConfig, MedusaHead
 from soothsay.drafters.heads.trained_head import TargetEnds
 from soothsay.model.transformer import Transformer
 

@@ -6,7 +6,7 @@ import pytest
 from oracles import MiMoOracle, MTPOracle, SeveralOracle, make_mtp_head
 from recurrent import STRESSES, Make, check_all
 
-from soothsay.drafters.heads.mtp.mtp_drafter import MTP
+from soothsay.drafters.heads.mtp import MTP
 
 
 @pytest.mark.parametrize("stress", STRESSES)

@@ -13,11 +13,10 @@ from torch import Tensor
 from soothsay import LLM, SamplingParams
 from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
-from soothsay.drafters.heads.eagle3.eagle3_drafter import Eagle3
-from soothsay.drafters.heads.eagle3.eagle3_head import Eagle3Config, Eagle3Head
+from soothsay.drafters.heads.eagle3 import Eagle3, Eagle3Config, Eagle3Head
 from soothsay.drafters.ops import native_recurrent
+from soothsay.drafters.ops.draft_ops import DraftBatch, DraftOutput
 from soothsay.drafters.ops.native_recurrent import NativeRecurrentDrafts
-from soothsay.drafters.ops.recurrent_drafts import DraftBatch, DraftOutput
 from soothsay.model.native.kernels import load_native
 
 pytestmark = pytest.mark.skipif(load_native() is None, reason="no native kernels run here")

@@ -24,9 +24,8 @@ from soothsay.core.batch import Batch, Rows
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Target
 from soothsay.drafters.heads.checkpoints.head_directory import open_head, read_head
-from soothsay.drafters.heads.eagle3.eagle3_head import Eagle3Config
-from soothsay.drafters.heads.peagle.peagle_drafter import PEagle
-from soothsay.drafters.heads.peagle.peagle_head import PEagleConfig, PEagleHead
+from soothsay.drafters.heads.eagle3 import Eagle3Config
+from soothsay.drafters.heads.peagle import PEagle, PEagleConfig, PEagleHead
 from soothsay.drafters.heads.trained_head import TargetEnds
 from soothsay.drafters.trees.own_kv import own_pool
 from soothsay.model.kernels import StockKernels
@@ -61,15 +60,15 @@ def guesses(path: Path, target: Target, chunk: int = 2) -> Tensor:
         for begin, end, tree in ((0, chunk, None), (chunk, len(CONTEXT), chain)):
             rows = Rows(np.array(CONTEXT[begin:end]), begin, table, tree)
             batch = Batch.pack([rows], block_size=target.config.block_size, group=HEADS // KV)
-            embedded, features_read = head.first.embed(batch.tokens, shared), read[begin:end]
+            embedded, features_read = head.embed(batch.tokens, shared), read[begin:end]
             if tree is not None:
                 mask, feature = head.mask_row(shared)
                 embedded[end - begin :] = mask
                 features_read = torch.cat([features_read, feature.expand(DEPTH - 1, -1)])
             out = head(embedded, features_read, batch, pool.layers)
         logits = head.logits(out[-DEPTH:], shared)
-    assert (logits.isfinite().sum(1) == len(head.first.token_ids)).all()
-    return logits[:, head.first.token_ids]
+    assert (logits.isfinite().sum(1) == len(head.token_ids)).all()
+    return logits[:, head.token_ids]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -118,7 +117,7 @@ def make_head(layers: int = 2, **changes: Any) -> PEagleHead:
     block = adapted(TINY, num_layers=layers, windows=(None,) * layers, **changes)
     first = Eagle3Config(block, 48, 33, (0, 1, 2), own_embedding=True, norm_before_residual=layers == 1)
     head: PEagleHead = randomize(PEagleHead(PEagleConfig(first, 96, 4), StockKernels()))
-    head.first.d2t = torch.arange(33) * 2
+    head.d2t = torch.arange(33) * 2
     return head
 
 
@@ -128,17 +127,17 @@ def plain_logits(
     """`[depth, V]` logits after `tokens`: rows of the tokens from `first` on, and `depth - 1` mask rows."""
     w, c, masks = head.state_dict(), head.config.first, depth - 1
     taps = torch.cat(taps_of(target, tokens[:-1], head.taps), dim=-1)[first - 1 :]
-    features = torch.cat([taps, w["mask_hidden"].expand(masks, -1)]) @ w["first.fc.weight"].t()
-    embedded = w["first.embedding.weight"][[*tokens[first:], *[head.config.mask] * masks]]
-    normed = rms_norm(features, head.first.hidden_norm)
+    features = torch.cat([taps, w["mask_hidden"].expand(masks, -1)]) @ w["fc.weight"].t()
+    embedded = w["embedding.weight"][[*tokens[first:], *[head.config.mask] * masks]]
+    normed = rms_norm(features, head.hidden_norm)
     x = normed if c.norm_before_residual else features
-    both = torch.cat([rms_norm(embedded, head.first.embedding_norm), normed], dim=-1)
+    both = torch.cat([rms_norm(embedded, head.embedding_norm), normed], dim=-1)
     places = first + torch.arange(len(x))
-    x = dense_block(w, "first.block", c.block, x, places, both)
+    x = dense_block(w, "block", c.block, x, places, both)
     for layer in range(c.block.num_layers - 1):
         x = dense_block(w, f"more.{layer}", c.block, x, places)
     logits = torch.full((depth, 97), -torch.inf)
-    logits[:, head.first.token_ids] = rms_norm(x[-depth:], head.first.norm) @ w["first.head.weight"].t()
+    logits[:, head.token_ids] = rms_norm(x[-depth:], head.norm) @ w["head.weight"].t()
     return logits
 
 

@@ -21,10 +21,9 @@ from oracles import (
 from safetensors.torch import load_file, save_file
 
 from soothsay import LLM, DrafterError, SamplingParams
-from soothsay.drafters.heads import serving
+from soothsay.drafters.heads import feature_drafter
 from soothsay.drafters.heads.checkpoints.head_directory import read_head, write_head
-from soothsay.drafters.heads.redrafter.redrafter_drafter import Redrafter
-from soothsay.drafters.heads.redrafter.redrafter_head import RedrafterConfig, RedrafterHead
+from soothsay.drafters.heads.redrafter import Redrafter, RedrafterConfig, RedrafterHead
 from soothsay.drafters.heads.trained_head import TargetEnds
 from soothsay.drafters.ops.native_draft_ops import draft_ops
 from soothsay.model.kernels import StockKernels
@@ -60,7 +59,7 @@ def test_one_call_computes_what_the_layers_do(rows: int, tiny: Make) -> None:
     shared = TargetEnds.of(tiny(0))
     head = copy.deepcopy(HEAD)
     head.borrow(shared)
-    head = serving.serve(head, kernels, torch.float32, 8)
+    head = feature_drafter.serve(head, kernels, torch.float32, 8)
     fused = head.outputs_at_once(draft_ops(kernels))
     assert fused is not None
     features, embedded = torch.randn(rows, 96), torch.randn(rows, 48)
@@ -79,7 +78,7 @@ def test_layers_of_another_kind_are_not_one_call(tiny: Make) -> None:
     for shortlist, native in ((), kernels), (range(5, 97, 2), StockKernels()):
         head = make_redrafter_head(shortlist=shortlist)
         head.borrow(shared)
-        head = serving.serve(head, native, torch.float32, 8 if native is kernels else None)
+        head = feature_drafter.serve(head, native, torch.float32, 8 if native is kernels else None)
         assert head.outputs_at_once(draft_ops(kernels)) is None
 
 

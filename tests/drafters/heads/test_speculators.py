@@ -29,7 +29,7 @@ from soothsay.core.batch import Batch, Rows
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Target
 from soothsay.drafters.heads.checkpoints.head_directory import read_head
-from soothsay.drafters.heads.eagle3.eagle3_head import Eagle3Head
+from soothsay.drafters.heads.eagle3 import Eagle3Head
 from soothsay.drafters.heads.trained_head import TargetEnds
 from soothsay.model.transformer import Transformer
 

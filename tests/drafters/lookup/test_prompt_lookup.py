@@ -12,7 +12,7 @@ from soothsay.config import EngineConfig
 from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Target
-from soothsay.drafters.lookup.prompt_lookup import PromptLookup, find_matches
+from soothsay.drafters.lookup.exact_matches import PromptLookup, find_matches
 
 TARGET = Target(None, None, EngineConfig(), 0)  # type: ignore[arg-type]
 

@@ -17,9 +17,8 @@ from verifying import match
 from soothsay import LLM, DrafterError, DraftTree, SamplingParams, Target
 from soothsay.config import EngineConfig
 from soothsay.core.noise import noise_key
-from soothsay.core.request import Request
+from soothsay.core.request import Observation, Request
 from soothsay.core.tenant import EVERYBODY
-from soothsay.drafters.base import Observation
 from soothsay.drafters.lookup.recycling import Recycling
 from soothsay.drafters.trees.templates import best_template
 from soothsay.model.transformer import Transformer

@@ -17,7 +17,7 @@ from soothsay.config import EngineConfig
 from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Target
-from soothsay.drafters.lookup.rest import DOUBT, LEAST, WEIGHTS, Rest, grow_likeliest
+from soothsay.drafters.lookup.exact_matches import DOUBT, LEAST, WEIGHTS, Rest, grow_likeliest
 from soothsay.drafters.lookup.text_store import write_datastore
 from soothsay.drafters.registry import build_drafter
 from soothsay.model.transformer import Transformer

@@ -23,8 +23,7 @@ from soothsay.config import EngineConfig
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.request import Request
 from soothsay.drafters.base import Target
-from soothsay.drafters.models.layer_skipping import LayerSkip
-from soothsay.drafters.models.skip_set import SkipSet
+from soothsay.drafters.models.layer_skipping import LayerSkip, SkipSet
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.transformer import Transformer

@@ -17,8 +17,14 @@ from soothsay.core.params import SamplingParams
 from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import NoDrafter
-from soothsay.drafters.ops.automaton import KnownNoise
-from soothsay.drafters.ops.continuations import LEAST, Followers, Source, grow_continuations, known_noise
+from soothsay.drafters.ops.continuations import (
+    LEAST,
+    Followers,
+    KnownNoise,
+    Source,
+    grow_continuations,
+    known_noise,
+)
 
 Words = tuple[int, ...]
 

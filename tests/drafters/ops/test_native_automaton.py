@@ -9,10 +9,9 @@ import pytest
 from kernels import FASTEST, STOCK
 
 from soothsay.core.tree import DraftTree
-from soothsay.drafters.ops.automaton import Automaton, KnownNoise, Matcher, Reading
-from soothsay.drafters.ops.native_automaton import NativeAutomaton
-from soothsay.drafters.ops.native_draft_ops import NativeDraftOps, draft_ops
-from soothsay.drafters.ops.stock_automaton import StockAutomaton
+from soothsay.drafters.ops.automaton import Automaton, Matcher, Reading, StockAutomaton
+from soothsay.drafters.ops.continuations import KnownNoise
+from soothsay.drafters.ops.native_draft_ops import NativeAutomaton, NativeDraftOps, draft_ops
 
 COUNTED = 6
 

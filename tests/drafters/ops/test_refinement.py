@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from soothsay.core.tree import DraftTree
+from soothsay.drafters.ops.draft_ops import LEAST_REFINED, Candidates, Refinement
 from soothsay.drafters.ops.native_draft_ops import draft_ops
-from soothsay.drafters.ops.refinement import LEAST, Candidates, Refinement
 from soothsay.model.kernels import Kernels, StockKernels
 from soothsay.model.native.kernels import load_native
 from soothsay.model.native.library import VARIANTS
@@ -78,7 +78,7 @@ def test_the_best_paths_by_enumeration(kernels: Kernels, kept: int, depth: int, 
     for seed in range(3):
         refinement, candidates = drawn(seed, kept)
         scores = scores_of_all_paths(seed, kept)
-        best = [path for path in scores if len(path) <= depth and scores[path] >= math.log(LEAST)]
+        best = [path for path in scores if len(path) <= depth and scores[path] >= math.log(LEAST_REFINED)]
         places, parents, found = draft_ops(kernels).grow_paths(refinement, candidates, nodes, depth)
         tree = DraftTree(-1)
         tree.append_nodes(places[1:], parents[1:], found[1:])

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from soothsay.drafters.ops.automaton import NOWHERE, ROOT, Reading, Tokens
-from soothsay.drafters.ops.stock_automaton import StockAutomaton
+from soothsay.drafters.ops.automaton import NOWHERE, ROOT, Reading, StockAutomaton, Tokens
 
 MANY = 1000
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +14,8 @@ from soothsay.config import EngineConfig
 from soothsay.core.request import Request
 from soothsay.core.verify import Verdict
 from soothsay.drafters.base import NoDrafter
-from soothsay.drafters.trees.feature_kv import READ, FeatureKV, LastFeatures
-from soothsay.drafters.trees.own_kv import DraftPass
+from soothsay.drafters.heads.feature_drafter import LastFeatureDrafter
+from soothsay.drafters.trees.own_kv import READ, DraftPass, FeatureKV
 from soothsay.model.transformer import Transformer
 
 Make = Callable[..., Transformer]
@@ -180,6 +182,18 @@ class TestFeatures:
             list(book.kv.catch_up({request: tree}))
 
 
+class LastFeatures(LastFeatureDrafter[Any]):
+    """Its head's features are differences of two layers."""
+
+    def __init__(self) -> None:
+        head = SimpleNamespace(taps=(0, 1))
+        served = SimpleNamespace(head=head, shared=None, fuse=lambda taps: taps[0] - taps[1])
+        super().__init__(None, served)  # type: ignore[arg-type]
+
+    def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
+        return [DraftTree(int(request.tokens[-1])) for request in requests]
+
+
 class TestLastFeatures:
     """Features are the numbers of their tokens."""
 
@@ -188,7 +202,7 @@ class TestLastFeatures:
         rows = torch.arange(start, start + count + 3.0)[:, None]
         verdict = Verdict([1, 3][:accepted], [7] * (accepted + 1))
         seen = Observation(request, start, count, (rows, -rows), verdict=verdict)
-        memory.observe([seen], lambda taps: taps[0] - taps[1])
+        memory.observe([seen])
 
     def test_the_last_committed_token_s_is_kept(self, tiny: Make) -> None:
         book, memory = Notebook(tiny), LastFeatures()
@@ -200,11 +214,11 @@ class TestLastFeatures:
         assert not memory.ready(request), "there is no token after the last feature"
         request.emit([99])
         assert memory.ready(request)
-        assert memory.stacked([request]).tolist() == [[2 * 9.0]]
+        assert memory.features([request]).tolist() == [[2 * 9.0]]
         self.show(memory, request, 10, 1, accepted=2)
         request.emit([7, 7, 7])
         assert memory.ready(request)
-        assert memory.stacked([request, request]).tolist() == [[2 * 13.0]] * 2, "that of the third node"
+        assert memory.features([request, request]).tolist() == [[2 * 13.0]] * 2, "that of the third node"
         request.emit([8])
         assert not memory.ready(request)
 
@@ -216,7 +230,7 @@ class TestLastFeatures:
             request.emit([99])
         memory.release(first)
         memory.release(first)
-        assert len(memory) == 1
+        assert len(memory.kept) == 1
         assert not memory.ready(first)
         assert memory.ready(second)
 
@@ -224,5 +238,5 @@ class TestLastFeatures:
         memory, request = LastFeatures(), Notebook(tiny).request([*range(100)], [*range(25)])
         self.show(memory, request, 0, 100)
         request.emit([99])
-        ((_, kept),) = memory.last.values()
-        assert kept.untyped_storage().nbytes() == memory.stacked([request]).nbytes
+        ((_, kept),) = memory.kept.values()
+        assert kept.untyped_storage().nbytes() == memory.features([request]).nbytes

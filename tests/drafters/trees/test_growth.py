@@ -14,9 +14,15 @@ from torch import Tensor
 
 from soothsay import DraftTree
 from soothsay.core.request import Request
-from soothsay.drafters.trees.growth import GrowingTree, TreeGrower, parent_rows
+from soothsay.drafters.trees.growth import (
+    ConfidentShape,
+    GrowingTree,
+    TemplateShape,
+    TreeGrower,
+    TreeShape,
+    parent_rows,
+)
 from soothsay.drafters.trees.templates import EAGLE_TEMPLATE
-from soothsay.drafters.trees.tree_shapes import ConfidentShape, TemplateShape, TreeShape
 
 VOCAB = 12
 Path = tuple[int, ...]

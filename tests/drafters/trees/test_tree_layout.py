@@ -13,8 +13,7 @@ from kernels import OPS
 from verifying import match
 
 from soothsay import DrafterError, DraftTree
-from soothsay.core.request import Request
-from soothsay.drafters.base import Observation
+from soothsay.core.request import Observation, Request
 from soothsay.drafters.trees.templates import RankAcceptance, TreeLayout, typical_acceptance
 
 

@@ -10,8 +10,8 @@ from recurrent import Make
 from soothsay import DrafterError, Target
 from soothsay.config import EngineConfig
 from soothsay.drafters.base import check_at_least_one
+from soothsay.drafters.trees.growth import Candidate, ConfidentShape, TemplateShape
 from soothsay.drafters.trees.templates import EAGLE_TEMPLATE
-from soothsay.drafters.trees.tree_shapes import Candidate, ConfidentShape, TemplateShape
 
 
 class TestShapes:

@@ -19,8 +19,8 @@ from torch import Tensor
 from soothsay.config import EngineConfig
 from soothsay.core.batch import Rows
 from soothsay.drafters.base import Target
-from soothsay.drafters.heads.mtp.mtp_head import MTPHead
-from soothsay.drafters.heads.serving import find_head
+from soothsay.drafters.heads.feature_drafter import find_head
+from soothsay.drafters.heads.mtp import MTPHead
 from soothsay.errors import DrafterError, ModelError
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.load import load_model

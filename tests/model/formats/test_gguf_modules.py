@@ -18,8 +18,8 @@ from tiny import adapted
 from soothsay import LLM, SamplingParams
 from soothsay.config import EngineConfig
 from soothsay.drafters.base import Target
-from soothsay.drafters.heads.mtp.mtp_head import MTPHead
-from soothsay.drafters.heads.serving import find_head
+from soothsay.drafters.heads.feature_drafter import find_head
+from soothsay.drafters.heads.mtp import MTPHead
 from soothsay.errors import DrafterError, MissingDrafterError
 from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.load import load_model

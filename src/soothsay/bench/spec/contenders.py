@@ -12,7 +12,7 @@ from soothsay import LLM, Drafter, DraftTree, Observation, Request, SamplingPara
 from soothsay.bench.chat_client import TIMEOUT, ChatClient, TimedReply
 from soothsay.bench.spec.theory import TreeCounts, added
 from soothsay.core.verify import Promise
-from soothsay.drafters.proxy import DrafterProxy
+from soothsay.drafters.base import DrafterProxy
 from soothsay.tokenizer import Message
 
 

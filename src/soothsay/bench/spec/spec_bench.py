@@ -19,8 +19,7 @@ from soothsay.bench.prompts import QUESTION, PromptEntry, Question, encode
 from soothsay.bench.spec.contenders import AskedTurn, Contender, DrafterContender, RunTimes, TurnAnswer
 from soothsay.bench.spec.spec_results import PLAIN, Key, Lap, Setting, SpecResults
 from soothsay.core.sampling import derive_seed
-from soothsay.drafters.registry import DrafterSpec, build_drafter, named_drafter
-from soothsay.drafters.spec_parser import Composed, Named, parse
+from soothsay.drafters.registry import Composed, DrafterSpec, Named, build_drafter, named_drafter, parse
 from soothsay.model.pass_times import PassTimes
 from soothsay.tokenizer import Message
 

@@ -31,7 +31,7 @@ from soothsay.options import (
 
 if TYPE_CHECKING:
     from soothsay.corpus import Tally
-    from soothsay.drafters.models.skip_set import SkipSet
+    from soothsay.drafters.models.layer_skipping import SkipSet
     from soothsay.train.answers import AnswersReport
 
 
@@ -90,8 +90,8 @@ class AnswerConversations:
             llm = LLM(self.model, max_requests=self.batch, prefix_caching=features is None, **own)
         folder = None
         if features is not None:
+            from soothsay.train.features import FeatureFolder
             from soothsay.train.new_heads import taps_of
-            from soothsay.train.recorded import FeatureFolder
 
             taps = taps_of(features, llm.model.config.num_layers)
             folder = FeatureFolder(self.out.with_suffix(".features"), taps)

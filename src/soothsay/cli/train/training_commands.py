@@ -36,7 +36,7 @@ class LanguageModelTraining(TrainingRun):
 
     def run(self) -> None:
         """Train the model."""
-        from soothsay.train.lm import LanguageModel
+        from soothsay.train.whole_models import LanguageModel
 
         examples, held_out = self.examples()
         own = {name: getattr(self, name) for name in ("fresh", "mtp_modules", "seed", "device")}
@@ -199,9 +199,8 @@ class DraftModelTraining(TrainingRun):
 
         from soothsay.model.families.parsing import parse_model_config
         from soothsay.model.transformer import Transformer
-        from soothsay.train.draft import DraftRecipe, draft_config
-        from soothsay.train.lm import write_model
         from soothsay.train.sequences import TrainingKernels
+        from soothsay.train.whole_models import DraftRecipe, draft_config, write_model
 
         checkpoint = self.checkpoint()
         config = draft_config(checkpoint.config, self.layers, self.hidden, self.heads, self.intermediate)

@@ -81,7 +81,7 @@ class TrainingRun:
         from soothsay.errors import TrainingError
         from soothsay.tokenizer import with_layout
         from soothsay.train.examples import read_examples, split
-        from soothsay.train.recorded import is_feature_folder, recorded_examples
+        from soothsay.train.features import is_feature_folder, recorded_examples
 
         tokenizer = with_layout(self.checkpoint().tokenizer(), self.chat_template)
         if tokenizer is None:
@@ -126,8 +126,7 @@ class TrainingRun:
     def train(self, recipe: Recipe, examples: list[Example]) -> None:
         """Run `recipe` and show how it goes."""
         from soothsay.plotting import require_matplotlib
-        from soothsay.train.metrics_chart import plot_metrics
-        from soothsay.train.trainer import Trainer, TrainingConfig
+        from soothsay.train.trainer import Trainer, TrainingConfig, plot_metrics
 
         require_matplotlib()  # every evaluation draws a chart
         numbers = {field.name for field in fields(TrainingConfig)}

@@ -6,14 +6,24 @@ import math
 from collections.abc import Iterable
 
 from soothsay.core.tree import DraftTree
-from soothsay.drafters.control.constants import (
-    BIN_MEMORY,
-    BIN_PRIOR,
-    BIN_WIDTH,
-    FIRST_REFRESH,
-    NUM_BINS,
-    REFRESH_NODES,
-)
+
+BIN_WIDTH = 0.25
+"""Nats of a node's score in one bin of the calibration."""
+
+NUM_BINS = 32
+"""Bins from a score of 0 downward. The last one has all lower scores, whose probability is below 0.0005."""
+
+BIN_PRIOR = 2.0
+"""Nodes that the drafter's own score counts for in each bin at the start."""
+
+BIN_MEMORY = 512.0
+"""Nodes that a bin remembers. Older ones fade, so the calibration follows the text."""
+
+REFRESH_NODES = 64
+"""Nodes between two fits of the calibration's table. A fit takes as long as some tens of counts."""
+
+FIRST_REFRESH = 4
+"""Nodes before the first fit. The number doubles with each fit, up to `REFRESH_NODES`."""
 
 
 class AcceptanceCalibration:

@@ -12,13 +12,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from soothsay.core.learned import Learned
-from soothsay.core.request import Request
+from soothsay.core.request import Observation, Request
 from soothsay.core.tenant import PerTenant
 from soothsay.core.tree import DraftTree
-from soothsay.drafters.base import Drafter, Observation, Target
+from soothsay.drafters.base import Drafter, MisfitWatch, Target
 from soothsay.drafters.control.acceptance import AcceptanceCalibration, right_nodes
-from soothsay.drafters.control.constants import CASCADE_WEIGHT
-from soothsay.drafters.misfit_watch import MisfitWatch
+
+CASCADE_WEIGHT = 1 / 32
+"""Weight of the newest step in a cascade's running mean of accepted nodes."""
 
 
 class Composite(Drafter):

@@ -10,14 +10,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from soothsay.core.request import Request
+from soothsay.core.request import Observation, Request
 from soothsay.core.tenant import PerTenant
 from soothsay.core.tree import DraftTree
-from soothsay.drafters.base import Drafter, LevelwiseDrafter, Observation, SignalingDrafter, Target
-from soothsay.drafters.control.asking import AskingPolicy, AskingRound
-from soothsay.drafters.control.backlog import Backlog
+from soothsay.drafters.base import Drafter, LevelwiseDrafter, SignalingDrafter, Target
 from soothsay.drafters.control.compose import Composite
 from soothsay.drafters.control.cost import CostModel
+from soothsay.drafters.control.decision import AskingPolicy, AskingRound, SignalPolling, select_nodes
 from soothsay.drafters.control.forecast import (
     NOTHING,
     Forecast,
@@ -25,9 +24,7 @@ from soothsay.drafters.control.forecast import (
     forecast_of_nothing,
     start_gains,
 )
-from soothsay.drafters.control.polling import SignalPolling
-from soothsay.drafters.control.request_state import RequestState
-from soothsay.drafters.control.selection import RatedDraft, select_nodes
+from soothsay.drafters.control.request_state import Backlog, RatedDraft, RequestState
 from soothsay.model.pass_times import PassTimes
 
 NOBODY = "none"

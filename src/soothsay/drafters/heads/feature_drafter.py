@@ -1,4 +1,9 @@
-"""Bases of drafters with a trained head that reads the target's features.
+"""Loads the trained heads that drafters name, and the bases of drafters whose head reads the target's
+features.
+
+Linear layers are converted to the kinds that the target's kernels are fast at. A head usually reads whole
+features, and shares the target's embedding, last norm and output head. A head with a `FeatureView` reads a
+part of each feature, and brings its own embedding, last norm and output head.
 
 A `FeatureDrafter` has KV of its own, and its head reads the feature of every token. A `LastFeatureDrafter`
 has none, and its head reads the feature of the last token.
@@ -8,20 +13,139 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Generic
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from soothsay.core.cache import KVPool
-from soothsay.core.request import Request
+from soothsay.config import DType
+from soothsay.core.batch import Batch, Rows
+from soothsay.core.request import Observation, Request
 from soothsay.core.tree import DraftTree
-from soothsay.drafters.base import Drafter, LevelwiseDrafter, Observation, Target
-from soothsay.drafters.heads.serving import Served, ServedHead
-from soothsay.drafters.trees.feature_kv import FeatureKV, LastFeatures
-from soothsay.drafters.trees.growth import GrowingTree, GrownDrafter, parent_rows
-from soothsay.drafters.trees.own_kv import DraftPass
-from soothsay.drafters.trees.tree_shapes import TreeShape
+from soothsay.drafters.base import Drafter, LevelwiseDrafter, Target
+from soothsay.drafters.heads.checkpoints.fit import FeatureView
+from soothsay.drafters.heads.checkpoints.head_directory import open_head
+from soothsay.drafters.heads.trained_head import Head, TargetEnds
+from soothsay.drafters.places import drafter_directory
+from soothsay.drafters.trees.growth import GrowingTree, GrownDrafter, TreeShape, parent_rows
+from soothsay.drafters.trees.own_kv import DraftPass, FeatureKV, own_pool, pack
+from soothsay.errors import DrafterError
+from soothsay.model.blocks import record
+from soothsay.model.kernels import Kernels
+from soothsay.model.linear import Dense
+from soothsay.model.numeric_mode import BITS, DTYPES, NumericMode
+from soothsay.model.specs.model_spec import ModelSpec
+
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
+AnyHead = TypeVar("AnyHead", bound=Head)
+ServedHead = TypeVar("ServedHead", bound=Head, covariant=True)
+
+
+def serve(
+    head: AnyModule,
+    kernels: Kernels,
+    dtype: torch.dtype,
+    bits: int | None = None,
+    output_bits: int | None = None,
+) -> AnyModule:
+    """Make a head ready to draft: convert its linear layers to the kinds that `kernels` are fast at.
+
+    Args:
+        head: is changed in place; it can no longer be trained or written. It may be a whole model.
+        kernels: the target's.
+        dtype: what the linear layers compute in.
+        bits: round their weights to integers of this size; None: do not round.
+        output_bits: the same for its output head, which a draft reads most; None: as for the others.
+
+    Returns:
+        `head`.
+    """
+    inner, output = NumericMode(dtype, bits), NumericMode(dtype, output_bits or bits, coarse=True)
+    for name, module in list(head.named_modules()):
+        if isinstance(module, Dense):
+            is_output = name.split(".")[-1] == "head"
+            weight = (output if is_output else inner).convert(name, module.weight.detach())
+            bias = None if module.bias is None else module.bias.detach().to(dtype)
+            out = torch.float32 if is_output else dtype
+            head.set_submodule(name, kernels.linear(weight, bias, out))
+    record(head)
+    return head.eval().requires_grad_(False)
+
+
+@dataclass(frozen=True)
+class Served(Generic[ServedHead]):
+    """A head that is ready to draft for a target."""
+
+    head: ServedHead
+    shared: TargetEnds
+    """The embedding, last norm and output head that the head works with."""
+
+    view: FeatureView | None = None
+    """None: the head reads whole features."""
+
+    def fuse(self, taps: Sequence[Tensor]) -> Tensor:
+        """The part of the target's features to keep: `[N, H_target]` for each tap -> `[N, H]` float32."""
+        return self.head.fuse(taps if self.view is None else self.view.cut(taps), self.shared)
+
+
+def load_head(
+    kind: type[AnyHead], model: str | Path | Head, target: Target, dtype: DType = "auto"
+) -> Served[AnyHead]:
+    """Load a head and make it ready to draft for `target`.
+
+    Args:
+        kind: the class of the method's heads.
+        model: see `find_head`. A head that is given as an object is changed, see `serve`.
+        target: the model to draft for.
+        dtype: what the head's linear layers compute in. "auto" is the target's dtype. If the target's weights
+            are integers of any size, "auto" is int8: a head is small, and better guesses are worth 8 bits. A
+            draft reads its output matrix again for each level, so this has 4 bits: drafts are up to 1% worse,
+            and take 6 to 12% less time (docs/log.md).
+
+    Raises:
+        DrafterError: the dtype is unknown, or as `find_head` raises.
+    """
+    known = ("auto", *DTYPES, *BITS)
+    if dtype not in known:
+        raise DrafterError(f"{kind.method}(dtype={dtype}) is unknown; choose {', '.join(known)}")
+    head, view = find_head(kind, model, target)
+    verifier = target.model
+    bits, output_bits = BITS.get(dtype), None
+    if dtype == "auto" and verifier.bits is not None:
+        bits, output_bits = 8, 4
+    shared = TargetEnds.of(verifier) if view is None else view.ends(verifier)
+    with torch.no_grad():
+        head.to(verifier.device).borrow(shared)
+    served = serve(head, verifier.kernels, DTYPES.get(dtype, verifier.dtype), bits, output_bits)
+    return Served(served, shared, view)
+
+
+def find_head(
+    kind: type[AnyHead], model: str | Path | Head, target: Target
+) -> tuple[AnyHead, FeatureView | None]:
+    """Read the trained head that `model` names, and its view of the target's features if it has one.
+
+    Args:
+        kind: the class of the method's heads.
+        model: a checkpoint's directory, or a head; empty: the directory `drafters/METHOD` beside the target's
+            weights. For MTP modules the target's own checkpoint is the second choice.
+        target: the model to draft for.
+
+    Raises:
+        DrafterError: the head is not there, damaged, another method's, or does not fit the target.
+    """
+    if isinstance(model, Head):
+        head, view = model, None
+    else:
+        with open_head(drafter_directory(kind.method, str(model), target), target) as stored:
+            head, view = stored.load(), stored.fit.view
+    if not isinstance(head, kind):
+        raise DrafterError(
+            f"{model} is a head of {head.method}, not of {kind.method}: choose drafter {head.method}"
+        )
+    return head, view
 
 
 class FeatureDrafter(LevelwiseDrafter, Generic[ServedHead]):
@@ -30,14 +154,20 @@ class FeatureDrafter(LevelwiseDrafter, Generic[ServedHead]):
     Args:
         target: the model to draft for.
         served: the head, ready to draft.
-        pool: the head's keys and values.
+        block: describes the head's decoder blocks.
+        scratch: slots after the target's that the head needs.
     """
 
     trained = True
 
-    def __init__(self, target: Target, served: Served[ServedHead], pool: KVPool):
-        self.target, self.served, self.taps = target, served, served.taps
-        self.kv = FeatureKV(target, pool)
+    def __init__(self, target: Target, served: Served[ServedHead], block: ModelSpec, scratch: int = 0):
+        self.target, self.served, self.taps = target, served, served.head.taps
+        self.head, self.shared, self.block = served.head, served.shared, block
+        self.kv = FeatureKV(target, own_pool(target, block, served.head.dtype, scratch))
+
+    def pack(self, rows: Sequence[Rows]) -> Batch:
+        """Lay out a pass of the head."""
+        return pack(rows, self.target, self.block)
 
     def keep(self, taps: Sequence[Tensor]) -> Tensor:
         """What is kept of the target's features until their rows are computed, `[N, ...]` float32."""
@@ -82,20 +212,31 @@ class LastFeatureDrafter(Drafter, Generic[ServedHead]):
     trained = True
 
     def __init__(self, target: Target, served: Served[ServedHead]):
-        self.target, self.served, self.taps = target, served, served.taps
-        self.head, self.shared, self.features = served.head, served.shared, LastFeatures()
+        self.target, self.served, self.taps = target, served, served.head.taps
+        self.head, self.shared = served.head, served.shared
+        self.kept: dict[Request, tuple[int, Tensor]] = {}  # tokens that were shown; [H] of the last of them
 
     def observe(self, observations: Sequence[Observation]) -> None:
-        """Keep the features that the head reads next."""
-        self.features.observe(observations, self.served.fuse)
+        """Keep the feature of the last token that a step commits."""
+        rows = [seen.committed_rows for seen in observations]
+        taps = [
+            torch.stack([tap[own[-1]] for tap, own in zip(layer, rows, strict=True)])
+            for layer in zip(*(seen.taps for seen in observations), strict=True)
+        ]
+        for seen, own, feature in zip(observations, rows, self.served.fuse(taps), strict=True):
+            self.kept[seen.request] = seen.start + len(own), feature
 
     def release(self, request: Request) -> None:
         """Forget a request."""
-        self.features.release(request)
+        self.kept.pop(request, None)
 
     def ready(self, request: Request) -> bool:
-        """Return whether the feature before the root is known, see `Expander`."""
-        return self.features.ready(request)
+        """Return whether the feature of the token before the root is known, see `Expander`."""
+        return request in self.kept and self.kept[request][0] == len(request.tokens) - 1
+
+    def features(self, requests: Sequence[Request]) -> Tensor:
+        """The features of requests that are ready, `[R, H]` float32."""
+        return torch.stack([self.kept[request][1] for request in requests])
 
 
 class StateGrownDrafter(LastFeatureDrafter[ServedHead], GrownDrafter[Tensor]):
@@ -119,7 +260,7 @@ class StateGrownDrafter(LastFeatureDrafter[ServedHead], GrownDrafter[Tensor]):
 
     def expand_roots(self, growing: Sequence[GrowingTree]) -> tuple[Tensor, Tensor]:
         """See `Expander`."""
-        return self.expand(growing, self.features.stacked([g.request for g in growing]))
+        return self.expand(growing, self.features([g.request for g in growing]))
 
     def expand_nodes(self, growing: Sequence[GrowingTree], states: Tensor) -> tuple[Tensor, Tensor]:
         """See `Expander`."""

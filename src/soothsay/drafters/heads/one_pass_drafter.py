@@ -11,17 +11,14 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from soothsay.core.cache import KVPool
 from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Target
-from soothsay.drafters.heads.feature_drafter import FeatureDrafter, draft_ready
-from soothsay.drafters.heads.serving import Served
+from soothsay.drafters.heads.feature_drafter import FeatureDrafter, Served, draft_ready
 from soothsay.drafters.heads.trained_head import OnePassHead
-from soothsay.drafters.trees.growth import Expander, GrowingTree, TreeGrower, parent_rows
-from soothsay.drafters.trees.own_kv import DraftPass, own_pool, pack
+from soothsay.drafters.trees.growth import ConfidentShape, Expander, GrowingTree, TreeGrower, parent_rows
+from soothsay.drafters.trees.own_kv import DraftPass
 from soothsay.drafters.trees.templates import TreeLayout
-from soothsay.drafters.trees.tree_shapes import ConfidentShape
 from soothsay.model.specs.model_spec import ModelSpec
 
 
@@ -47,25 +44,27 @@ class OnePassDrafter(FeatureDrafter[AnyOnePassHead], Expander[PathRows]):
     Args:
         target: the model to draft for.
         served: the head, ready to draft.
-        pool: the head's keys and values.
+        block: describes the decoder blocks.
         depth: number of guesses in one pass.
         nodes: of the largest tree, the root not counted.
         branch: likeliest tokens at each depth, or below each node, that may be in the tree.
         width: nodes of each level that are expanded, if guesses are corrected; None: they are not.
+        scratch: slots for keys and values that are not kept.
     """
 
     def __init__(
         self,
         target: Target,
         served: Served[AnyOnePassHead],
-        pool: KVPool,
+        block: ModelSpec,
         depth: int,
         nodes: int,
         branch: int,
         width: int | None = None,
+        scratch: int = 0,
     ):
-        super().__init__(target, served, pool)
-        self.head, self.shared, self.depth, self.max_nodes = served.head, served.shared, depth, 1 + nodes
+        super().__init__(target, served, block, scratch)
+        self.depth, self.max_nodes = depth, 1 + nodes
         ops = target.model.kernels.sampling
         self.layout = TreeLayout("best-first", depth, branch, nodes, ops)
         self.grower: TreeGrower | None = None
@@ -80,7 +79,8 @@ class OnePassDrafter(FeatureDrafter[AnyOnePassHead], Expander[PathRows]):
 
     def _draft(self, ready: Sequence[Request]) -> list[DraftTree]:
         depths = [self.depth_for(request) for request in ready]
-        return self.layout.trees(ready, self._whole(self.predict(ready).logits), depths)
+        logits = self.head.whole(self.predict(ready).logits, self.shared.vocab_size)
+        return self.layout.trees(ready, logits, depths)
 
     @abstractmethod
     def predict(self, requests: Sequence[Request]) -> PathRows:
@@ -136,10 +136,8 @@ class OnePassDrafter(FeatureDrafter[AnyOnePassHead], Expander[PathRows]):
         tokens = torch.tensor([t for g in growing for t in g.frontier_tokens], device=rows.places.device)
         own, read = (part.index_select(0, rows.places) for part in (rows.logits, rows.read))
         logits, states = self.correct(PathRows(own, read, rows.places, rows.states), tokens)
-        return self._whole(logits), PathRows(rows.logits, rows.read, rows.places, states)
-
-    def _whole(self, logits: Tensor) -> Tensor:
-        return self.head.whole(logits, self.shared.vocab_size)
+        whole = self.head.whole(logits, self.shared.vocab_size)
+        return whole, PathRows(rows.logits, rows.read, rows.places, states)
 
 
 class MaskRowsDrafter(OnePassDrafter[AnyOnePassHead]):
@@ -149,33 +147,14 @@ class MaskRowsDrafter(OnePassDrafter[AnyOnePassHead]):
     `OnePassDrafter`.
     """
 
-    def __init__(
-        self,
-        target: Target,
-        served: Served[AnyOnePassHead],
-        block: ModelSpec,
-        depth: int,
-        nodes: int,
-        branch: int,
-        width: int | None = None,
-    ):
-        self.block = block
-        super().__init__(
-            target, served, own_pool(target, block, served.head.dtype), depth, nodes, branch, width
-        )
-
-    @abstractmethod
-    def embed(self, tokens: Tensor) -> Tensor:
-        """The embeddings of tokens that the head reads, `[N] -> [N, H]` float32."""
-
     @abstractmethod
     def learned_rows(self, count: int) -> tuple[Tensor, Tensor]:
         """What the rows after a root read, in place of embeddings and features: `[count or 1, H]` each."""
 
     def run(self, batch: DraftPass) -> list[Tensor]:
         """Compute a pass: `[D, H]` outputs of each root and the learned rows after it."""
-        packed, begin = pack(batch.rows, self.target, self.block), 0
-        embedded = self.embed(packed.tokens)
+        packed, begin = self.pack(batch.rows), 0
+        embedded = self.head.embed(packed.tokens, self.shared)
         features = torch.empty_like(embedded)
         for rows, read in zip(batch.rows, batch.features, strict=True):
             learned, end = begin + len(rows.tokens), begin + rows.num_rows

@@ -16,14 +16,12 @@ from soothsay.core.params import MIN_TEMPERATURE
 from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Target
-from soothsay.drafters.heads.feature_drafter import FeatureDrafter, draft_ready
-from soothsay.drafters.heads.serving import Served, load_head
+from soothsay.drafters.heads.feature_drafter import FeatureDrafter, Served, draft_ready, load_head
 from soothsay.drafters.heads.trained_head import Head, RecurrentHead
-from soothsay.drafters.ops.recurrent_drafts import DraftBatch, DraftInput, RecurrentDrafts
-from soothsay.drafters.trees.growth import GrowingTree, GrownDrafter, parent_rows
+from soothsay.drafters.ops.draft_ops import DraftBatch, DraftInput, RecurrentDrafts
+from soothsay.drafters.trees.growth import ConfidentShape, GrowingTree, GrownDrafter, TreeShape, parent_rows
 from soothsay.drafters.trees.guesses import SHARPNESS
-from soothsay.drafters.trees.own_kv import DraftPass, own_pool, pack
-from soothsay.drafters.trees.tree_shapes import ConfidentShape, TreeShape
+from soothsay.drafters.trees.own_kv import DraftPass
 
 Outputs = tuple[Tensor, ...]
 """`[M, H]` outputs of a head's modules, of M rows. The logits come from the first; rows below read the rest,
@@ -44,8 +42,7 @@ class RecurrentDrafter(FeatureDrafter[RecurrentHead], GrownDrafter[Outputs]):
     """
 
     def __init__(self, target: Target, served: Served[RecurrentHead], shape: TreeShape):
-        pool = own_pool(target, served.head.config.block, served.head.dtype)
-        FeatureDrafter.__init__(self, target, served, pool)
+        FeatureDrafter.__init__(self, target, served, served.head.config.block)
         GrownDrafter.__init__(self, target, shape)
 
     def expand_roots(self, growing: Sequence[GrowingTree]) -> tuple[Tensor, Outputs]:
@@ -69,8 +66,12 @@ class RecurrentDrafter(FeatureDrafter[RecurrentHead], GrownDrafter[Outputs]):
     def run(self, batch: DraftPass) -> Outputs:
         """Compute a pass over committed tokens. Return the outputs of its logit rows, of every module."""
         packed = self.pack(batch.rows)
-        out = self.run_module(packed, torch.cat(batch.features))
+        out = self.run_module(packed, self.fused(torch.cat(batch.features)))
         return (packed.select_logit_rows(out),)
+
+    def fused(self, kept: Tensor) -> Tensor:
+        """What rows read of the features that `keep` has kept."""
+        return kept
 
     def run_nodes(self, packed: Batch, read: Outputs) -> Outputs:
         """Compute a pass over nodes, which read the outputs of their parents.
@@ -81,17 +82,12 @@ class RecurrentDrafter(FeatureDrafter[RecurrentHead], GrownDrafter[Outputs]):
 
     def run_module(self, packed: Batch, features: Tensor, module: int = 0) -> Tensor:
         """Compute a pass of one module: `[N, H]` features -> `[N, H]` outputs."""
-        head, shared = self.served.head, self.served.shared
-        embedded = head.embed(packed.tokens, shared)
-        out: Tensor = head(embedded, features, packed, self.kv.pool.layers[module], module)
+        embedded = self.head.embed(packed.tokens, self.shared)
+        out: Tensor = self.head(embedded, features, packed, self.kv.pool.layers[module], module)
         return out
 
-    def pack(self, rows: Sequence[Rows]) -> Batch:
-        """Lay out a pass of the head."""
-        return pack(rows, self.target, self.served.head.config.block)
-
     def _logits(self, outputs: Outputs) -> Tensor:
-        return self.served.head.logits(outputs[0], self.served.shared)
+        return self.head.logits(outputs[0], self.shared)
 
 
 class ConfidentDrafter(RecurrentDrafter):
@@ -124,20 +120,16 @@ class ConfidentDrafter(RecurrentDrafter):
     ):
         self.shape = ConfidentShape.within(self.method, target, depth, width, branch)
         super().__init__(target, load_head(self.kind, model, target, dtype), self.shape)
-        view, shared = self.served.view, self.served.shared
-        self.at_once = self.served.head.drafts_at_once(shared, target.ops) if view is None else None
+        whole = self.served.view is None
+        self.at_once = self.head.drafts_at_once(self.shared, target.ops) if whole else None
 
     def keep(self, taps: Sequence[Tensor]) -> Tensor:
         """See `FeatureDrafter`. A draft in one call fuses features itself."""
         return super().keep(taps) if self.at_once is None else torch.cat(list(taps), -1)
 
-    def run(self, batch: DraftPass) -> Outputs:
+    def fused(self, kept: Tensor) -> Tensor:
         """See `RecurrentDrafter`."""
-        if self.at_once is None:
-            return super().run(batch)
-        taps = torch.cat(batch.features).chunk(len(self.taps), -1)
-        packed = self.pack(batch.rows)
-        return (packed.select_logit_rows(self.run_module(packed, self.served.fuse(taps))),)
+        return kept if self.at_once is None else self.served.fuse(kept.chunk(len(self.taps), -1))
 
     @torch.inference_mode()
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
@@ -155,18 +147,10 @@ class ConfidentDrafter(RecurrentDrafter):
         trees = {request: DraftTree(int(request.tokens[-1])) for request in ready}
         shape, pool = self.shape, self.kv.pool
         for batch in self.kv.catch_up(trees):
-            inputs = [
-                _draft_input(*own) for own in zip(batch.requests, batch.rows, batch.features, strict=True)
-            ]
-            draft_batch = DraftBatch(
-                inputs=inputs,
-                kv=cast(Tensor, pool.layers[0]),
-                block_size=pool.block_size,
-                depth=shape.depth,
-                width=shape.width,
-                branch=shape.branch,
-                least=self.min_level_gain,
-            )
+            own = zip(batch.requests, batch.rows, batch.features, strict=True)
+            inputs = [_draft_input(*one) for one in own]
+            numbers = shape.depth, shape.width, shape.branch, self.min_level_gain
+            draft_batch = DraftBatch(inputs, cast(Tensor, pool.layers[0]), pool.block_size, *numbers)
             for request, out in zip(batch.requests, at_once(draft_batch), strict=True):
                 if out is not None:
                     trees[request].append_nodes(out.tokens[1:], out.parents[1:], out.scores[1:])

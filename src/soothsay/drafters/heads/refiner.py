@@ -18,8 +18,7 @@ from soothsay.core.params import MIN_TEMPERATURE
 from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.heads.trained_head import ShortlistHead, TargetEnds
-from soothsay.drafters.ops.draft_ops import DraftOps
-from soothsay.drafters.ops.refinement import Candidates, HeadOutputs, Refinement
+from soothsay.drafters.ops.draft_ops import Candidates, DraftOps, HeadOutputs, Refinement
 from soothsay.drafters.trees.guesses import SHARPNESS
 from soothsay.drafters.trees.templates import draw_template, fill_drawn, score_rows
 from soothsay.model.linear import Dense
@@ -135,10 +134,8 @@ class RefinedTrees:
         for i, request in enumerate(requests):
             own = slice(i * depths, (i + 1) * depths)
             scale = factors[i] / max(request.params.temperature or 1.0, MIN_TEMPERATURE)
-            candidates = Candidates(
-                scores[own], factors[i], values[own], places[own], read[own], states[i], scale
-            )
-            trees.append(self._tree(request, candidates))
+            found = Candidates(scores[own], factors[i], values[own], places[own], read[own], states[i], scale)
+            trees.append(self._tree(request, found))
         return trees
 
     def _tree(self, request: Request, candidates: Candidates) -> DraftTree:
@@ -154,7 +151,8 @@ class RefinedTrees:
         """Scores `[R * D, V_short]`; log-probabilities and places of each row's best tokens, `[R * D, K]`."""
         rows, short = [depths] * len(requests), self.head.shortlist
         if any(r.constraint is not None or r.params.changes_logits for r in requests):
-            logits = score_rows(requests, self._whole(logits), rows, self.sampling)
+            whole = self.head.whole(logits, self.shared.vocab_size)
+            logits = score_rows(requests, whole, rows, self.sampling)
             logits = logits if short is None else logits.index_select(1, short)
         elif any(request.params.temperature > 0 for request in requests):
             logits = score_rows(requests, logits, rows, self.sampling, short)
@@ -164,7 +162,8 @@ class RefinedTrees:
 
     def _drawn(self, requests: Sequence[Request], logits: Tensor, depths: int) -> list[DraftTree]:
         """Trees for verifiers that must know what each token was drawn from: its depth, not refined."""
-        scores = score_rows(requests, self._whole(logits), [depths] * len(requests), self.sampling)
+        whole = self.head.whole(logits, self.shared.vocab_size)
+        scores = score_rows(requests, whole, [depths] * len(requests), self.sampling)
         trees = []
         for request, rows in zip(requests, torch.split(scores, depths), strict=True):
             tree, guessing = DraftTree(int(request.tokens[-1])), request.params.rule.guessing
@@ -172,9 +171,6 @@ class RefinedTrees:
             fill_drawn(tree, draw_template(guessing, depth, DRAWN_BRANCH, size), [*rows], request)
             trees.append(tree)
         return trees
-
-    def _whole(self, logits: Tensor) -> Tensor:
-        return self.head.whole(logits, self.shared.vocab_size)
 
 
 def _followers(tokens: Tensor, corrections: Tensor) -> Tensor:

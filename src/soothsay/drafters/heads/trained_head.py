@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from soothsay.core.batch import Batch
-from soothsay.drafters.ops.draft_ops import DraftOps
-from soothsay.drafters.ops.recurrent_drafts import RecurrentDrafts
+from soothsay.drafters.ops.draft_ops import DraftOps, RecurrentDrafts
+from soothsay.model.decoder_block import DecoderBlock
 from soothsay.model.embedding import Embedding
 from soothsay.model.kernels import Kernels
 from soothsay.model.linear import Dense
 from soothsay.model.norm import RMSNorm
-from soothsay.model.specs.model_spec import ModelSpec
+from soothsay.model.specs.model_spec import HeadSpec
 from soothsay.model.transformer import Transformer, finished_logits
 
 HEAD_ROWS = 64
@@ -35,23 +35,21 @@ class TargetEnds(nn.Module):
     """
 
     def __init__(
-        self,
-        embedding: Embedding,
-        norm: RMSNorm,
-        head: nn.Module,
-        kernels: Kernels,
-        scale: float = 1.0,
-        softcap: float | None = None,
+        self, embedding: Embedding, norm: RMSNorm, head: nn.Module, kernels: Kernels, output: HeadSpec
     ):
         super().__init__()
-        self.embedding, self.norm, self.head = embedding, norm, head
-        self.kernels, self.scale, self.softcap = kernels, scale, softcap
+        self.embedding, self.norm, self.head, self.kernels, self.output = (
+            embedding,
+            norm,
+            head,
+            kernels,
+            output,
+        )
 
     @classmethod
     def of(cls, model: Transformer) -> TargetEnds:
         """The ends of `model`."""
-        c = model.config
-        return cls(model.embedding, model.norm, model.head, model.kernels, c.head.scale, c.head.softcap)
+        return cls(model.embedding, model.norm, model.head, model.kernels, model.config.head)
 
     @property
     def hidden_size(self) -> int:
@@ -78,7 +76,7 @@ class TargetEnds(nn.Module):
 
     def finished(self, products: Tensor) -> Tensor:
         """An output head's products as logits: scaled, and bounded."""
-        return finished_logits(products, self.scale, self.softcap)
+        return finished_logits(products, self.output.scale, self.output.softcap)
 
     def head_rows(self, tokens: Tensor) -> Tensor:
         """Some rows of the output head, whatever kind of layer it is: `[n]` int64 -> `[n, H]` float32.
@@ -103,6 +101,15 @@ class Head(nn.Module):
     config: Any
     """The method's own dataclass."""
 
+    draft_vocabulary: int | None = None
+    """Number of tokens that the head can draft, if it has a list of them; None: all."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the linear layers' outputs, and of the KV. Heads without decoder blocks need none."""
+        blocks = (module.dtype for module in self.modules() if isinstance(module, DecoderBlock))
+        return next(blocks, torch.float32)
+
     def fuse(self, taps: Sequence[Tensor], shared: TargetEnds) -> Tensor:
         """Compute the feature to keep from the target's features: `[N, H]` for each tap -> `[N, H]` float32.
 
@@ -110,10 +117,9 @@ class Head(nn.Module):
         """
         return shared.normed(taps[0])
 
-    @property
-    def draft_vocabulary(self) -> int | None:
-        """Number of tokens that the head can draft, if it has a list of them; None: all."""
-        return None
+    def embed(self, tokens: Tensor, shared: TargetEnds) -> Tensor:
+        """Embed tokens, `[N] -> [N, H]` float32."""
+        return shared.embed(tokens)
 
     def borrow(self, shared: TargetEnds) -> None:
         """Take from the target what the head needs and its checkpoint does not have. Here it is nothing."""
@@ -124,18 +130,10 @@ class RecurrentHead(Head):
 
     Row t reads token t and the feature of token t - 1, stands at position t, and guesses token t + 1. The row
     of a draft token reads the output of its parent's row in place of a feature. There is no row 0.
+
+    `config.block` describes the decoder block. Its `num_layers` is the number of modules, and each has its
+    own KV.
     """
-
-    config: RecurrentConfig
-
-    @property
-    @abstractmethod
-    def dtype(self) -> torch.dtype:
-        """Dtype of the linear layers' outputs, and of the KV."""
-
-    def embed(self, tokens: Tensor, shared: TargetEnds) -> Tensor:
-        """Embed tokens, `[N] -> [N, H]` float32."""
-        return shared.embed(tokens)
 
     @abstractmethod
     def forward(
@@ -163,21 +161,8 @@ class RecurrentHead(Head):
         return None
 
 
-class RecurrentConfig(Protocol):
-    """The part that configurations of all recurrent heads have in common."""
-
-    @property
-    def block(self) -> ModelSpec:
-        """The decoder block's configuration. `num_layers` is the number of modules; each has its own KV."""
-
-
 class OnePassHead(Head):
     """A head that predicts all depths in one pass. V_short is the number of tokens that it can guess."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the linear layers' outputs, and of the KV. Heads without KV need none."""
-        return torch.float32
 
     @abstractmethod
     def logits(self, hidden: Tensor, shared: TargetEnds) -> Tensor:
@@ -200,15 +185,11 @@ class ShortlistHead(OnePassHead):
 
     def __init__(self, shortlist_size: int):
         super().__init__()
+        self.draft_vocabulary = shortlist_size or None
         # zeros: on the meta device, torch imports its compiler to count
         known = torch.zeros(shortlist_size, dtype=torch.int64) if shortlist_size else None
         self.register_buffer("shortlist", known)
         self.head: nn.Module | None = None
-
-    @property
-    def draft_vocabulary(self) -> int | None:
-        """See `Head`."""
-        return None if self.shortlist is None else len(self.shortlist)
 
     def borrow(self, shared: TargetEnds) -> None:
         """Take the rows of the target's output head that belong to the shortlist. They are not trained."""
@@ -225,7 +206,9 @@ class ShortlistHead(OnePassHead):
 
     def whole(self, logits: Tensor, vocab_size: int) -> Tensor:
         """Logits of all tokens: minus infinity for those that cannot be guessed. `[M, V]` float32."""
-        if self.shortlist is None:
-            return logits
-        out = logits.new_full((len(logits), vocab_size), -torch.inf)
-        return out.index_copy_(1, self.shortlist, logits)
+        return logits if self.shortlist is None else whole_logits(logits, self.shortlist, vocab_size)
+
+
+def whole_logits(logits: Tensor, ids: Tensor, vocab_size: int) -> Tensor:
+    """Logits `[M, V_short]` of the tokens `ids` -> `[M, V]`, minus infinity for all others."""
+    return logits.new_full((len(logits), vocab_size), -torch.inf).index_copy_(1, ids, logits)

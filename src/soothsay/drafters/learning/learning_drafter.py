@@ -20,11 +20,19 @@ import torch
 
 from soothsay.core.learned import Learned, State
 from soothsay.core.noise import noise_key
-from soothsay.core.request import Request
+from soothsay.core.request import Observation, Request
 from soothsay.core.tenant import EVERYBODY, PerTenant, Tenant
 from soothsay.core.tree import DraftTree
-from soothsay.drafters.base import Drafter, LevelwiseDrafter, Observation, ReadingDrafter, Target
-from soothsay.drafters.learning.experience import ORDER, SILENT, SILENT_ON_IT, Experience, Opinion, bin_of
+from soothsay.drafters.base import Drafter, LevelwiseDrafter, ReadingDrafter, Target
+from soothsay.drafters.learning.experience import (
+    ORDER,
+    SILENT,
+    SILENT_ON_IT,
+    Experience,
+    Opinion,
+    Trust,
+    bin_of,
+)
 from soothsay.drafters.lookup.ngram import Tokens
 
 CONTEXTS = 200_000
@@ -78,14 +86,22 @@ class Allowance:
 class JoinedDraft:
     """A draft whose step is not verified yet."""
 
+    request: Request
     tree: DraftTree
     drafters: DraftTree
     """The inner drafter's own tree."""
-    noise: Callable[[dict[int, float], int], dict[int, float]] | None = None
-    """Turns probabilities at a depth into those given the position's noise. None: nothing is drawn."""
+    experience: Experience
     opinions: dict[int, dict[int, Opinion]] = field(default_factory=dict)
     """For each node that was expanded, what was said of its possible children, by token."""
-    numbers: Iterator[int] = field(default_factory=count)  # break ties
+    heap: list[tuple[float, int, int, int, int, Tokens]] = field(default_factory=list)
+    """Nodes that may come next: minus the path's probability, a number that breaks ties, the parent, the
+    token, its node in the inner drafter's tree or -1, and the context of the parent."""
+    numbers: Iterator[int] = field(default_factory=count)
+
+    @property
+    def trust(self) -> Trust:
+        """The rates of requests of this kind."""
+        return self.experience.trust[self.request.params.temperature > 0]
 
 
 class Learning(LevelwiseDrafter, ReadingDrafter):
@@ -140,7 +156,7 @@ class Learning(LevelwiseDrafter, ReadingDrafter):
         for seen in observations:
             draft = self._drafts.pop(seen.request, None)
             if draft is not None and seen.verdict is not None:
-                self._judge(seen.request, draft, seen.verdict.tokens)
+                self._judge(draft, seen.verdict.tokens)
         self.study()
 
     def authors(self, request: Request, tree: DraftTree, nodes: Sequence[int]) -> list[str]:
@@ -224,47 +240,32 @@ class Learning(LevelwiseDrafter, ReadingDrafter):
         guessing = request.params.rule.guessing
         if size <= 1 or not self._learns(request.tenant) or own.draws or guessing.draws:
             return own
-        experience = self.experiences[request.tenant]
-        trust = experience.trust[request.params.temperature > 0]
-        noise = self._noise(request) if request.params.temperature > 0 else None
-        draft = JoinedDraft(DraftTree(own.tokens[0]), own, noise)
-        tree, context = draft.tree, tuple(request.tokens[1 - ORDER :].tolist())
-        heap: list[tuple[float, int, int, int, int, Tokens]] = []  # see `_expand`
-        self._expand(draft, experience, trust.rate, heap, (-1.0, 0, 0, context))
-        while heap and len(tree) < size:
-            minus, _, parent, token, own_node, above = heappop(heap)
+        draft = JoinedDraft(request, DraftTree(own.tokens[0]), own, self.experiences[request.tenant])
+        tree = draft.tree
+        self._expand(draft, -1.0, 0, 0, tuple(request.tokens[1 - ORDER :].tolist()))
+        while draft.heap and len(tree) < size:
+            minus, _, parent, token, own_node, above = heappop(draft.heap)
             node = tree.add(parent, token, math.log(-minus) - tree.scores[parent])
             if tree.depths[node] < request.max_depth and token not in request.end_tokens:
-                below = (*above, token)[-(ORDER - 1) :]
-                self._expand(draft, experience, trust.rate, heap, (minus, node, own_node, below))
+                self._expand(draft, minus, node, own_node, (*above, token)[-(ORDER - 1) :])
         self._drafts[request] = draft
         return tree
 
-    def _expand(
-        self,
-        draft: JoinedDraft,
-        experience: Experience,
-        rate: Callable[[Opinion], float],
-        heap: list[tuple[float, int, int, int, int, Tokens]],
-        at: tuple[float, int, int, Tokens],
-    ) -> None:
-        """Put the possible children of a node into the heap.
+    def _expand(self, draft: JoinedDraft, minus: float, node: int, own_node: int, context: Tokens) -> None:
+        """Put the possible children of a node into the draft's heap, and what is said of them.
 
         Args:
-            draft: gets the opinions of them.
-            experience: of the tenant.
-            rate: maps an opinion to a probability.
-            heap: minus the path's probability, a number that breaks ties, the parent, the token, its node in
-                the inner drafter's tree or -1, and the context of the parent.
-            at: minus the node's probability, the node, its node in the inner drafter's tree or -1, and its
-                context.
+            draft: is changed.
+            minus: the node's probability, negated.
+            node: of the draft's tree.
+            own_node: the same in the inner drafter's tree, or -1.
+            context: of the node.
         """
-        minus, node, own_node, context = at
-        own = draft.drafters
+        own, rate = draft.drafters, draft.trust.rate
         children = own.children[own_node] if own_node >= 0 else {}
-        known = experience.continuations(context)
-        if known and draft.noise is not None:
-            known = draft.noise(known, draft.tree.depths[node])
+        known = draft.experience.continuations(context)
+        if known and draft.request.params.temperature > 0:
+            known = self._given_noise(known, draft.request, draft.tree.depths[node])
         silent_drafter = SILENT_ON_IT if children else SILENT
         silent_ngrams = SILENT_ON_IT if known else SILENT
         opinions: dict[int, Opinion] = {}
@@ -277,27 +278,23 @@ class Learning(LevelwiseDrafter, ReadingDrafter):
             opinion = opinions[token] = Opinion(by_drafter, by_ngrams)
             path = minus * rate(opinion)
             if path < -LEAST_PATH:
-                heappush(heap, (path, next(draft.numbers), node, token, child, context))
+                heappush(draft.heap, (path, next(draft.numbers), node, token, child, context))
         draft.opinions[node] = opinions
 
-    def _noise(self, request: Request) -> Callable[[dict[int, float], int], dict[int, float]]:
-        """A function that turns probabilities of tokens, at a depth, into those given the position's noise.
+    def _given_noise(self, known: dict[int, float], request: Request, depth: int) -> dict[int, float]:
+        """Turn probabilities of tokens at a depth into those given the noise that the target will draw with.
 
-        The target will draw with the same noise. The tokens that are not known are taken as one.
+        The tokens that are not known are taken as one.
         """
+        key = torch.tensor([noise_key(request.seed, len(request.tokens) + depth)])
+        drawn = self.target.model.kernels.sampling.gumbel(key, torch.tensor([[*known]]))[0].tolist()
+        weights = {token: p * math.exp(g) for (token, p), g in zip(known.items(), drawn, strict=True)}
+        total = sum(weights.values()) + max(1.0 - sum(known.values()), 0.0)
+        return {token: weight / total for token, weight in weights.items()}
 
-        def given_noise(known: dict[int, float], depth: int) -> dict[int, float]:
-            key = torch.tensor([noise_key(request.seed, len(request.tokens) + depth)])
-            drawn = self.target.model.kernels.sampling.gumbel(key, torch.tensor([[*known]]))[0].tolist()
-            weights = {token: p * math.exp(g) for (token, p), g in zip(known.items(), drawn, strict=True)}
-            total = sum(weights.values()) + max(1.0 - sum(known.values()), 0.0)
-            return {token: weight / total for token, weight in weights.items()}
-
-        return given_noise
-
-    def _judge(self, request: Request, draft: JoinedDraft, tokens: Sequence[int]) -> None:
+    def _judge(self, draft: JoinedDraft, tokens: Sequence[int]) -> None:
         """Count whose tokens were right along the path that the target went."""
-        trust = self.experiences[request.tenant].trust[request.params.temperature > 0]
+        trust = draft.trust
         node: int | None = 0
         for token in tokens:
             if node is None or node not in draft.opinions:

@@ -18,11 +18,11 @@ from soothsay.core.arrays import IntArray
 from soothsay.core.learned import Learned, State
 from soothsay.core.noise import noise_key
 from soothsay.core.params import MIN_TEMPERATURE
-from soothsay.core.request import Request
+from soothsay.core.request import Observation, Request
 from soothsay.core.tenant import PerTenant, Tenant
 from soothsay.core.tree import DraftTree
 from soothsay.core.verify import Guessing
-from soothsay.drafters.base import Drafter, Observation, Target, check_at_least_one
+from soothsay.drafters.base import Drafter, Target, check_at_least_one
 from soothsay.drafters.trees.templates import TREE_KINDS, RankAcceptance
 from soothsay.errors import DrafterError
 
@@ -52,7 +52,7 @@ class Successors:
         shape = vocab_size, branch
         self.tokens = np.zeros(shape, dtype=np.int32)
         self.log_probs = np.full(shape, -np.inf, dtype=np.float16)  # minus infinity: no successor
-        self.acceptance = RankAcceptance(typical_rates(depth, branch))
+        self.acceptance = RankAcceptance([[0.4 / (rank + 1) ** 1.5 for rank in range(branch)]] * depth)
 
     def read(self, text: IntArray) -> None:
         """Store the successors of a text's tokens whose rows are empty."""
@@ -249,11 +249,6 @@ class Recycling(Drafter):
             pairs = zip(successors[0].tolist(), log_probs[0].tolist(), strict=True)
             guesses.append([pair for pair in pairs if pair[1] > -math.inf])
         self.successors[seen.request.tenant].acceptance.record(guesses, emitted[1:])
-
-
-def typical_rates(depth: int, branch: int) -> list[list[float]]:
-    """Expected acceptance rates before measurements, `[depth][rank]`."""
-    return [[0.4 / (rank + 1) ** 1.5 for rank in range(branch)]] * depth
 
 
 def ranked(tokens: IntArray, log_probs: FloatArray) -> tuple[IntArray, FloatArray]:

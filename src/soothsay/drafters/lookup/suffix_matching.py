@@ -111,8 +111,7 @@ class TextMemory:
         """Read up to `most` more tokens, the oldest text first. Returns their number."""
         left = most
         for generation in self.generations:
-            if generation.unread:
-                left -= generation.read(left)
+            left -= generation.read(left)
         return most - left
 
 

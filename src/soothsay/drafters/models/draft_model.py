@@ -18,14 +18,13 @@ from torch import Tensor
 
 from soothsay.config import DType
 from soothsay.core.batch import Rows
-from soothsay.core.request import Request
-from soothsay.drafters.base import Drafter, Observation, ReadingDrafter, Target, check_at_least_one
+from soothsay.core.request import Observation, Request
+from soothsay.drafters.base import Drafter, ReadingDrafter, Target, check_at_least_one
 from soothsay.drafters.models.translation import Translation
 from soothsay.drafters.models.universal import UniversalDraftModel
 from soothsay.drafters.places import drafter_directory
-from soothsay.drafters.trees.growth import GrowingTree, GrownDrafter
+from soothsay.drafters.trees.growth import ConfidentShape, GrowingTree, GrownDrafter
 from soothsay.drafters.trees.own_kv import TokenKV, pack
-from soothsay.drafters.trees.tree_shapes import ConfidentShape
 from soothsay.errors import DrafterError
 from soothsay.model.checkpoint import Checkpoint, open_checkpoint, read_model_config
 from soothsay.model.load import load_model
@@ -125,7 +124,11 @@ class DraftModel(GrownDrafter[None], ReadingDrafter):
     ):
         check_at_least_one("draft-model", depth=depth, width=width, branch=branch)
         _check_states(model)
-        _check_context(model, target)
+        if (longest := model.config.max_positions) < (target.config.max_context or 0):
+            raise DrafterError(
+                f"the draft model has a context of {longest} tokens, the target's is "
+                f"{target.config.max_context}: set max_context to {longest} or less"
+            )
         super().__init__(target, ConfidentShape(depth, width, branch))
         self.model = model
         known = torch.arange(model.config.vocab_size) if tokens is None else tokens
@@ -177,9 +180,8 @@ class DraftModel(GrownDrafter[None], ReadingDrafter):
     def run(self, rows: Sequence[Rows]) -> Tensor:
         """Compute a pass of the draft model; `[M, V]` logits of its logit rows."""
         vocab_size = self.model.config.vocab_size
-        known = [  # the target may have more tokens
-            replace(r, tokens=r.tokens.clip(max=vocab_size - 1)) for r in rows
-        ]
+        # the target may have more tokens
+        known = [replace(r, tokens=r.tokens.clip(max=vocab_size - 1)) for r in rows]
         batch = pack(known, self.target, self.model.config)
         return self.model.run(batch, self.kv.pool)[2]
 
@@ -207,15 +209,6 @@ def _check_states(model: Transformer) -> None:
         raise DrafterError(
             f"a draft model of family {model.config.family!r} keeps states instead of keys and values, which "
             "drafters cannot take back: choose a draft model without recurrent layers, or the drafter mtp"
-        )
-
-
-def _check_context(model: Transformer, target: Target) -> None:
-    """Raise `DrafterError` if the draft model's context is smaller than the target's."""
-    if model.config.max_positions < (target.config.max_context or 0):
-        raise DrafterError(
-            f"the draft model has a context of {model.config.max_positions} tokens, the target's is "
-            f"{target.config.max_context}: set max_context to {model.config.max_positions} or less"
         )
 
 

@@ -32,12 +32,12 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
 from soothsay.core.noise import noise_key
-from soothsay.core.request import Request
+from soothsay.core.request import Observation, Request
 from soothsay.core.sampling import Nodes, draw, perturb
 from soothsay.core.tenant import PerTenant
 from soothsay.core.tree import DraftTree
 from soothsay.core.verify import Guessing
-from soothsay.drafters.base import Drafter, Observation, Target, check_at_least_one
+from soothsay.drafters.base import Drafter, Target, check_at_least_one
 from soothsay.errors import DrafterError
 
 Columns = dict[int, list[int]]

@@ -51,7 +51,6 @@ class _Chain:
     request: Request
     view: DraftView
     tree: DraftTree  # the chain so far, in the target's tokens
-    place: int  # of the request among all
     log_probs: list[float] = field(default_factory=list)  # of each drafted token
 
 
@@ -88,20 +87,15 @@ class UniversalDraftModel(ReadingDrafter):
 
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
         """Return a chain for each request. All chains grow together, token by token."""
-        trees = [DraftTree(int(request.tokens[-1])) for request in requests]
-        chains = [
-            _Chain(request, self.view_of(request), tree, place)
-            for place, (request, tree) in enumerate(zip(requests, trees, strict=True))
-            if self._useful(request) > 0
-        ]
+        trees = {request: DraftTree(int(request.tokens[-1])) for request in requests}
+        useful = [request for request in requests if self._useful(request) > 0]
+        chains = [_Chain(request, self.view_of(request), trees[request]) for request in useful]
         growing = [chain for chain in chains if self._has_room(chain.view)]
         for _ in range(self.depth):
             if not growing:
                 break
             growing = self._extend(growing, self.run([chain.view for chain in growing]))
-        for chain in chains:
-            trees[chain.place] = chain.tree
-        return trees
+        return [*(trees | {chain.request: chain.tree for chain in chains}).values()]
 
     def unread(self, request: Request) -> int:
         """See `ReadingDrafter`."""
@@ -179,9 +173,8 @@ class UniversalDraftModel(ReadingDrafter):
         """Allocate blocks for the committed text and a draft. Return whether there are enough."""
         size = view.committed + self.depth
         missing = -(-size // self.allocator.block_size) - len(view.blocks)
-        if not 0 < view.committed <= size <= self.model.config.max_positions:
-            return False
-        if missing > self.allocator.num_free:
+        fits = 0 < view.committed <= size <= self.model.config.max_positions
+        if not fits or missing > self.allocator.num_free:
             return False
         view.blocks += self.allocator.allocate(max(missing, 0))
         return True

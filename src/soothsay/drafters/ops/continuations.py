@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Generic, NamedTuple, TypeVar
 
+from soothsay.core.noise import exponential, noise_key
 from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
 from soothsay.core.verify import Guessing
-from soothsay.drafters.ops.automaton import KnownNoise
 
 Context = TypeVar("Context")
 
@@ -31,6 +31,29 @@ NOISE_ODDS, NOISE_WEIGHT = 2.5, 0.4
 """`KnownNoise` at temperature 1 and above. With these numbers, estimated and measured acceptance agree in
 sampled answers of SmolLM2. With a weight of 1, rare tokens that have great noise are believed far too
 often."""
+
+
+class KnownNoise(NamedTuple):
+    """The noise of the draws that a tree guesses. It says which guess will win.
+
+    Attributes:
+        seed: of the request.
+        first: position of the first of these tokens.
+        odds: against a guess whose noise is 0, in units of what its share of the counts says.
+        weight: how much the noise counts: 1 if the share were the target's probability, 0 if the share said
+            nothing about it.
+    """
+
+    seed: int
+    first: int
+    odds: float
+    weight: float
+
+    def probability(self, share: float, level: int, token: int) -> float:
+        """How likely the target is to draw a token that has this share of the counts, below 1."""
+        wait = exponential(noise_key(self.seed, self.first + level), token)
+        against = self.odds * math.pow(wait, self.weight)
+        return share / (share + (1.0 - share) * against)
 
 
 class Followers(NamedTuple):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from ctypes import Structure, addressof, byref, c_double, c_float, c_int, c_int64, c_uint64, c_void_p
+from ctypes import CDLL, Structure, addressof, byref, c_double, c_float, c_int, c_int64, c_uint64, c_void_p
 from typing import cast
 
 import numpy as np
@@ -13,7 +12,7 @@ from torch import Tensor
 from soothsay.core.arrays import IntArray
 from soothsay.core.noise import LOW_64_BITS
 from soothsay.core.verify import Guessing
-from soothsay.drafters.ops.recurrent_drafts import DraftBatch, DraftInput, DraftOutput, RecurrentLayers
+from soothsay.drafters.ops.draft_ops import DraftBatch, DraftInput, DraftOutput, RecurrentLayers
 from soothsay.model.blocks import Block
 from soothsay.model.embedding import Embedding, IntegerEmbedding
 from soothsay.model.native.blocks import NativeBlocks
@@ -62,12 +61,12 @@ class NativeRecurrentDrafts:
     """Computes `RecurrentDrafts`.
 
     Args:
-        run: the library's `soothsay_draft`.
+        library: an open library.
         layers: pass `fit`.
     """
 
-    def __init__(self, run: Callable[..., None], layers: RecurrentLayers):
-        self._run, self._layers = run, layers  # which the library reads
+    def __init__(self, library: CDLL, layers: RecurrentLayers):
+        self._library, self._layers = library, layers  # which the library reads
         block, embedding = cast(Block, layers.block), cast(Embedding, layers.embedding)
         (program,) = cast(NativeBlocks, block.recorded).programs(block.dtype)
         (segment,) = program.segments
@@ -130,7 +129,7 @@ class NativeRecurrentDrafts:
         written = np.empty((len(d.inputs), 3, room), dtype=np.int64)  # the last are float64
         held = [_NativeInput(own, written[i], d.block_size) for i, own in enumerate(d.inputs)]
         growing = (_Growing * len(held))(*(own.growing for own in held))
-        self._run(byref(r), byref(pool), growing, len(held))
+        self._library.soothsay_draft(byref(r), byref(pool), growing, len(held))
         return [
             _read(own, one.size) if one.nodes else None for own, one in zip(written, growing, strict=True)
         ]

@@ -20,6 +20,9 @@ from soothsay.core.sampling_ops import SamplingOps
 from soothsay.core.tree import DraftTree, Draws
 from soothsay.core.verify import Chance, Guessing
 
+LikelyTokens = tuple[Sequence[float], Sequence[int]]
+"""Log-probabilities and tokens, the best first."""
+
 FIRST_DRAW, NEXT_DRAW = 0.5, 0.12
 """Acceptance rates of draws: of the first at a node, and of each later one if all before it were rejected.
 Rounded measurements (docs/log.md)."""
@@ -52,11 +55,7 @@ def likeliest(
 
 
 def guess(
-    tree: DraftTree,
-    parent: int,
-    likeliest: tuple[Sequence[float], Sequence[int]],
-    ranks: Sequence[int],
-    bound: float,
+    tree: DraftTree, parent: int, likeliest: LikelyTokens, ranks: Sequence[int], bound: float
 ) -> dict[int, int]:
     """Add the likeliest tokens of some ranks below `parent`, if their scores are above a bound.
 

@@ -17,13 +17,12 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from soothsay.core.request import Request
+from soothsay.core.request import Observation, Request
 from soothsay.core.sampling import Nodes, perturb
 from soothsay.core.sampling_ops import SamplingOps
 from soothsay.core.tenant import PerTenant, Tenant
 from soothsay.core.tree import DraftTree
 from soothsay.core.verify import Guessing
-from soothsay.drafters.base import Observation
 from soothsay.drafters.trees.guesses import draw, draw_rates
 from soothsay.errors import DrafterError
 

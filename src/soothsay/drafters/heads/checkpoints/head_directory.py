@@ -1,65 +1,50 @@
 """Directories of trained heads: read in any known layout, written for soothsay and other engines.
 
 The configuration and the tensors' names tell the layout. A checkpoint that is not understood in full is
-refused: it would load, and all its guesses would be wrong.
+refused: it would load, and all its guesses would be wrong. Heads that no other engine reads have our own
+layout: our own names, and config.json says the method.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import MISSING, fields
+from functools import cache
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
+import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 from soothsay.drafters.base import Target
-from soothsay.drafters.heads.assistant import assistant_head
-from soothsay.drafters.heads.block import block_head
-from soothsay.drafters.heads.checkpoints.drafter_files import DrafterFiles
-from soothsay.drafters.heads.checkpoints.feature_views import FeatureView, view_config, view_tensors
-from soothsay.drafters.heads.checkpoints.fit import MASKS, TargetFit
-from soothsay.drafters.heads.checkpoints.own_layout import rounded
-from soothsay.drafters.heads.checkpoints.stored_head import HeadFormat, StoredHead, Written
-from soothsay.drafters.heads.dflash import dflash_checkpoint
-from soothsay.drafters.heads.eagle import eagle_head
-from soothsay.drafters.heads.eagle3 import eagle3_checkpoint
-from soothsay.drafters.heads.hydra import hydra_head
-from soothsay.drafters.heads.medusa import medusa_head
-from soothsay.drafters.heads.mtp import mtp_head
-from soothsay.drafters.heads.peagle import peagle_head
-from soothsay.drafters.heads.redrafter import redrafter_head
+from soothsay.drafters.heads.checkpoints.block_configs import hf_config
+from soothsay.drafters.heads.checkpoints.drafter_files import GROUP, DrafterFiles, scales_of
+from soothsay.drafters.heads.checkpoints.fit import MASKS, FeatureView, TargetFit, view_config, view_tensors
+from soothsay.drafters.heads.checkpoints.stored_head import HeadFormat, Opener, StoredHead, Written, split
 from soothsay.drafters.heads.trained_head import Head
 from soothsay.errors import DrafterError, MissingDrafterError, ModelError
 from soothsay.files import user_path
+from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.writing import writing
 
-__all__ = ["StoredHead", "open_head", "read_head", "write_head"]
-
-FORMATS = (
-    assistant_head.FORMAT,
-    dflash_checkpoint.FORMAT,
-    peagle_head.FORMAT,
-    eagle3_checkpoint.FORMAT,
-    eagle_head.FORMAT,
-    medusa_head.FORMAT,
-    mtp_head.FORMAT,
-    hydra_head.FORMAT,
-    block_head.FORMAT,
-    redrafter_head.FORMAT,
-)
-"""All formats. The first whose tensors a checkpoint's look like is taken."""
-
-OWN = {one.method: one for one in FORMATS if one.own}
-"""Formats by `soothsay_method` in config.json."""
-
-SPECULATORS = {name: one for one in FORMATS for name in one.speculators}
-"""Formats by `speculators_model_type` in config.json."""
+METHODS = ("assistant", "dflash", "peagle", "eagle3", "eagle", "medusa", "mtp", "hydra", "block", "redrafter")
+"""Modules of `soothsay.drafters.heads` with a `FORMAT`. The first whose tensors a checkpoint's look like is
+taken."""
 
 SUPPORTED = (
     "EAGLE-1, EAGLE-3 and P-EAGLE, Medusa, MTP, Gemma 4's assistants, DFlash and its kin, and what "
     "'soothsay train' writes"
 )
+
+
+@cache
+def formats() -> dict[str, HeadFormat]:
+    """The formats by method. They are imported late: their modules need this one to open directories."""
+    return {method: import_module(f"soothsay.drafters.heads.{method}").FORMAT for method in METHODS}
 
 
 def read_head(path: str | Path, target: Target) -> Head:
@@ -92,11 +77,7 @@ def open_head(path: str | Path, target: Target) -> Iterator[StoredHead]:
 
 
 def write_head(
-    head: Head,
-    directory: str | Path,
-    target_name: str,
-    layout: str = "",
-    view: FeatureView | None = None,
+    head: Head, directory: str | Path, target_name: str, layout: str = "", view: FeatureView | None = None
 ) -> None:
     """Write a head in bfloat16, with a configuration that other engines read.
 
@@ -114,8 +95,16 @@ def write_head(
         DrafterError: the method does not have this layout, or the layout cannot express the head.
         ModelError: the directory is in use.
     """
-    config, own = _written(head, target_name, layout)
-    tensors = dict(own)
+    own = formats()[head.method]
+    in_integers = layout == "int8" and own.integers
+    write = own.layouts.get("" if in_integers else layout)
+    if write is None:
+        raise DrafterError(
+            f"{head.method} has no layout {layout!r}: eagle3 and mtp may be written as 'speculators', medusa "
+            "as 'vllm', eagle3, hydra, block and redrafter as 'int8', and all without a layout"
+        )
+    config, parts = write(head, target_name)
+    tensors = dict(rounded(parts) if in_integers else parts)
     if view is not None:
         config["soothsay"] = {**config.get("soothsay", {}), "view": view_config(view)}
         tensors |= view_tensors(view)
@@ -129,7 +118,7 @@ def write_head(
 def _open(files: DrafterFiles, target: Target, own: bool) -> StoredHead:
     """Check the head in these files. `own`: they are the target's checkpoint."""
     try:
-        return _format(files, own).open(files, TargetFit.of(target, files))
+        return _format(files, own).open(files, TargetFit(target, files))
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:
         if isinstance(error, DrafterError):
             if str(files.path) in str(error):
@@ -141,8 +130,10 @@ def _open(files: DrafterFiles, target: Target, own: bool) -> StoredHead:
 
 def _format(files: DrafterFiles, own: bool) -> HeadFormat:
     """The format of these files. `own`: they are the target's checkpoint."""
-    config = files.config
-    for key, known in (("soothsay_method", OWN), ("speculators_model_type", SPECULATORS)):
+    config, found = files.config, formats()
+    own_heads = {method: one for method, one in found.items() if one.own}
+    speculators = {name: one for one in found.values() for name in one.speculators}
+    for key, known in (("soothsay_method", own_heads), ("speculators_model_type", speculators)):
         if key in config:
             if config[key] not in known:
                 raise DrafterError(
@@ -150,9 +141,14 @@ def _format(files: DrafterFiles, own: bool) -> HeadFormat:
                     f"soothsay reads {SUPPORTED}"
                 )
             return known[config[key]]
-    for one in FORMATS:
+    for one in found.values():
         if one.looks_like(files):
-            _check_masks(files, one)
+            masks = [key for key in MASKS if key in config]
+            if masks and not one.fills_masks:
+                raise DrafterError(
+                    f"{files.path} holds a drafter that fills masks ({masks[0]}), of a kind that is not "
+                    f"supported; soothsay reads {SUPPORTED}"
+                )
             return one
     if own:
         raise MissingDrafterError(
@@ -167,24 +163,58 @@ def _format(files: DrafterFiles, own: bool) -> HeadFormat:
     raise DrafterError(f"{files.path} holds no drafter that soothsay knows; it reads {SUPPORTED}")
 
 
-def _check_masks(files: DrafterFiles, own: HeadFormat) -> None:
-    """Raise `DrafterError` if a format knows no masks, and the configuration states one."""
-    masks = [key for key in MASKS if key in files.config]
-    if masks and not own.fills_masks:
+# our own layout
+
+
+def own_format(opener: Opener) -> HeadFormat:
+    """The format of heads of a method that no other engine reads."""
+    return HeadFormat(opener, own=True, layouts={"": write_own}, integers=True)
+
+
+def write_own(head: Head, target: str) -> Written:
+    """Make config.json and tensors for soothsay. `head.config` is a dataclass."""
+    own = {field.name: getattr(head.config, field.name) for field in fields(head.config)}
+    own = {name: hf_config(one) if isinstance(one, ModelSpec) else one for name, one in own.items()}
+    tensors = ((name, value) for name, value in split(head, {}) if name != "head.weight")  # the target has it
+    return {"soothsay_method": head.method, "target": target, **own}, tensors
+
+
+def rounded(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Matrices as int8, with a scale in float16 for each `GROUP` numbers of a row; all else as it is."""
+    for name, value in tensors:
+        if value.dim() != 2 or value.shape[1] % GROUP:
+            yield name, value
+            continue
+        groups = value.float().view(len(value), -1, GROUP)
+        scales = (groups.abs().amax(-1) / 127).half()
+        whole = groups / scales.float().clamp(min=torch.finfo(torch.float16).tiny)[:, :, None]
+        yield name, whole.round().clamp(-127, 127).to(torch.int8).flatten(1)
+        yield scales_of(name), scales
+
+
+def values_of(kind: type[Any], files: DrafterFiles) -> dict[str, Any]:
+    """The fields of `kind` from config.json. Raises `DrafterError` if one is missing."""
+    needed = [field.name for field in fields(kind) if field.default is MISSING]
+    values = {name: required(files, name) for name in needed}
+    values |= {field.name: files.config.get(field.name) for field in fields(kind) if field.name not in needed}
+    return {n: tuple(v) if isinstance(v, list) else v for n, v in values.items() if v is not None}
+
+
+def check_shortlist(files: DrafterFiles, size: int, vocabulary: int) -> None:
+    """Raise `DrafterError` unless the shortlist has the target's tokens in order."""
+    known = files.read("shortlist") if "shortlist" in files.names else torch.empty(0)
+    good = known.dtype == torch.int64 and known.shape == (size,)
+    if not good or int(known[0]) < 0 or int(known[-1]) >= vocabulary or (known.diff() < 1).any():
         raise DrafterError(
-            f"{files.path} holds a drafter that fills masks ({masks[0]}), of a kind that is not supported; "
-            f"soothsay reads {SUPPORTED}"
+            f"{files.path}: shortlist is {known.dtype} {list(known.shape)} and should be "
+            f"{size:,} tokens of {vocabulary:,}, in order; it is damaged"
         )
 
 
-def _written(head: Head, target: str, layout: str) -> Written:
-    (own,) = (one for one in FORMATS if one.method == head.method)
-    in_integers = layout == "int8" and own.integers
-    write = own.layouts.get("" if in_integers else layout)
-    if write is None:
+def required(files: DrafterFiles, key: str) -> Any:
+    """A value of config.json. Raises `DrafterError` if it is missing."""
+    if key not in files.config:
         raise DrafterError(
-            f"{head.method} has no layout {layout!r}: eagle3 and mtp may be written as 'speculators', medusa "
-            "as 'vllm', eagle3, hydra, block and redrafter as 'int8', and all without a layout"
+            f"{files.path / 'config.json'} has no {key!r}; it is damaged, or of another version"
         )
-    config, tensors = write(head, target)
-    return config, rounded(tensors) if in_integers else tensors
+    return files.config[key]

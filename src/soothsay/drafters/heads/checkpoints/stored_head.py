@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from soothsay.drafters.heads.checkpoints.drafter_files import WEIGHT_DTYPES, DrafterFiles
-from soothsay.drafters.heads.checkpoints.feature_views import ENDS
-from soothsay.drafters.heads.checkpoints.fit import TargetFit
+from soothsay.drafters.heads.checkpoints.fit import ENDS, TargetFit
 from soothsay.drafters.heads.trained_head import Head
 from soothsay.errors import DrafterError
 from soothsay.model.norm import RMSNorm
@@ -66,7 +65,7 @@ def split(head: Head, names: Names, block: ModelSpec | None = None) -> Iterator[
         DrafterError: the head was made ready to serve, so its weights are in its kernels' order.
     """
     for module in head.modules():
-        served = not isinstance(module, nn.ModuleList | Rope) and not any(module.children())
+        served = not isinstance(module, nn.ModuleList | nn.Sequential | Rope) and not any(module.children())
         if served and not module.state_dict():
             raise DrafterError(f"this {head.method} head was made ready to serve: write it before `serve`")
     for name, value in head.state_dict().items():
@@ -97,9 +96,8 @@ class StoredHead:
     Raises `DrafterError` for tensors that are missing, have another shape, or would not be used.
     """
 
-    files: DrafterFiles
     fit: TargetFit
-    """The target that it was checked against."""
+    """The target that it was checked against, and its files."""
 
     layout: str
     """Name of the layout, for people."""
@@ -123,10 +121,12 @@ class StoredHead:
     reordered: AttentionSpec | None = None
     """The attention of its blocks, if the rows of their products may be stored in another order."""
 
+    files: DrafterFiles = field(init=False)
     head: Head = field(init=False)
     """The head, without values before `load`."""
 
     def __post_init__(self) -> None:
+        self.files = self.fit.files
         with torch.device("meta"):
             self.head = self.make()
         used = {name for parameter in self.head.state_dict() for name in self._check(parameter)}
@@ -216,7 +216,6 @@ Opener = Callable[[DrafterFiles, TargetFit], StoredHead]
 class HeadFormat:
     """How the heads of a method are stored."""
 
-    method: str
     open: Opener
 
     looks_like: Callable[[DrafterFiles], bool] = lambda files: False

@@ -1,1 +1,0 @@
-"""Gemma 4's assistants."""

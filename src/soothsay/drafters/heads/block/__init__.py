@@ -1,1 +1,0 @@
-"""One-pass heads that soothsay trains."""

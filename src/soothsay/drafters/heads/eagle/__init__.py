@@ -1,1 +1,0 @@
-"""EAGLE and EAGLE-2."""
