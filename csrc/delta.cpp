@@ -1,4 +1,4 @@
-// The gated delta rule (soothsay/model/delta_rule.py).
+// The gated delta rule (soothsay/model/ops/delta_rule.py).
 #include "operations.h"
 #include "token_rule.h"
 

@@ -15,7 +15,7 @@ void soothsay_set_threads(int count);
 // bits: a key is d integers and a float, their scale; a value is d bfloat16, and two places are unused.
 enum soothsay_format { SOOTHSAY_FLOAT, SOOTHSAY_BF16, SOOTHSAY_INT16_KEYS };
 
-// The gated delta rule of a layer (soothsay/model/delta_rule.py). taps [taps, channels], log_rates and offsets [value_heads],
+// The gated delta rule of a layer (soothsay/model/ops/delta_rule.py). taps [taps, channels], log_rates and offsets [value_heads],
 // scale [value_size]; channels are queries and keys of all key_heads, then values of all value_heads. Sizes of heads are
 // multiples of 16.
 struct soothsay_delta {
@@ -32,7 +32,7 @@ struct soothsay_states {
     int64_t nodes;
 };
 
-// Mamba-2 of a layer (soothsay/model/state_space.py). taps [taps, channels] and bias [channels], channels being x of all heads,
+// Mamba-2 of a layer (soothsay/model/ops/state_space.py). taps [taps, channels] and bias [channels], channels being x of all heads,
 // then B and C of all groups; log_rates, offsets and skips [heads]; scale [heads * head_size], or null: outputs are not normed.
 // Sizes of heads and of states are multiples of 16.
 struct soothsay_state_space {
@@ -41,7 +41,7 @@ struct soothsay_state_space {
     float eps;
 };
 
-// A convolution over the last tokens, channel by channel (soothsay/model/convolution.py). taps [taps, channels], the token's own
+// A convolution over the last tokens, channel by channel (soothsay/model/ops/convolution.py). taps [taps, channels], the token's own
 // last; channels are a multiple of 16.
 struct soothsay_convolution {
     const float* taps;
@@ -72,7 +72,7 @@ struct soothsay_weights {
 void soothsay_linear(const void* x, int x_is_bf16, int64_t rows, const soothsay_weights* weights, void* out,
                      int out_is_bf16);
 
-// How a row's experts are chosen from `count` scores; see soothsay.model.feed_forward.route.
+// How a row's experts are chosen from `count` scores; see soothsay.model.decoder.feed_forward.route.
 struct soothsay_routing {
     const float* correction;  // [count], added for the choice alone; null: none
     const float* scales;      // [count], factors of the experts' shares; null: none

@@ -1,4 +1,4 @@
-// Mamba-2 (soothsay/model/state_space.py).
+// Mamba-2 (soothsay/model/ops/state_space.py).
 #include "operations.h"
 #include "token_rule.h"
 

@@ -1,4 +1,4 @@
-// Runs the rows of a pass through a rule that reads a state and changes it, token by token (soothsay/model/token_rule.py). A column
+// Runs the rows of a pass through a rule that reads a state and changes it, token by token (soothsay/model/ops/token_rule.py). A column
 // of a state depends on no other column, so blocks of columns are computed one after the other, each from the first row to the
 // last one: a block stays in the nearest cache. All sums are over the rows of a column, in one order, whatever stands beside a
 // row in its pass.

@@ -17,7 +17,7 @@ from tiny import TINY, adapted
 from typer import testing
 
 from soothsay import LLM
-from soothsay.model import pass_measuring
+from soothsay.model.timing import pass_measuring
 from soothsay.model.transformer import Transformer
 
 pytest_plugins = ["skips", "shares"]

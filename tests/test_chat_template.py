@@ -16,7 +16,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from soothsay.chat_template import MAX_TEMPLATE, ChatTemplate
 from soothsay.errors import ModelError, RequestError
-from soothsay.model.checkpoint import open_checkpoint
+from soothsay.model.weights.checkpoint import open_checkpoint
 from soothsay.template_meter import MAX_MADE, MAX_WORK, metering
 
 MESSAGES = [{"role": "user", "content": "hello " * 10}]

@@ -425,7 +425,7 @@ def facts(*args: str) -> dict[str, str]:
 
 
 def test_inspect_tells_the_facts_without_loading(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("soothsay.model.load.load_model")
+    monkeypatch.delattr("soothsay.model.weights.load.load_model")
     told = facts("sibyl", "--context", "1000", "--requests", "3", "--dtype", "float32")
     assert told["family"] == "llama"
     assert told["layers"] == "8 of 384 hidden, 1,024 feed-forward"

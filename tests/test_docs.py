@@ -29,7 +29,7 @@ from typer.testing import CliRunner
 from soothsay import REGISTRY
 from soothsay.cli.app import app
 from soothsay.core.verify import VERIFIERS
-from soothsay.model.checkpoint import bundled_models, open_checkpoint
+from soothsay.model.weights.checkpoint import bundled_models, open_checkpoint
 
 PACKAGE = ROOT / "src" / "soothsay"
 DOCS = ROOT / "docs"

@@ -25,11 +25,11 @@ from soothsay import LLM, Grammar, Result, SamplingParams, Stream
 from soothsay.core.request import Request
 from soothsay.core.turn import Turn
 from soothsay.drafters.heads.checkpoints.head_directory import write_head
-from soothsay.model.checkpoint import open_checkpoint
-from soothsay.model.linear import Dense, stock_linear
-from soothsay.model.load import load_model
+from soothsay.model.ops.linear import Dense, stock_linear
 from soothsay.model.specs.rope_spec import QueryGrowthSpec, RopeSpec
 from soothsay.model.transformer import Transformer
+from soothsay.model.weights.checkpoint import open_checkpoint
+from soothsay.model.weights.load import load_model
 from soothsay.train.new_heads import medusa
 from soothsay.train.sequences import TrainingKernels
 

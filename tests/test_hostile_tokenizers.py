@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models
 
 from soothsay.errors import ModelError, RequestError
-from soothsay.model.checkpoint import open_checkpoint
+from soothsay.model.weights.checkpoint import open_checkpoint
 from soothsay.tokenizer import Tokenizer
 from soothsay.vocabulary.directory import MAX_TOKENIZER_BYTES
 

@@ -17,9 +17,9 @@ from test_guarantee import GREEDY, SAMPLED, same, watch
 
 from soothsay import LLM, DrafterError, Result
 from soothsay.drafters.heads.checkpoints.head_directory import write_head
-from soothsay.model.checkpoint import open_checkpoint
-from soothsay.model.load import load_model
 from soothsay.model.transformer import Transformer
+from soothsay.model.weights.checkpoint import open_checkpoint
+from soothsay.model.weights.load import load_model
 from soothsay.train.new_heads import medusa
 from soothsay.train.sequences import TrainingKernels
 

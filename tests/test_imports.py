@@ -158,7 +158,7 @@ def test_imports_run_in_one_direction() -> None:
     [
         ("soothsay.core.tree", "from soothsay.drafters.base import Drafter"),
         ("soothsay.core.tree", "from soothsay.model.transformer import Transformer"),
-        ("soothsay.model.load", "from soothsay.engine.engine import Engine"),
+        ("soothsay.model.weights.load", "from soothsay.engine.engine import Engine"),
         ("soothsay.engine.engine", "from soothsay.llm import LLM"),
         (
             "soothsay.drafters.trees.templates",

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import skips
 
-from soothsay.model.native.kernels import NativeKernels
+from soothsay.model.native.native_kernels import NativeKernels
 
 pytest_plugins = ["pytester"]
 

@@ -20,12 +20,12 @@ from soothsay.drafters.registry import DrafterSpec, build_drafter
 from soothsay.engine.engine import Engine
 from soothsay.engine.sizing import complete_config
 from soothsay.errors import DrafterError, ModelError, RequestError
-from soothsay.model.checkpoint import open_checkpoint
-from soothsay.model.generation_config import sampling_in_folder
-from soothsay.model.load import load_model, named_kernels
-from soothsay.model.numeric_mode import described_mode
 from soothsay.model.pipeline.pipeline import Stages, load_pipeline
 from soothsay.model.transformer import Transformer
+from soothsay.model.weights.checkpoint import open_checkpoint
+from soothsay.model.weights.generation_config import sampling_in_folder
+from soothsay.model.weights.load import load_model, named_kernels
+from soothsay.model.weights.numeric_mode import described_mode
 from soothsay.request_builder import Prompt, RequestBuilder, check_params, for_each, listed
 from soothsay.result import Result, Stream, Submitted, refusal
 from soothsay.tokenizer import NO_TOKENIZER, Message, Tokenizer, with_layout
@@ -43,7 +43,7 @@ class LLM:
             as `"suffix > mtp"`, or a class of drafters. `"auto"` chooses at each step whatever is fastest,
             plain decoding included. `"none"` and None: plain decoding. docs/drafters.md lists all.
         dtype: element type of the linear layers: `"auto"`, `"float32"`, `"bfloat16"`, `"int8"` or `"int4"`;
-            see `soothsay.model.load.load_model`.
+            see `soothsay.model.weights.load.load_model`.
         tokenizer: takes the place of the model's own.
         chat_template: a file with a Jinja template, which takes the place of the model's own ones.
         device: where the model runs, as PyTorch names it. Only `"cpu"` is fast, and tested throughout.

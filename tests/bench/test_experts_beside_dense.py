@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from soothsay.bench.experts_beside_dense import bench_experts, passing, touched_experts
 from soothsay.bench.random_models import LlamaShape, RandomCheckpoint
 from soothsay.cli.app import app
-from soothsay.model.feed_forward import Experts
-from soothsay.model.load import load_model
+from soothsay.model.decoder.feed_forward import Experts
+from soothsay.model.weights.load import load_model
 
 SMALL = LlamaShape(layers=2, hidden=64, heads=4, kv_heads=2, ffn=32, vocab=80, experts=8, chosen=2)
 SPELLED = "layers=2,hidden=64,heads=4,kv_heads=2,ffn=32,vocab=80,experts=8,chosen=2"

@@ -37,14 +37,14 @@ from soothsay.bench.grown_tensors import SHAPES, GrownShape
 from soothsay.cli.app import app
 from soothsay.core.batch import Rows
 from soothsay.errors import ModelError
-from soothsay.model import writing
-from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.families.parsing import parse_model_config
-from soothsay.model.load import load_model
 from soothsay.model.specs.attention_spec import AttentionSpec
 from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.transformer import Transformer
-from soothsay.model.writing import write_tokenizer
+from soothsay.model.weights import writing
+from soothsay.model.weights.checkpoint import open_checkpoint
+from soothsay.model.weights.load import load_model
+from soothsay.model.weights.writing import write_tokenizer
 from soothsay.tokenizer import Tokenizer
 
 TOLERANCE = 1e-4  # of logits of order 1 to 10, float32

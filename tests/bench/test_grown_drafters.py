@@ -35,10 +35,10 @@ from soothsay.drafters.heads.mtp import MTPConfig, MTPHead, write_mtp
 from soothsay.drafters.heads.redrafter import RedrafterConfig, RedrafterHead
 from soothsay.drafters.heads.trained_head import Head
 from soothsay.drafters.registry import build_drafter
-from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.families.parsing import parse_model_config
-from soothsay.model.kernels import StockKernels
-from soothsay.model.load import load_model
+from soothsay.model.ops.kernels import StockKernels
+from soothsay.model.weights.checkpoint import open_checkpoint
+from soothsay.model.weights.load import load_model
 
 SIZES = {
     "vocab_size": VOCAB,

@@ -37,9 +37,9 @@ from soothsay.bench.random_models import LlamaShape, RandomCheckpoint
 from soothsay.cli.app import app
 from soothsay.core.batch import Batch, Rows
 from soothsay.errors import ModelError, SoothsayError
-from soothsay.model.checkpoint import Checkpoint, SafetensorsCheckpoint, open_checkpoint
 from soothsay.model.families.parsing import parse_model_config
-from soothsay.model.load import load_model
+from soothsay.model.weights.checkpoint import Checkpoint, SafetensorsCheckpoint, open_checkpoint
+from soothsay.model.weights.load import load_model
 from soothsay.plotting import save_png
 
 SHAPE = LlamaShape(layers=2, hidden=64, heads=4, kv_heads=2, ffn=96, vocab=80)

@@ -18,8 +18,8 @@ from soothsay.cli.app import app
 from soothsay.config import DType
 from soothsay.core.batch import Batch, Rows
 from soothsay.errors import ModelError, RequestError
-from soothsay.model.checkpoint import open_checkpoint
-from soothsay.model.load import load_model
+from soothsay.model.weights.checkpoint import open_checkpoint
+from soothsay.model.weights.load import load_model
 from soothsay.quantizing.quantize_model import quantize
 
 SIBYL = open_checkpoint("sibyl").path

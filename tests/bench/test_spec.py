@@ -27,8 +27,8 @@ from soothsay.core.sampling import derive_seed
 from soothsay.drafters.base import NoDrafter
 from soothsay.drafters.lookup.exact_matches import PromptLookup
 from soothsay.errors import SoothsayError
-from soothsay.model.checkpoint import open_checkpoint
-from soothsay.model.pass_times import PassTimes
+from soothsay.model.timing.pass_times import PassTimes
+from soothsay.model.weights.checkpoint import open_checkpoint
 
 QUESTIONS = [
     Question("conversation", ("Hello!", "And why?"), 1),

@@ -19,14 +19,14 @@ from soothsay.bench.step import Work, bench_step, held_bytes, linear_layers, mul
 from soothsay.cli.app import app
 from soothsay.core.batch import Batch, Rows
 from soothsay.errors import ModelError
-from soothsay.model.linear import Packed, multiplies_bfloat16
-from soothsay.model.load import load_model
-from soothsay.model.pass_measuring import VerifyPass, filled_cache
+from soothsay.model.ops.linear import Packed, multiplies_bfloat16
 from soothsay.model.specs.attention_spec import AttentionSpec
 from soothsay.model.specs.feed_forward_spec import DenseSpec
 from soothsay.model.specs.rope_spec import RopeSpec
 from soothsay.model.specs.state_specs import DeltaSpec
+from soothsay.model.timing.pass_measuring import VerifyPass, filled_cache
 from soothsay.model.transformer import Transformer
+from soothsay.model.weights.load import load_model
 from soothsay.plotting import save_png
 
 SMALL = LlamaShape(layers=2, hidden=64, heads=4, kv_heads=2, ffn=96, vocab=80)

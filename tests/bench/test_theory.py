@@ -17,7 +17,7 @@ from soothsay.bench.spec.spec_page import page, table
 from soothsay.bench.spec.spec_results import Lap, SpecResults
 from soothsay.bench.spec.theory import Decoding, TreeCounts, predicted_seconds, speedups_by_nodes
 from soothsay.errors import SoothsayError
-from soothsay.model.pass_times import PassTimes
+from soothsay.model.timing.pass_times import PassTimes
 
 VOCABULARY = 3
 

@@ -21,10 +21,10 @@ from soothsay.drafters.heads.checkpoints.head_directory import write_head
 from soothsay.drafters.heads.eagle import EagleConfig, EagleHead
 from soothsay.drafters.heads.eagle3 import Eagle3Config, Eagle3Head
 from soothsay.drafters.heads.medusa import MedusaConfig, MedusaHead
-from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.families.parsing import parse_model_config
-from soothsay.model.kernels import StockKernels
+from soothsay.model.ops.kernels import StockKernels
 from soothsay.model.specs.model_spec import ModelSpec
+from soothsay.model.weights.checkpoint import open_checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ from kernels import FASTEST, STOCK
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.paths import KEY_BLOCK, Lanes, Path
 from soothsay.core.tree import DraftTree
-from soothsay.model.kernels import StockKernels
 from soothsay.model.native.layout import FlatPaths
+from soothsay.model.ops.kernels import StockKernels
 
 Pack = Callable[..., Batch]
 BLOCK_SIZE = 8

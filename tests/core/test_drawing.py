@@ -18,8 +18,8 @@ from soothsay.core.request import Request
 from soothsay.core.sampling import Nodes, draw, perturb
 from soothsay.core.sampling_ops import SamplingOps
 from soothsay.drafters.base import NoDrafter
-from soothsay.model.native.kernels import NativeKernels
 from soothsay.model.native.library import VARIANTS
+from soothsay.model.native.native_kernels import NativeKernels
 
 WIDTHS = (1, 7, 16, 100, 5000, 151_936)
 PARAMS = [

@@ -18,7 +18,7 @@ from soothsay.drafters.heads.eagle import Eagle2, EagleConfig, EagleHead
 from soothsay.drafters.models.draft_model import DraftModel
 from soothsay.drafters.registry import build_drafter
 from soothsay.engine.engine import Engine
-from soothsay.model.kernels import StockKernels
+from soothsay.model.ops.kernels import StockKernels
 from soothsay.model.transformer import Transformer
 
 LEVELS = 3

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from soothsay import LLM
-from soothsay.model.checkpoint import SafetensorsCheckpoint
+from soothsay.model.weights.checkpoint import SafetensorsCheckpoint
 
 
 @cache

@@ -23,10 +23,10 @@ from soothsay.core.batch import Rows
 from soothsay.core.cache import Move
 from soothsay.core.tree import DraftTree
 from soothsay.errors import ModelError
-from soothsay.model.checkpoint import open_checkpoint
-from soothsay.model.kernels import StockKernels
-from soothsay.model.load import load_model
+from soothsay.model.ops.kernels import StockKernels
 from soothsay.model.transformer import Transformer
+from soothsay.model.weights.checkpoint import open_checkpoint
+from soothsay.model.weights.load import load_model
 
 MODES = ("float32", "bfloat16", "int8", "int4")
 TAPS = (0, 1)

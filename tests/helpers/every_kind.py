@@ -13,9 +13,9 @@ from mxfp4_models import quantized_oracle
 from soothsay import REGISTRY
 from soothsay.drafters.heads.checkpoints.head_directory import write_head
 from soothsay.drafters.lookup.text_store import write_datastore
-from soothsay.model.checkpoint import open_checkpoint
-from soothsay.model.load import load_model
 from soothsay.model.specs.attention_spec import LatentSpec
+from soothsay.model.weights.checkpoint import open_checkpoint
+from soothsay.model.weights.load import load_model
 from soothsay.train.sequences import TrainingKernels
 
 POSITIONS = 256

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.cache import KVPool
-from soothsay.model.checkpoint import open_checkpoint
-from soothsay.model.load import load_model
 from soothsay.model.transformer import Transformer
+from soothsay.model.weights.checkpoint import open_checkpoint
+from soothsay.model.weights.load import load_model
 
 VOCAB = 97
 BLOCK = 8  # tokens in a KV block

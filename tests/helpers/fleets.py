@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from soothsay.core.answer import FinishReason, SpeculationStats, TokenLogprobs
-from soothsay.core.load import EngineLoad
+from soothsay.core.engine_load import EngineLoad
 from soothsay.core.numerics import Numerics
 from soothsay.core.params import SamplingParams
 from soothsay.server.engines.engine_messages import (

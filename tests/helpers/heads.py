@@ -27,12 +27,12 @@ from soothsay.drafters.heads.eagle3 import Eagle3Config, eagle3_names
 from soothsay.drafters.heads.path_heads import MarkovHead
 from soothsay.drafters.heads.peagle import PEagleConfig, PEagleHead
 from soothsay.drafters.heads.trained_head import Head
-from soothsay.model.checkpoint import open_checkpoint, read_model_config
-from soothsay.model.kernels import StockKernels
-from soothsay.model.load import load_model
+from soothsay.model.ops.kernels import StockKernels
 from soothsay.model.specs.attention_spec import AttentionSpec
 from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.transformer import Transformer
+from soothsay.model.weights.checkpoint import open_checkpoint, read_model_config
+from soothsay.model.weights.load import load_model
 from soothsay.train import new_heads
 from soothsay.train.examples import Example
 from soothsay.train.sequences import TrainingKernels

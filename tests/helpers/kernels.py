@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from soothsay.model.kernels import Kernels, StockKernels
-from soothsay.model.native.kernels import load_native
+from soothsay.model.native.native_kernels import load_native
+from soothsay.model.ops.kernels import Kernels, StockKernels
 
 STOCK = StockKernels()
 

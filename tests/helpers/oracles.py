@@ -30,7 +30,7 @@ from soothsay.drafters.heads.medusa import MedusaHead
 from soothsay.drafters.heads.mtp import MTPConfig, MTPHead
 from soothsay.drafters.heads.redrafter import RedrafterConfig, RedrafterHead
 from soothsay.drafters.heads.trained_head import Head
-from soothsay.model.kernels import Kernels, StockKernels
+from soothsay.model.ops.kernels import Kernels, StockKernels
 from soothsay.model.specs.attention_spec import AttentionSpec
 from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.transformer import Transformer

@@ -15,7 +15,7 @@ from soothsay.config import EngineConfig
 from soothsay.core.request import Observation, Request
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Drafter, Target
-from soothsay.model.pass_times import PassTimes
+from soothsay.model.timing.pass_times import PassTimes
 
 TARGET = Target(SimpleNamespace(experts_run=None), None, EngineConfig(), 0)  # type: ignore[arg-type]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from soothsay.drafters.lookup.text_store import write_datastore
-from soothsay.model.checkpoint import open_checkpoint
+from soothsay.model.weights.checkpoint import open_checkpoint
 
 TEXTS = (
     "The river rises in the hills north of the town and flows through farmland.",

@@ -13,9 +13,9 @@ from torch import Tensor
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.cache import KVPool
 from soothsay.core.tree import DraftTree
-from soothsay.model.checkpoint import open_checkpoint
-from soothsay.model.load import load_model
 from soothsay.model.transformer import Transformer
+from soothsay.model.weights.checkpoint import open_checkpoint
+from soothsay.model.weights.load import load_model
 
 BLOCK = 16
 NUM_BLOCKS = 400

@@ -40,19 +40,19 @@ from soothsay.core.cache import KVPool
 from soothsay.core.paths import KEY_BLOCK
 from soothsay.core.tree import DraftTree
 from soothsay.errors import ModelError
-from soothsay.model.checkpoint import open_checkpoint
+from soothsay.model.decoder.feed_forward import Experts, SquaredReLU
+from soothsay.model.decoder.norm import Multipliers
 from soothsay.model.families.parsing import TEXT_DEFAULTS, parse_model_config
-from soothsay.model.feed_forward import Experts, SquaredReLU
 from soothsay.model.formats.stacked_experts import STACKINGS, Stacking
-from soothsay.model.kernels import StockKernels
-from soothsay.model.linear import InBlocks, Packed
-from soothsay.model.load import load_model
-from soothsay.model.norm import Multipliers
+from soothsay.model.ops.kernels import StockKernels
+from soothsay.model.ops.linear import InBlocks, Packed
+from soothsay.model.ops.state_space import StateSpace
 from soothsay.model.specs.attention_spec import AttentionSpec, LatentSpec
 from soothsay.model.specs.feed_forward_spec import ExpertsSpec
 from soothsay.model.specs.state_specs import StateSpaceSpec
-from soothsay.model.state_space import StateSpace
 from soothsay.model.transformer import Transformer
+from soothsay.model.weights.checkpoint import open_checkpoint
+from soothsay.model.weights.load import load_model
 from soothsay.train.sequences import TrainingKernels
 from soothsay.train.whole_models import named_tensors
 
@@ -650,7 +650,7 @@ def without_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     def unbounded(gate: Tensor, up: Tensor) -> Tensor:
         return gate * torch.sigmoid(1.702 * gate) * (up + 1)
 
-    monkeypatch.setattr("soothsay.model.kernels.clipped_swiglu", unbounded)
+    monkeypatch.setattr("soothsay.model.ops.kernels.clipped_swiglu", unbounded)
 
 
 def halves_in_place_of_turns(monkeypatch: pytest.MonkeyPatch) -> None:

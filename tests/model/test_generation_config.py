@@ -12,8 +12,8 @@ from gguf import GGUFValue, GGUFValueType
 from gguf_files import write_gguf
 
 from soothsay import LLM, ModelError, SamplingParams
-from soothsay.model.checkpoint import open_checkpoint
-from soothsay.model.generation_config import GGUF_KEYS, NAMES, sampling_in_file
+from soothsay.model.weights.checkpoint import open_checkpoint
+from soothsay.model.weights.generation_config import GGUF_KEYS, NAMES, sampling_in_file
 
 PUBLISHED = {
     "bos_token_id": 151643,

@@ -18,10 +18,10 @@ from safetensors.torch import load_file, save_file
 from soothsay.core.params import SamplingParams
 from soothsay.errors import ModelError
 from soothsay.llm import LLM
-from soothsay.model.checkpoint import bundled_models, open_checkpoint, read_model_config
 from soothsay.model.families.parsing import FAMILIES, parse_model_config
-from soothsay.model.load import load_model
 from soothsay.model.specs.model_spec import ModelSpec
+from soothsay.model.weights.checkpoint import bundled_models, open_checkpoint, read_model_config
+from soothsay.model.weights.load import load_model
 
 HOSTILE: list[Any] = [
     *(0, -1, 1, 3, 10**9, 2**63, 10**400, -(10**400)),
@@ -185,7 +185,7 @@ def test_every_field_of_every_family_is_parsed_or_refused(family: str, step: int
 
 def parse(config: dict[str, Any]) -> None:
     """Parse it. A configuration that passes has finite numbers in its rotary positions, too."""
-    from soothsay.model.rope import Rope
+    from soothsay.model.decoder.rope import Rope
 
     try:
         parsed = parse_model_config(config)
@@ -406,8 +406,8 @@ def test_memory_and_time_of_a_promise_that_is_not_kept(directory: Path, tmp_path
     script = """
         import resource, sys
         from soothsay import ModelError
-        from soothsay.model.checkpoint import open_checkpoint
-        from soothsay.model.load import load_model
+        from soothsay.model.weights.checkpoint import open_checkpoint
+        from soothsay.model.weights.load import load_model
         used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + 2**28,) * 2)
         resource.setrlimit(resource.RLIMIT_CPU, (30, 30))

@@ -19,13 +19,13 @@ from tokenizers.models import WordLevel
 from torch import Tensor
 
 from soothsay.errors import ModelError
-from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.families.parsing import parse_model_config
-from soothsay.model.linear import Dense, Integer, multiplies_bfloat16
-from soothsay.model.load import load_model, weight_bytes
-from soothsay.model.native.linear import NativeLinear
-from soothsay.model.numeric_mode import NumericMode
+from soothsay.model.native.native_linear import NativeLinear
+from soothsay.model.ops.linear import Dense, Integer, multiplies_bfloat16
 from soothsay.model.transformer import Transformer
+from soothsay.model.weights.checkpoint import open_checkpoint
+from soothsay.model.weights.load import load_model, weight_bytes
+from soothsay.model.weights.numeric_mode import NumericMode
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
@@ -362,15 +362,15 @@ def test_too_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         model = Transformer(parse_model_config(checkpoint.config))
     needed = weight_bytes(model, NumericMode(torch.float32))
     assert needed == sum(m.weight.numel() for m in model.modules() if isinstance(m, Dense)) * 4
-    monkeypatch.setattr("soothsay.model.load.available_memory", lambda: needed - 1)
+    monkeypatch.setattr("soothsay.model.weights.load.available_memory", lambda: needed - 1)
     assert_refused(tmp_path, "GB of memory in float32", "dtype='int8'", dtype="float32")
     load_model(checkpoint, "int8")
-    monkeypatch.setattr("soothsay.model.load.available_memory", lambda: 10)
+    monkeypatch.setattr("soothsay.model.weights.load.available_memory", lambda: 10)
     assert_refused(tmp_path, "smaller model", dtype="int4")
 
 
 def test_a_processor_without_bfloat16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("soothsay.model.numeric_mode.multiplies_bfloat16", lambda: False)
+    monkeypatch.setattr("soothsay.model.weights.numeric_mode.multiplies_bfloat16", lambda: False)
     checkpoint = open_checkpoint(write(tmp_path, dtype=torch.bfloat16))
     with pytest.warns(UserWarning, match="does not multiply bfloat16; computing in float32"):
         assert load_model(checkpoint, "bfloat16").dtype is torch.float32
@@ -479,8 +479,8 @@ def test_peak_memory_of_loading(tmp_path: Path) -> None:
         import re, sys
         from pathlib import Path
         import torch
-        from soothsay.model.checkpoint import open_checkpoint
-        from soothsay.model.load import load_model
+        from soothsay.model.weights.checkpoint import open_checkpoint
+        from soothsay.model.weights.load import load_model
 
         def kilobytes(field):
             return int(re.search(rf"{field}:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])

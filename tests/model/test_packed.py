@@ -6,7 +6,7 @@ import pytest
 import torch
 from row_bits import assert_row_bits
 
-from soothsay.model.linear import Dense, InBlocks, Packed, padded_rows, stock_linear
+from soothsay.model.ops.linear import Dense, InBlocks, Packed, padded_rows, stock_linear
 
 
 def test_few_numbers_of_rows_run() -> None:

@@ -20,10 +20,9 @@ from tiny import mixtures
 from soothsay.errors import ModelError
 from soothsay.files import user_path
 from soothsay.machine import processor_seconds_of_others
-from soothsay.model import pass_measuring as timing
-from soothsay.model import pass_times
-from soothsay.model.checkpoint import open_checkpoint
-from soothsay.model.pass_measuring import (
+from soothsay.model.timing import pass_measuring as timing
+from soothsay.model.timing import pass_times
+from soothsay.model.timing.pass_measuring import (
     CONTEXTS,
     COUNTED,
     ROWS,
@@ -33,8 +32,9 @@ from soothsay.model.pass_measuring import (
     known_or_measured,
     measure_passes,
 )
-from soothsay.model.pass_times import KEPT_MEASUREMENTS, PassTimes, parse_measurements
+from soothsay.model.timing.pass_times import KEPT_MEASUREMENTS, PassTimes, parse_measurements
 from soothsay.model.transformer import Transformer
+from soothsay.model.weights.checkpoint import open_checkpoint
 
 Make = Callable[..., Transformer]
 

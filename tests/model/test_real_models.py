@@ -23,8 +23,8 @@ from transformers import AutoModelForCausalLM
 
 from soothsay import LLM, SamplingParams
 from soothsay.core.batch import Batch, Rows
-from soothsay.model.checkpoint import open_checkpoint
-from soothsay.model.load import load_model
+from soothsay.model.weights.checkpoint import open_checkpoint
+from soothsay.model.weights.load import load_model
 
 pytestmark = pytest.mark.slow
 

@@ -22,18 +22,18 @@ from soothsay.core.sampling_ops import SampledRows
 from soothsay.core.strands import WITHIN, Strand, Strands
 from soothsay.core.tree import DraftTree
 from soothsay.engine.verification import best_logprobs
-from soothsay.model.delta_rule import Recurrence
-from soothsay.model.feed_forward import moments
-from soothsay.model.kernels import Kernels
+from soothsay.model.decoder.feed_forward import moments
+from soothsay.model.decoder.norm import Multipliers, RMSNorm
+from soothsay.model.decoder.rope import QueryGrowth, Rope
 from soothsay.model.native.experts import ACTIVATIONS as NATIVE_ACTIVATIONS
-from soothsay.model.norm import Multipliers, RMSNorm
-from soothsay.model.quantized import Quantized
-from soothsay.model.rope import QueryGrowth, Rope
+from soothsay.model.ops.delta_rule import Recurrence
+from soothsay.model.ops.kernels import Kernels
+from soothsay.model.ops.state_space import StateSpace
 from soothsay.model.specs.feed_forward_spec import RoutingSpec
 from soothsay.model.specs.rope_spec import HeadRotation, QueryGrowthSpec, RopeSpec
 from soothsay.model.specs.state_specs import DeltaSpec, StateSpaceSpec
-from soothsay.model.state_space import StateSpace
 from soothsay.model.transformer import finished_logits
+from soothsay.model.weights.quantized import Quantized
 
 DTYPES = (torch.float32, torch.bfloat16)
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "clipped_swiglu", "relu2")

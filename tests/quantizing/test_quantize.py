@@ -27,13 +27,13 @@ from soothsay.cli.app import app
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.params import SamplingParams
 from soothsay.errors import ModelError, RequestError
-from soothsay.model import writing
-from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.formats.declared import open_format
-from soothsay.model.linear import Dense
-from soothsay.model.load import load_model
-from soothsay.model.tensor_names import TensorNames
+from soothsay.model.ops.linear import Dense
 from soothsay.model.transformer import Transformer
+from soothsay.model.weights import writing
+from soothsay.model.weights.checkpoint import open_checkpoint
+from soothsay.model.weights.load import load_model
+from soothsay.model.weights.tensor_names import TensorNames
 from soothsay.quantizing import quantize_model as sampling
 from soothsay.quantizing import quantized_layers
 from soothsay.quantizing.quantize_model import QuantizationReport, quantize, read_samples, write_samples

@@ -11,7 +11,7 @@ from families import array, load, random_oracle, random_tokens, read_config
 from families import run as run_rows
 
 from soothsay.core.batch import Rows
-from soothsay.model.checkpoint import open_checkpoint
+from soothsay.model.weights.checkpoint import open_checkpoint
 from soothsay.quantizing import quantized_layers
 from soothsay.quantizing.quantize_model import quantize
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from soothsay.model.quantized import Quantized
+from soothsay.model.weights.quantized import Quantized
 from soothsay.quantizing import quantized_layers as module
 from soothsay.quantizing.quantized_layers import fit_scales, gptq, round_fitted
 

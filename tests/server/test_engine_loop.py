@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from fleets import Fixture, heard, job, run, text, tokens, until
 
-from soothsay.core.load import EngineLoad
+from soothsay.core.engine_load import EngineLoad
 from soothsay.core.params import SamplingParams
 from soothsay.errors import ModelError
 from soothsay.server.engines.engine_messages import EngineUpdate, RequestOptions

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from soothsay import LLM, SamplingParams
 from soothsay.cli.app import app
-from soothsay.model.checkpoint import open_checkpoint
-from soothsay.model.linear import multiplies_bfloat16
+from soothsay.model.ops.linear import multiplies_bfloat16
+from soothsay.model.weights.checkpoint import open_checkpoint
 from soothsay.train.heads import MedusaRecipe
 
 pytestmark = [

@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from soothsay import LLM, SamplingParams
 from soothsay.errors import TrainingError
-from soothsay.model.checkpoint import open_checkpoint
-from soothsay.model.load import load_model
 from soothsay.model.transformer import Transformer
+from soothsay.model.weights.checkpoint import open_checkpoint
+from soothsay.model.weights.load import load_model
 from soothsay.train.answers import NumberedMessages, write_answers
 from soothsay.train.examples import Example
 from soothsay.train.features import (

@@ -9,8 +9,8 @@ import pytest
 from families import random_oracle
 
 from soothsay.errors import TrainingError
-from soothsay.model.checkpoint import open_checkpoint
-from soothsay.model.load import load_model
+from soothsay.model.weights.checkpoint import open_checkpoint
+from soothsay.model.weights.load import load_model
 from soothsay.train.examples import Example
 from soothsay.train.sequences import Sequences, TrainingKernels
 

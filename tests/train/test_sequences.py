@@ -7,7 +7,7 @@ from tiny import TINY, adapted
 from torch import Tensor
 
 from soothsay.core.batch import Batch, Rows
-from soothsay.model.kernels import StockKernels
+from soothsay.model.ops.kernels import StockKernels
 from soothsay.model.transformer import Transformer
 from soothsay.train.examples import Example
 from soothsay.train.sequences import Sequences, TrainingKernels, compile_blocks

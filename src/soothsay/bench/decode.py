@@ -14,7 +14,7 @@ from soothsay.bench.peers.engines.hugging_face import Transformers
 from soothsay.bench.peers.engines.peer import Setup
 from soothsay.bench.prompts import PASSAGE, QUESTION, TOPICS
 from soothsay.config import DType
-from soothsay.model.checkpoint import open_checkpoint
+from soothsay.model.weights.checkpoint import open_checkpoint
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,11 +22,11 @@ from soothsay.bench.random_models import LlamaShape, RandomCheckpoint
 from soothsay.bench.step import held_bytes, reading
 from soothsay.bench.tables import records_table
 from soothsay.config import DType
-from soothsay.model.blocks import record, unrecord
-from soothsay.model.feed_forward import Experts, FeedForward
-from soothsay.model.load import load_model
-from soothsay.model.pass_measuring import VerifyPass, filled_cache
+from soothsay.model.decoder.blocks import record, unrecord
+from soothsay.model.decoder.feed_forward import Experts, FeedForward
+from soothsay.model.timing.pass_measuring import VerifyPass, filled_cache
 from soothsay.model.transformer import Transformer
+from soothsay.model.weights.load import load_model
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,15 +48,15 @@ import torch
 from soothsay.bench.grown_drafters import GrownDrafters, Growth, grow_drafters
 from soothsay.bench.grown_tensors import Axis, GrownShape, GrownTensor, Rule
 from soothsay.errors import ModelError
-from soothsay.model.checkpoint import Checkpoint, read_model_config
 from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.formats.declared import open_format
 from soothsay.model.formats.weight_format import Reader
 from soothsay.model.specs.attention_spec import AttentionSpec
 from soothsay.model.specs.feed_forward_spec import DenseSpec, ExpertsSpec
 from soothsay.model.specs.model_spec import ModelSpec
-from soothsay.model.tensor_names import TensorNames
-from soothsay.model.writing import writing
+from soothsay.model.weights.checkpoint import Checkpoint, read_model_config
+from soothsay.model.weights.tensor_names import TensorNames
+from soothsay.model.weights.writing import writing
 
 MIXTURES = {"llama": "mixtral", "mistral": "mixtral", "qwen3": "qwen3_moe"}
 """Families that can get experts, and what they become. Both weigh the chosen experts by shares of 1."""

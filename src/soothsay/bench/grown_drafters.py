@@ -28,10 +28,10 @@ from soothsay.drafters.heads.medusa import MedusaHead
 from soothsay.drafters.heads.mtp import MTPHead
 from soothsay.drafters.heads.redrafter import RedrafterHead
 from soothsay.drafters.places import drafters_beside, shipped_heads
-from soothsay.model.checkpoint import Checkpoint
 from soothsay.model.families.parsing import parse_model_config
-from soothsay.model.tensor_names import TensorNames
 from soothsay.model.transformer import Transformer
+from soothsay.model.weights.checkpoint import Checkpoint
+from soothsay.model.weights.tensor_names import TensorNames
 
 COPIED = ("draft-model", "rest.store")
 """Drafters that depend on the vocabulary alone."""

@@ -14,9 +14,9 @@ from soothsay.bench.step import held_bytes, linear_layers
 from soothsay.config import DType
 from soothsay.core.batch import Rows
 from soothsay.errors import ModelError, RequestError
-from soothsay.model.checkpoint import Checkpoint, open_checkpoint, read_model_config
-from soothsay.model.load import load_model
 from soothsay.model.transformer import Transformer
+from soothsay.model.weights.checkpoint import Checkpoint, open_checkpoint, read_model_config
+from soothsay.model.weights.load import load_model
 
 REFERENCE: DType = "float32"
 """The type that all others are compared with."""

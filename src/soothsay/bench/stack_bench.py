@@ -27,7 +27,7 @@ from soothsay.bench.stack_results import PEER, PLAIN, Rung, StackResults, StackR
 from soothsay.core.tenant import Tenant
 from soothsay.drafters.registry import build_drafter
 from soothsay.errors import ModelError, RequestError, SoothsayError
-from soothsay.model.checkpoint import open_checkpoint, read_model_config
+from soothsay.model.weights.checkpoint import open_checkpoint, read_model_config
 
 Ids = list[int]
 

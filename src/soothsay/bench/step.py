@@ -22,11 +22,11 @@ from soothsay.bench.random_models import LlamaShape, RandomCheckpoint
 from soothsay.bench.tables import records_table
 from soothsay.config import DType
 from soothsay.core.integer_keys import kv_bytes
-from soothsay.model.checkpoint import open_checkpoint
-from soothsay.model.linear import Dense
-from soothsay.model.load import load_model
-from soothsay.model.pass_measuring import Layout, VerifyPass, filled_cache
+from soothsay.model.ops.linear import Dense
+from soothsay.model.timing.pass_measuring import Layout, VerifyPass, filled_cache
 from soothsay.model.transformer import Transformer
+from soothsay.model.weights.checkpoint import open_checkpoint
+from soothsay.model.weights.load import load_model
 from soothsay.plotting import new_figure, tidy
 
 PRODUCT_ROWS = 256

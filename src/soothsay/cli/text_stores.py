@@ -64,7 +64,7 @@ class ShowDatastore:
     def run(self) -> None:
         """Print the facts."""
         from soothsay.drafters.lookup.text_store import Datastore, check_tokenizer
-        from soothsay.model.checkpoint import open_checkpoint
+        from soothsay.model.weights.checkpoint import open_checkpoint
 
         store = Datastore(self.file)
         facts = {
@@ -121,7 +121,7 @@ def read_whole_texts(model: str, files: list[Path], template: Path | None) -> tu
     """
     with notice(f"opening {model} ..."):
         from soothsay.errors import RequestError
-        from soothsay.model.checkpoint import open_checkpoint
+        from soothsay.model.weights.checkpoint import open_checkpoint
         from soothsay.tokenizer import with_layout
         from soothsay.train.examples import read_examples
 

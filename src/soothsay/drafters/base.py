@@ -23,7 +23,7 @@ from soothsay.core.request import Observation, Request
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.ops.draft_ops import DraftOps
 from soothsay.errors import DrafterError
-from soothsay.model.pass_times import PassTimes
+from soothsay.model.timing.pass_times import PassTimes
 from soothsay.model.transformer import Transformer
 from soothsay.tokenizer import Tokenizer
 

@@ -16,7 +16,7 @@ from soothsay.config import EngineConfig
 from soothsay.core.answer import FinishReason
 from soothsay.core.batch import Rows
 from soothsay.core.cache import BlockAllocator
-from soothsay.core.load import EngineLoad
+from soothsay.core.engine_load import EngineLoad
 from soothsay.core.request import Observation, Request, RequestDrafter
 from soothsay.core.tree import DraftTree
 from soothsay.core.turn import Turn
@@ -33,7 +33,7 @@ from soothsay.engine.sizing import num_snapshots
 from soothsay.engine.snapshots import Snapshots
 from soothsay.engine.verification import verify
 from soothsay.errors import RequestError, StageError
-from soothsay.model.pass_measuring import known_or_measured
+from soothsay.model.timing.pass_measuring import known_or_measured
 from soothsay.model.transformer import Transformer
 from soothsay.tokenizer import Tokenizer
 

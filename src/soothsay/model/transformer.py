@@ -16,15 +16,15 @@ from soothsay.core.accepted import Accepted
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.cache import KVPool, LayerMemory, Move
 from soothsay.core.states import StatePool
-from soothsay.model.attention_layer import RecurrentLayer
-from soothsay.model.blocks import Block, Blocks, build_layer, build_stream
-from soothsay.model.embedding import Embedding
-from soothsay.model.feed_forward import Experts
-from soothsay.model.kernels import Kernels, StockKernels
-from soothsay.model.layer_embeddings import LayerEmbeddings
-from soothsay.model.linear import Dense, normal
-from soothsay.model.norm import RMSNorm
-from soothsay.model.rope import Rope
+from soothsay.model.decoder.attention_layer import RecurrentLayer
+from soothsay.model.decoder.blocks import Block, Blocks, build_layer, build_stream
+from soothsay.model.decoder.embedding import Embedding
+from soothsay.model.decoder.feed_forward import Experts
+from soothsay.model.decoder.layer_embeddings import LayerEmbeddings
+from soothsay.model.decoder.norm import RMSNorm
+from soothsay.model.decoder.rope import Rope
+from soothsay.model.ops.kernels import Kernels, StockKernels
+from soothsay.model.ops.linear import Dense, normal
 from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.stage import Layers, PoolSize, Stage
 
@@ -148,7 +148,7 @@ class LocalStage:
 
 
 class Transformer(nn.Module):
-    """A decoder with random float32 weights. `soothsay.model.load.load_model` makes one from a checkpoint.
+    """A decoder with random float32 weights. `soothsay.model.weights.load.load_model` loads one.
 
     A tied head shares the embedding's table in training. In a loaded model it may have a packed copy.
 

@@ -21,14 +21,14 @@ from soothsay.core.params import SamplingParams
 from soothsay.corpus import as_entry, has_lines, plain, read_items, read_text
 from soothsay.errors import ModelError, RequestError
 from soothsay.llm import LLM
-from soothsay.model.checkpoint import Checkpoint, read_model_config
 from soothsay.model.formats.compressed_tensors import Scheme
 from soothsay.model.formats.declared import open_format
-from soothsay.model.load import load_model
 from soothsay.model.specs.model_spec import ModelSpec
-from soothsay.model.tensor_names import TensorNames
 from soothsay.model.transformer import Transformer
-from soothsay.model.writing import CheckpointWriter, require_free, writing
+from soothsay.model.weights.checkpoint import Checkpoint, read_model_config
+from soothsay.model.weights.load import load_model
+from soothsay.model.weights.tensor_names import TensorNames
+from soothsay.model.weights.writing import CheckpointWriter, require_free, writing
 from soothsay.quantizing.quantized_layers import (
     CalibrationRun,
     compensate_layers,

@@ -17,15 +17,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from soothsay.core.batch import Rows
-from soothsay.model.blocks import Block, unrecord
+from soothsay.model.decoder.blocks import Block, unrecord
 from soothsay.model.formats.compressed_tensors import Scheme
 from soothsay.model.formats.weight_format import Reader
-from soothsay.model.linear import Dense
-from soothsay.model.numeric_mode import STAY_PLAIN
-from soothsay.model.quantized import Quantized
+from soothsay.model.ops.linear import Dense
 from soothsay.model.specs.model_spec import ModelSpec
-from soothsay.model.tensor_names import TensorNames
 from soothsay.model.transformer import Transformer
+from soothsay.model.weights.numeric_mode import STAY_PLAIN
+from soothsay.model.weights.quantized import Quantized
+from soothsay.model.weights.tensor_names import TensorNames
 
 DAMPING = 0.01
 """Share of the Hessian's mean diagonal that is added to the diagonal, since some inputs are not distinguished

@@ -23,9 +23,9 @@ from soothsay.drafters.heads.mtp import MTPConfig, MTPHead, MTPModule
 from soothsay.drafters.heads.redrafter import RedrafterConfig, RedrafterHead
 from soothsay.drafters.heads.trained_head import TargetEnds
 from soothsay.errors import DrafterError
-from soothsay.model.attention_layer import Attention
-from soothsay.model.blocks import Block
-from soothsay.model.feed_forward import FeedForward
+from soothsay.model.decoder.attention_layer import Attention
+from soothsay.model.decoder.blocks import Block
+from soothsay.model.decoder.feed_forward import FeedForward
 from soothsay.model.specs.attention_spec import AttentionSpec
 from soothsay.model.specs.feed_forward_spec import SQUARED_RELU, DenseSpec, ExpertsSpec
 from soothsay.model.specs.model_spec import LayerSpec, ModelSpec, NormSpec

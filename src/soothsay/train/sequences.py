@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from soothsay.core.batch import Batch
 from soothsay.core.strands import Strands
 from soothsay.errors import TrainingError
-from soothsay.model.blocks import Block
-from soothsay.model.kernels import StockKernels
-from soothsay.model.linear import Dense
-from soothsay.model.norm import Norm
-from soothsay.model.quantized import Integers, dequantized
-from soothsay.model.rope import rotate
+from soothsay.model.decoder.blocks import Block
+from soothsay.model.decoder.norm import Norm
+from soothsay.model.decoder.rope import rotate
+from soothsay.model.ops.kernels import StockKernels
+from soothsay.model.ops.linear import Dense
+from soothsay.model.weights.quantized import Integers, dequantized
 from soothsay.train.examples import Example
 
 

@@ -25,13 +25,13 @@ from soothsay.drafters.heads.mtp import MTPConfig, MTPHead
 from soothsay.drafters.heads.trained_head import TargetEnds
 from soothsay.errors import TrainingError
 from soothsay.llm import LLM
-from soothsay.model.checkpoint import Checkpoint
 from soothsay.model.families.parsing import parse_model_config
-from soothsay.model.load import best_kernels, load_model
 from soothsay.model.specs.attention_spec import AttentionSpec
-from soothsay.model.tensor_names import TensorNames
 from soothsay.model.transformer import Transformer
-from soothsay.model.writing import writing
+from soothsay.model.weights.checkpoint import Checkpoint
+from soothsay.model.weights.load import best_kernels, load_model
+from soothsay.model.weights.tensor_names import TensorNames
+from soothsay.model.weights.writing import writing
 from soothsay.train.examples import Example
 from soothsay.train.heads import Evaluate
 from soothsay.train.losses import Divergence, cross_entropy, distillation, log_probs

@@ -24,7 +24,7 @@ from soothsay.drafters.control.forecast import ProbeSchedule
 from soothsay.drafters.control.request_state import MAX_BACKLOG
 from soothsay.drafters.heads.mtp import MTP
 from soothsay.drafters.lookup.suffix_matching import Suffix
-from soothsay.model.pass_times import PassTimes
+from soothsay.model.timing.pass_times import PassTimes
 
 
 def rates(

@@ -38,10 +38,10 @@ from soothsay.drafters.heads.block import BlockConfig, BlockDrafter, BlockHead
 from soothsay.drafters.heads.hydra import Hydra, HydraConfig, HydraHead
 from soothsay.drafters.heads.medusa import Medusa, MedusaConfig, MedusaHead
 from soothsay.drafters.heads.trained_head import TargetEnds
-from soothsay.model.checkpoint import open_checkpoint
-from soothsay.model.kernels import StockKernels
-from soothsay.model.load import load_model
+from soothsay.model.ops.kernels import StockKernels
 from soothsay.model.transformer import Transformer
+from soothsay.model.weights.checkpoint import open_checkpoint
+from soothsay.model.weights.load import load_model
 
 Make = Callable[..., Transformer]
 

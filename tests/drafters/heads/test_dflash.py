@@ -66,10 +66,10 @@ from soothsay.drafters.heads.trained_head import TargetEnds
 from soothsay.drafters.registry import build_drafter
 from soothsay.drafters.trees.own_kv import own_pool
 from soothsay.errors import DrafterError
-from soothsay.model.checkpoint import open_checkpoint
-from soothsay.model.kernels import StockKernels
+from soothsay.model.ops.kernels import StockKernels
 from soothsay.model.specs.attention_spec import AttentionSpec
 from soothsay.model.transformer import Transformer
+from soothsay.model.weights.checkpoint import open_checkpoint
 
 Make = Callable[..., Transformer]
 Raw = dict[str, Tensor]

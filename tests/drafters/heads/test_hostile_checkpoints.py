@@ -27,9 +27,9 @@ from soothsay.config import EngineConfig
 from soothsay.drafters.base import Target
 from soothsay.drafters.heads.checkpoints.head_directory import read_head
 from soothsay.errors import DrafterError, ModelError
-from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.formats.pickles import unpickled
-from soothsay.model.load import load_model
+from soothsay.model.weights.checkpoint import open_checkpoint
+from soothsay.model.weights.load import load_model
 
 BUNDLED = open_checkpoint("sibyl").path / "drafters"
 HEADS = ("block", "dflash", "eagle", "eagle3", "hydra", "medusa", "mtp", "peagle")

@@ -17,7 +17,7 @@ from soothsay.drafters.heads.eagle3 import Eagle3, Eagle3Config, Eagle3Head
 from soothsay.drafters.ops import native_recurrent
 from soothsay.drafters.ops.draft_ops import DraftBatch, DraftOutput
 from soothsay.drafters.ops.native_recurrent import NativeRecurrentDrafts
-from soothsay.model.native.kernels import load_native
+from soothsay.model.native.native_kernels import load_native
 
 pytestmark = pytest.mark.skipif(load_native() is None, reason="no native kernels run here")
 

@@ -28,7 +28,7 @@ from soothsay.drafters.heads.eagle3 import Eagle3Config
 from soothsay.drafters.heads.peagle import PEagle, PEagleConfig, PEagleHead
 from soothsay.drafters.heads.trained_head import TargetEnds
 from soothsay.drafters.trees.own_kv import own_pool
-from soothsay.model.kernels import StockKernels
+from soothsay.model.ops.kernels import StockKernels
 from soothsay.model.transformer import Transformer
 
 Make = Callable[..., Transformer]

@@ -26,8 +26,8 @@ from soothsay.drafters.heads.checkpoints.head_directory import read_head, write_
 from soothsay.drafters.heads.redrafter import Redrafter, RedrafterConfig, RedrafterHead
 from soothsay.drafters.heads.trained_head import TargetEnds
 from soothsay.drafters.ops.native_draft_ops import draft_ops
-from soothsay.model.kernels import StockKernels
-from soothsay.model.native.kernels import load_native
+from soothsay.model.native.native_kernels import load_native
+from soothsay.model.ops.kernels import StockKernels
 from soothsay.model.transformer import Transformer
 
 Make = Callable[..., Transformer]

@@ -25,8 +25,8 @@ from soothsay.core.batch import Batch, Rows
 from soothsay.core.request import Request
 from soothsay.core.sampling import Nodes
 from soothsay.drafters.models.draft_model import DraftModel, common_tokens
-from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.transformer import Transformer
+from soothsay.model.weights.checkpoint import open_checkpoint
 from soothsay.result import Result
 
 Make = Callable[..., Transformer]

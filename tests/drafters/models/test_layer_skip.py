@@ -24,9 +24,9 @@ from soothsay.core.batch import Batch, Rows
 from soothsay.core.request import Request
 from soothsay.drafters.base import Target
 from soothsay.drafters.models.layer_skipping import LayerSkip, SkipSet
-from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.transformer import Transformer
+from soothsay.model.weights.checkpoint import open_checkpoint
 from soothsay.train.skip_search import search
 
 Make = Callable[..., Transformer]

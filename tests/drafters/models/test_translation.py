@@ -25,8 +25,8 @@ from soothsay.drafters.models.draft_model import DraftModel
 from soothsay.drafters.models.translation import TokenTexts, Translation
 from soothsay.drafters.models.universal import DraftView, UniversalDraftModel, written_chain
 from soothsay.drafters.registry import build_drafter
-from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.transformer import Transformer
+from soothsay.model.weights.checkpoint import open_checkpoint
 
 Make = Callable[..., Transformer]
 

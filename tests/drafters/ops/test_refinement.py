@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.ops.draft_ops import LEAST_REFINED, Candidates, Refinement
 from soothsay.drafters.ops.native_draft_ops import draft_ops
-from soothsay.model.kernels import Kernels, StockKernels
-from soothsay.model.native.kernels import load_native
 from soothsay.model.native.library import VARIANTS
+from soothsay.model.native.native_kernels import load_native
+from soothsay.model.ops.kernels import Kernels, StockKernels
 
 KERNELS: list[Kernels] = [StockKernels()]
 KERNELS += [kernels for variant in VARIANTS if (kernels := load_native([variant])) is not None]

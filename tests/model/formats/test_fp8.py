@@ -16,9 +16,9 @@ from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from soothsay.core.batch import Rows
 from soothsay.errors import ModelError
-from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.formats.declared import open_format
-from soothsay.model.load import load_model
+from soothsay.model.weights.checkpoint import open_checkpoint
+from soothsay.model.weights.load import load_model
 
 BLOCK = 32
 FINE = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [BLOCK, BLOCK]}

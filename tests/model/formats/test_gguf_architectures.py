@@ -20,9 +20,9 @@ from torch import Tensor
 
 from soothsay.core.batch import Rows
 from soothsay.errors import ModelError
-from soothsay.model.checkpoint import open_checkpoint, read_model_config
 from soothsay.model.formats.gguf_tokenizer import build_tokenizer
-from soothsay.model.load import load_model
+from soothsay.model.weights.checkpoint import open_checkpoint, read_model_config
+from soothsay.model.weights.load import load_model
 
 Named = Iterator[tuple[str, Tensor]]
 

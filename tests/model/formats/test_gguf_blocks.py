@@ -10,10 +10,10 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
 from soothsay.model.formats.gguf_blocks import DECODERS, BlockRows, decode
-from soothsay.model.linear import Integer, quantize_rows
-from soothsay.model.native.kernels import NativeKernels
 from soothsay.model.native.library import VARIANTS
-from soothsay.model.native.linear import NativeLinear
+from soothsay.model.native.native_kernels import NativeKernels
+from soothsay.model.native.native_linear import NativeLinear
+from soothsay.model.ops.linear import Integer, quantize_rows
 
 OUT, IN = 150, 768
 

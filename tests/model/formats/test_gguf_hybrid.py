@@ -18,8 +18,8 @@ from torch import Tensor
 
 from soothsay.core.batch import Rows
 from soothsay.errors import ModelError
-from soothsay.model.checkpoint import open_checkpoint
-from soothsay.model.load import load_model
+from soothsay.model.weights.checkpoint import open_checkpoint
+from soothsay.model.weights.load import load_model
 
 ARCHITECTURES = {"qwen3_5": gguf.MODEL_ARCH.QWEN35, "qwen3_5_moe": gguf.MODEL_ARCH.QWEN35MOE}
 

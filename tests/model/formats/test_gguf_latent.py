@@ -22,8 +22,8 @@ from soothsay.drafters.base import Target
 from soothsay.drafters.heads.feature_drafter import find_head
 from soothsay.drafters.heads.mtp import MTPHead
 from soothsay.errors import DrafterError, ModelError
-from soothsay.model.checkpoint import open_checkpoint
-from soothsay.model.load import load_model
+from soothsay.model.weights.checkpoint import open_checkpoint
+from soothsay.model.weights.load import load_model
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
 MODELS: dict[str, dict[str, Any]] = {

@@ -16,14 +16,14 @@ from gguf.quants import dequantize, quantize
 from torch import Tensor
 
 from soothsay import LLM, ModelError, SamplingParams
-from soothsay.model.checkpoint import open_checkpoint, read_model_config
-from soothsay.model.embedding import IntegerEmbedding
+from soothsay.model.decoder.embedding import IntegerEmbedding
 from soothsay.model.formats.gguf_blocks import BlockRows
-from soothsay.model.kernels import StockKernels
-from soothsay.model.load import load_model, weight_bytes
-from soothsay.model.native.linear import NativeLinear, PackedTable
-from soothsay.model.numeric_mode import NumericMode, numeric_mode
-from soothsay.model.tensor_names import TensorNames
+from soothsay.model.native.native_linear import NativeLinear, PackedTable
+from soothsay.model.ops.kernels import StockKernels
+from soothsay.model.weights.checkpoint import open_checkpoint, read_model_config
+from soothsay.model.weights.load import load_model, weight_bytes
+from soothsay.model.weights.numeric_mode import NumericMode, numeric_mode
+from soothsay.model.weights.tensor_names import TensorNames
 
 HIDDEN, INNER, VOCAB, LAYERS, HEADS, KV_HEADS = 256, 512, 320, 4, 4, 2
 MATRICES = {
@@ -182,7 +182,7 @@ def test_what_is_dequantized_needs_memory_while_it_is_loaded(
 ) -> None:
     write_mixed(tmp_path / "a.gguf", "llama")
     checkpoint, free = open_checkpoint(tmp_path / "a.gguf"), [2**40]
-    monkeypatch.setattr("soothsay.model.load.available_memory", lambda: free[0])
+    monkeypatch.setattr("soothsay.model.weights.load.available_memory", lambda: free[0])
     model = load_model(checkpoint, "float32")
     free[0] = weight_bytes(model, NumericMode(torch.float32)) + model.embedding.weight.nbytes
     with pytest.raises(ModelError, match=r"GB are free of .* GB: free some"):

@@ -21,8 +21,8 @@ from soothsay.drafters.base import Target
 from soothsay.drafters.heads.feature_drafter import find_head
 from soothsay.drafters.heads.mtp import MTPHead
 from soothsay.errors import DrafterError, MissingDrafterError
-from soothsay.model.checkpoint import open_checkpoint
-from soothsay.model.load import load_model
+from soothsay.model.weights.checkpoint import open_checkpoint
+from soothsay.model.weights.load import load_model
 
 NAMES = ("qwen3_5", "qwen3_5_moe", "qwen3_next", "glm4_moe")
 

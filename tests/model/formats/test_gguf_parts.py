@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 from soothsay.cli.app import app
 from soothsay.errors import ModelError
-from soothsay.model.checkpoint import open_checkpoint
 from soothsay.model.formats import gguf_header
 from soothsay.model.formats.gguf_header import read_parts
-from soothsay.model.load import load_model
+from soothsay.model.weights.checkpoint import open_checkpoint
+from soothsay.model.weights.load import load_model
 
 
 def tensors(path: Path) -> dict[str, torch.Tensor]:

@@ -18,11 +18,11 @@ import torch
 from gguf import GGUFValueType, GGUFWriter, TokenType
 
 from soothsay.errors import ModelError
-from soothsay.model.checkpoint import read_model_config
 from soothsay.model.formats import gguf_header
 from soothsay.model.formats.gguf_file import GGUFCheckpoint
 from soothsay.model.formats.gguf_header import read_header
-from soothsay.model.load import load_model
+from soothsay.model.weights.checkpoint import read_model_config
+from soothsay.model.weights.load import load_model
 from soothsay.vocabulary import merges
 
 U8, U32, F32, STRING, ARRAY, U64 = 0, 4, 6, 8, 9, 10  # types of values

@@ -15,14 +15,14 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from soothsay.core.batch import Rows
 from soothsay.errors import ModelError
-from soothsay.model.checkpoint import open_checkpoint, read_model_config
-from soothsay.model.feed_forward import Experts, FeedForward
+from soothsay.model.decoder.feed_forward import Experts, FeedForward
 from soothsay.model.formats.declared import open_format
-from soothsay.model.load import weight_bytes
-from soothsay.model.native.linear import NativeLinear
-from soothsay.model.numeric_mode import NumericMode
-from soothsay.model.quantized import Quantized
+from soothsay.model.native.native_linear import NativeLinear
 from soothsay.model.transformer import Transformer
+from soothsay.model.weights.checkpoint import open_checkpoint, read_model_config
+from soothsay.model.weights.load import weight_bytes
+from soothsay.model.weights.numeric_mode import NumericMode
+from soothsay.model.weights.quantized import Quantized
 
 SIZES = {"hidden_size": 128, "intermediate_size": 96}
 

@@ -17,7 +17,7 @@ from soothsay.errors import ModelError
 from soothsay.model.formats.compressed_tensors import Scheme
 from soothsay.model.formats.declared import open_format
 from soothsay.model.formats.weight_format import WeightFormat
-from soothsay.model.quantized import Quantized, round_to_nearest
+from soothsay.model.weights.quantized import Quantized, round_to_nearest
 
 HERE = Path("model")
 MODULE = "model.layers.0.self_attn.q_proj"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from soothsay.model.native.kernels import NativeKernels
 from soothsay.model.native.library import VARIANTS
+from soothsay.model.native.native_kernels import NativeKernels
 
 
 @pytest.fixture(params=VARIANTS)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from soothsay.core.states import LayerStates, StatePool, StateShape
 from soothsay.core.strands import Strand, Strands
-from soothsay.model.kernels import Kernels, StockKernels
-from soothsay.model.native.kernels import NativeKernels
+from soothsay.model.native.native_kernels import NativeKernels
+from soothsay.model.ops.kernels import Kernels, StockKernels
 
 STOCK = StockKernels()
 DTYPES = [torch.float32, torch.bfloat16]

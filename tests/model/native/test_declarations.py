@@ -11,7 +11,7 @@ import pytest
 from places import ROOT
 
 import soothsay.drafters.ops.native_draft_ops
-import soothsay.model.native.kernels  # noqa: F401  defines the structs
+import soothsay.model.native.native_kernels  # noqa: F401  defines the structs
 from soothsay.model.native.library import DECLARATIONS, signatures
 
 HEADER = re.sub(r"//.*", "", (ROOT / "csrc" / "kernels.h").read_text("utf-8"))

@@ -12,7 +12,7 @@ import pytest
 from places import ROOT
 
 import soothsay
-from soothsay.model.native.kernels import NativeKernels
+from soothsay.model.native.native_kernels import NativeKernels
 
 FLAGS = [
     "-std=c++17",

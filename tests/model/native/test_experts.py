@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from soothsay.model.native.kernels import NativeKernels
-from soothsay.model.routing import route
+from soothsay.model.native.native_kernels import NativeKernels
+from soothsay.model.ops.routing import route
 from soothsay.model.specs.feed_forward_spec import RoutingSpec
 
 SOFTMAX = RoutingSpec(12, 4)

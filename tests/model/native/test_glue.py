@@ -11,15 +11,15 @@ from tiny import TINY, adapted, mixtures
 from torch import Tensor
 
 from soothsay.core.integer_keys import read_values, row_size
-from soothsay.model.checkpoint import open_checkpoint
-from soothsay.model.kernels import StockKernels
-from soothsay.model.load import best_kernels, load_model
-from soothsay.model.native.kernels import NativeKernels, load_native
-from soothsay.model.norm import RMSNorm
-from soothsay.model.rope import Rope
+from soothsay.model.decoder.norm import RMSNorm
+from soothsay.model.decoder.rope import Rope
+from soothsay.model.native.native_kernels import NativeKernels, load_native
+from soothsay.model.ops.kernels import StockKernels
 from soothsay.model.specs.attention_spec import LatentSpec
 from soothsay.model.specs.rope_spec import HeadRotation, RopeSpec
 from soothsay.model.transformer import Transformer
+from soothsay.model.weights.checkpoint import open_checkpoint
+from soothsay.model.weights.load import best_kernels, load_model
 
 STOCK = StockKernels()
 DTYPES = [torch.float32, torch.bfloat16]

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from soothsay.model.native.kernels import NativeKernels
+from soothsay.model.native.native_kernels import NativeKernels
 
 FACTORS = torch.tensor([1.0, 2.0, 0.5, 1.0, 3.0])
 

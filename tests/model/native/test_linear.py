@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from soothsay.model.linear import Integer, quantize_rows, stock_linear
-from soothsay.model.native.kernels import NativeKernels
-from soothsay.model.native.linear import NativeLinear
-from soothsay.model.quantized import Mixed, Quantized, dequantized, joined, round_to_nearest
+from soothsay.model.native.native_kernels import NativeKernels
+from soothsay.model.native.native_linear import NativeLinear
+from soothsay.model.ops.linear import Integer, quantize_rows, stock_linear
+from soothsay.model.weights.quantized import Mixed, Quantized, dequantized, joined, round_to_nearest
 
 SHAPES = [(64, 32), (200, 512), (130, 2064), (7, 16)]  # outputs, inputs: whole panels and parts of them
 GROUPS = [  # bits, inputs of a scale

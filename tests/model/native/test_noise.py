@@ -11,7 +11,7 @@ from soothsay.core.noise import uniform
 from soothsay.core.request import Request
 from soothsay.core.sampling import Nodes, perturb
 from soothsay.drafters.base import NoDrafter
-from soothsay.model.native.kernels import NativeKernels
+from soothsay.model.native.native_kernels import NativeKernels
 
 
 @pytest.mark.parametrize("width", [1, 7, 16, 8192, 151_937])

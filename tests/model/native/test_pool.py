@@ -11,7 +11,7 @@ import torch
 from kernels import STOCK
 from torch import Tensor
 
-from soothsay.model.native.kernels import NativeKernels, load_native
+from soothsay.model.native.native_kernels import NativeKernels, load_native
 
 native = load_native()
 pytestmark = pytest.mark.skipif(native is None, reason="the kernels are not compiled")
@@ -63,7 +63,7 @@ def test_threads_write_each_row_and_nothing_after_the_last(two_threads: None, ro
 
 FORK = """
 import os, signal, torch
-from soothsay.model.native.kernels import load_native
+from soothsay.model.native.native_kernels import load_native
 torch.set_num_threads(2)
 native, x = load_native(), torch.ones(64, 2048)
 native._granted = 2  # on any machine
@@ -86,7 +86,7 @@ def test_a_forked_child_computes_and_the_process_ends() -> None:
 def test_workers_follow_torch() -> None:
     code = """
 import os, torch
-from soothsay.model.native.kernels import load_native
+from soothsay.model.native.native_kernels import load_native
 native, x = load_native(), torch.ones(64, 2048)
 torch.set_num_threads(1)
 counts = []

@@ -16,21 +16,21 @@ from torch import Tensor
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.states import LayerStates
 from soothsay.core.tree import DraftTree
-from soothsay.model.attention_layer import Sinks
-from soothsay.model.blocks import Block, record, unrecord
-from soothsay.model.decoder_block import DecoderBlock
-from soothsay.model.feed_forward import Experts
-from soothsay.model.kernels import Kernels, StockKernels
-from soothsay.model.layer_pass import LayerPass
-from soothsay.model.linear import Dense, Packed
-from soothsay.model.native.blocks import NativeBlocks
-from soothsay.model.native.kernels import NativeKernels
-from soothsay.model.norm import RMSNorm, Vector
-from soothsay.model.numeric_mode import NumericMode
-from soothsay.model.rope import Rope
+from soothsay.model.decoder.attention_layer import Sinks
+from soothsay.model.decoder.blocks import Block, record, unrecord
+from soothsay.model.decoder.decoder_block import DecoderBlock
+from soothsay.model.decoder.feed_forward import Experts
+from soothsay.model.decoder.layer_pass import LayerPass
+from soothsay.model.decoder.norm import RMSNorm, Vector
+from soothsay.model.decoder.rope import Rope
+from soothsay.model.native.native_blocks import NativeBlocks
+from soothsay.model.native.native_kernels import NativeKernels
+from soothsay.model.ops.kernels import Kernels, StockKernels
+from soothsay.model.ops.linear import Dense, Packed
 from soothsay.model.specs.rope_spec import HeadRotation, QueryGrowthSpec, RopeSpec
 from soothsay.model.specs.state_specs import ConvolutionSpec, DeltaSpec
 from soothsay.model.transformer import Transformer
+from soothsay.model.weights.numeric_mode import NumericMode
 
 COMMON = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "num_heads": 4, "attention_scale": 0.2}
 FAMILIES: dict[str, dict[str, Any]] = {

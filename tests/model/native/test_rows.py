@@ -7,9 +7,9 @@ import torch
 from blocks import HALVES, random_blocks
 
 from soothsay.model.formats.gguf_blocks import decode
-from soothsay.model.native.kernels import NativeKernels
-from soothsay.model.native.linear import NativeLinear, PackedTable
-from soothsay.model.quantized import Integers, Quantized, dequantized, joined
+from soothsay.model.native.native_kernels import NativeKernels
+from soothsay.model.native.native_linear import NativeLinear, PackedTable
+from soothsay.model.weights.quantized import Integers, Quantized, dequantized, joined
 
 ROWS = torch.tensor([0, 63, 64, 129, 7, 7])
 

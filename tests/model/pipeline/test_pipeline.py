@@ -27,14 +27,14 @@ from soothsay.core.batch import Rows
 from soothsay.core.cache import KVPool, Move
 from soothsay.errors import StageError
 from soothsay.handshake import call
-from soothsay.model.checkpoint import open_checkpoint, read_model_config
-from soothsay.model.pass_measuring import measure_passes
 from soothsay.model.pipeline import pipeline, remote_stage, stage_process
 from soothsay.model.pipeline.frames import Frame, read_moves, receive, send
 from soothsay.model.pipeline.pipeline import StageAddress, load_pipeline, read_key, split_layers
 from soothsay.model.pipeline.remote_stage import RemoteStage
 from soothsay.model.pipeline.stage_process import ServedStage, serve_engine
 from soothsay.model.stage import PoolSize
+from soothsay.model.timing.pass_measuring import measure_passes
+from soothsay.model.weights.checkpoint import open_checkpoint, read_model_config
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*guessed right in:UserWarning")  # untrained heads cause it
 

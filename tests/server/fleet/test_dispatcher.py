@@ -12,7 +12,7 @@ import pytest
 from fleets import MODEL, NUMERICS
 
 from soothsay.core.answer import FinishReason, SpeculationStats
-from soothsay.core.load import EngineLoad
+from soothsay.core.engine_load import EngineLoad
 from soothsay.core.numerics import UNKNOWN, Numerics
 from soothsay.core.params import SamplingParams
 from soothsay.core.tenant import EVERYBODY, Tenant

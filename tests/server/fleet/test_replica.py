@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fleets import NUMERICS, FakeEngine, run, until
 
-from soothsay.core.load import EngineLoad
+from soothsay.core.engine_load import EngineLoad
 from soothsay.server.engines.engine_messages import EngineUpdate, Loaded, Ping, Pong
 from soothsay.server.fleet import replica as replica_module
 from soothsay.server.fleet.replica import IDLE, EngineState, Replica

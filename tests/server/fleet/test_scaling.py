@@ -12,7 +12,7 @@ import typer
 from fleets import FakeEngine, Fixture, heard, job, run, text, tokens, until
 
 from soothsay.cli.serve_command import PlacementOptions
-from soothsay.core.load import EngineLoad
+from soothsay.core.engine_load import EngineLoad
 from soothsay.errors import SoothsayError
 from soothsay.server.access.api_keys import KeyRing, add_key
 from soothsay.server.engines.engine_messages import EngineUpdate, Loaded

@@ -34,8 +34,8 @@ from soothsay.bench.peers.peer_results import (
 )
 from soothsay.bench.peers.to_gguf import write_gguf
 from soothsay.bench.prompts import PASSAGE, QUESTION, PromptEntry, encode_with, read_prompts, spread
-from soothsay.model.checkpoint import Checkpoint, open_checkpoint
 from soothsay.model.families.parsing import parse_model_config
+from soothsay.model.weights.checkpoint import Checkpoint, open_checkpoint
 
 GGUF_KINDS = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
 

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from soothsay.errors import ModelError
 from soothsay.files import replacing
-from soothsay.model.checkpoint import Checkpoint
+from soothsay.model.decoder.rope import inverse_frequencies
 from soothsay.model.families.parsing import parse_model_config
-from soothsay.model.rope import inverse_frequencies
 from soothsay.model.specs.attention_spec import AttentionSpec
 from soothsay.model.specs.feed_forward_spec import DenseSpec
 from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.specs.rope_spec import RopeSpec
+from soothsay.model.weights.checkpoint import Checkpoint
 
 ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,

@@ -20,7 +20,7 @@ from soothsay.bench.spec.contenders import AskedTurn, Contender, DrafterContende
 from soothsay.bench.spec.spec_results import PLAIN, Key, Lap, Setting, SpecResults
 from soothsay.core.sampling import derive_seed
 from soothsay.drafters.registry import Composed, DrafterSpec, Named, build_drafter, named_drafter, parse
-from soothsay.model.pass_times import PassTimes
+from soothsay.model.timing.pass_times import PassTimes
 from soothsay.tokenizer import Message
 
 WARM_UP_TOKENS = 48

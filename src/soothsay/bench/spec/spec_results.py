@@ -11,7 +11,7 @@ from typing import Any
 from soothsay.bench.journal import Journal, Records
 from soothsay.bench.spec.contenders import RunTimes, TurnAnswer
 from soothsay.bench.spec.theory import Decoding, TreeCounts, added, predicted_seconds, speedups_by_nodes
-from soothsay.model.pass_times import PassTimes, measurements_as_json, parse_measurements
+from soothsay.model.timing.pass_times import PassTimes, measurements_as_json, parse_measurements
 
 PLAIN = "none"
 OVERALL = "overall"

@@ -96,7 +96,7 @@ class Spec:
             from soothsay import LLM
             from soothsay.bench.prompts import read_questions
             from soothsay.bench.spec.spec_bench import SpecBench, SpecPlan, serving
-            from soothsay.model.pass_measuring import measure_passes
+            from soothsay.model.timing.pass_measuring import measure_passes
 
             questions = read_questions(self.spec_bench, options.per_task)
             config = serving(max(options.batches), options.nodes, self.max_context)

@@ -147,8 +147,8 @@ class FindSkippedLayers:
         with notice(f"loading {model} ..."):
             from soothsay.drafters.models.layer_skipping import skip_directory
             from soothsay.errors import DrafterError
-            from soothsay.model.checkpoint import open_checkpoint
-            from soothsay.model.load import load_model
+            from soothsay.model.weights.checkpoint import open_checkpoint
+            from soothsay.model.weights.load import load_model
             from soothsay.quantizing.quantize_model import read_samples, write_samples
             from soothsay.train.skip_search import search
 

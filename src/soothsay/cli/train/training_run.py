@@ -17,8 +17,8 @@ from soothsay.options import ModelOptions, argument, option, required, shared
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from soothsay.model.checkpoint import Checkpoint
     from soothsay.model.transformer import Transformer
+    from soothsay.model.weights.checkpoint import Checkpoint
     from soothsay.train.examples import Example
     from soothsay.train.trainer import Recipe
 
@@ -65,13 +65,13 @@ class TrainingRun:
 
     def checkpoint(self) -> Checkpoint:
         """Open the target's files."""
-        from soothsay.model.checkpoint import open_checkpoint
+        from soothsay.model.weights.checkpoint import open_checkpoint
 
         return open_checkpoint(self.model)
 
     def target(self) -> Transformer:
         """Load the target on kernels that have gradients."""
-        from soothsay.model.load import load_model
+        from soothsay.model.weights.load import load_model
         from soothsay.train.sequences import TrainingKernels
 
         return load_model(self.checkpoint(), "bfloat16", self.device, TrainingKernels())

@@ -25,7 +25,7 @@ from soothsay.drafters.control.forecast import (
     start_gains,
 )
 from soothsay.drafters.control.request_state import Backlog, RatedDraft, RequestState
-from soothsay.model.pass_times import PassTimes
+from soothsay.model.timing.pass_times import PassTimes
 
 NOBODY = "none"
 """The name in `Controller.decisions` for steps in which no drafter was asked."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from operator import sub
 
 from soothsay.core.request import Observation, Request
-from soothsay.model.pass_times import PassTimes
+from soothsay.model.timing.pass_times import PassTimes
 
 COST_WEIGHT = 0.2
 """Weight of the newest measurement in the running mean of a cost."""

@@ -26,17 +26,17 @@ from soothsay.drafters.heads.feature_drafter import StateGrownDrafter, load_head
 from soothsay.drafters.heads.trained_head import Head
 from soothsay.drafters.trees.growth import ConfidentShape, GrowingTree
 from soothsay.errors import DrafterError, ModelError
-from soothsay.model.blocks import Block, Blocks
-from soothsay.model.embedding import Embedding
+from soothsay.model.decoder.blocks import Block, Blocks
+from soothsay.model.decoder.embedding import Embedding
+from soothsay.model.decoder.norm import RMSNorm
+from soothsay.model.decoder.rope import Rope
 from soothsay.model.families.parsing import parse_model_config
-from soothsay.model.hf_names import names_of
-from soothsay.model.kernels import Kernels
-from soothsay.model.linear import Dense, normal
-from soothsay.model.norm import RMSNorm
-from soothsay.model.rope import Rope
+from soothsay.model.ops.kernels import Kernels
+from soothsay.model.ops.linear import Dense, normal
 from soothsay.model.specs.attention_spec import ANOTHER_MODEL, AttentionSpec, LatentSpec
 from soothsay.model.specs.feed_forward_spec import ExpertsSpec
 from soothsay.model.specs.model_spec import ModelSpec
+from soothsay.model.weights.hf_names import names_of
 
 
 @dataclass(frozen=True)

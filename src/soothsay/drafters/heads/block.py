@@ -38,12 +38,12 @@ from soothsay.drafters.heads.refiner import UNITS, RefinedTrees, Refiner
 from soothsay.drafters.heads.trained_head import ShortlistHead, TargetEnds
 from soothsay.drafters.ops.draft_ops import HeadOutputs
 from soothsay.errors import DrafterError
-from soothsay.model.blocks import Block, Blocks
-from soothsay.model.embedding import Embedding
-from soothsay.model.kernels import Kernels
-from soothsay.model.linear import Dense, normal
-from soothsay.model.norm import RMSNorm
-from soothsay.model.rope import Rope
+from soothsay.model.decoder.blocks import Block, Blocks
+from soothsay.model.decoder.embedding import Embedding
+from soothsay.model.decoder.norm import RMSNorm
+from soothsay.model.decoder.rope import Rope
+from soothsay.model.ops.kernels import Kernels
+from soothsay.model.ops.linear import Dense, normal
 from soothsay.model.specs.model_spec import ModelSpec
 
 

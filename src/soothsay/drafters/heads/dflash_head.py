@@ -18,11 +18,11 @@ from soothsay.drafters.heads.draft_blocks import BlockPass, RowVisibility
 from soothsay.drafters.heads.path_heads import PathHead
 from soothsay.drafters.heads.trained_head import OnePassHead, TargetEnds, whole_logits
 from soothsay.errors import DrafterError
-from soothsay.model.feed_forward import FeedForward
-from soothsay.model.kernels import Kernels
-from soothsay.model.linear import Dense
-from soothsay.model.norm import RMSNorm
-from soothsay.model.rope import Rope
+from soothsay.model.decoder.feed_forward import FeedForward
+from soothsay.model.decoder.norm import RMSNorm
+from soothsay.model.decoder.rope import Rope
+from soothsay.model.ops.kernels import Kernels
+from soothsay.model.ops.linear import Dense
 from soothsay.model.specs.attention_spec import AttentionSpec
 from soothsay.model.specs.feed_forward_spec import DenseSpec
 from soothsay.model.specs.model_spec import ModelSpec

@@ -38,11 +38,11 @@ from soothsay.drafters.heads.recurrent_drafter import ConfidentDrafter, Recurren
 from soothsay.drafters.heads.trained_head import Head, RecurrentHead
 from soothsay.drafters.trees.growth import TemplateShape
 from soothsay.drafters.trees.templates import EAGLE_TEMPLATE
-from soothsay.model.blocks import Block
+from soothsay.model.decoder.blocks import Block
+from soothsay.model.decoder.rope import Rope
 from soothsay.model.families.fields import checked_fields
-from soothsay.model.kernels import Kernels
-from soothsay.model.linear import Dense
-from soothsay.model.rope import Rope
+from soothsay.model.ops.kernels import Kernels
+from soothsay.model.ops.linear import Dense
 from soothsay.model.specs.model_spec import ModelSpec
 
 

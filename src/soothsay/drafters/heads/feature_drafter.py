@@ -32,11 +32,11 @@ from soothsay.drafters.places import drafter_directory
 from soothsay.drafters.trees.growth import GrowingTree, GrownDrafter, TreeShape, parent_rows
 from soothsay.drafters.trees.own_kv import DraftPass, FeatureKV, own_pool, pack
 from soothsay.errors import DrafterError
-from soothsay.model.blocks import record
-from soothsay.model.kernels import Kernels
-from soothsay.model.linear import Dense
-from soothsay.model.numeric_mode import BITS, DTYPES, NumericMode
+from soothsay.model.decoder.blocks import record
+from soothsay.model.ops.kernels import Kernels
+from soothsay.model.ops.linear import Dense
 from soothsay.model.specs.model_spec import ModelSpec
+from soothsay.model.weights.numeric_mode import BITS, DTYPES, NumericMode
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 AnyHead = TypeVar("AnyHead", bound=Head)

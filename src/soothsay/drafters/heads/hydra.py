@@ -21,7 +21,7 @@ from soothsay.drafters.heads.medusa import res_blocks
 from soothsay.drafters.heads.trained_head import Head
 from soothsay.drafters.trees.growth import ConfidentShape, GrowingTree
 from soothsay.errors import DrafterError
-from soothsay.model.linear import Dense
+from soothsay.model.ops.linear import Dense
 
 
 @dataclass(frozen=True)

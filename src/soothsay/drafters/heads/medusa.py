@@ -27,7 +27,7 @@ from soothsay.drafters.heads.feature_drafter import LastFeatureDrafter, draft_re
 from soothsay.drafters.heads.trained_head import Head, TargetEnds
 from soothsay.drafters.trees.templates import TreeLayout
 from soothsay.errors import DrafterError
-from soothsay.model.linear import Dense
+from soothsay.model.ops.linear import Dense
 
 
 @dataclass(frozen=True)

@@ -35,11 +35,11 @@ from soothsay.drafters.heads.recurrent_drafter import ConfidentDrafter, Outputs
 from soothsay.drafters.heads.trained_head import RecurrentHead
 from soothsay.drafters.trees.own_kv import DraftPass
 from soothsay.errors import DrafterError
-from soothsay.model.blocks import Block
-from soothsay.model.kernels import Kernels
-from soothsay.model.linear import Dense
-from soothsay.model.norm import RMSNorm
-from soothsay.model.rope import Rope
+from soothsay.model.decoder.blocks import Block
+from soothsay.model.decoder.norm import RMSNorm
+from soothsay.model.decoder.rope import Rope
+from soothsay.model.ops.kernels import Kernels
+from soothsay.model.ops.linear import Dense
 from soothsay.model.specs.attention_spec import AttentionSpec
 from soothsay.model.specs.feed_forward_spec import ExpertsSpec
 from soothsay.model.specs.model_spec import ModelSpec

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from soothsay.drafters.heads.checkpoints.drafter_files import DrafterFiles
 from soothsay.drafters.heads.checkpoints.stored_head import Names
 from soothsay.errors import DrafterError
-from soothsay.model.embedding import Embedding
-from soothsay.model.linear import Dense, normal
+from soothsay.model.decoder.embedding import Embedding
+from soothsay.model.ops.linear import Dense, normal
 from soothsay.model.specs.model_spec import ModelSpec
 
 MarkovKind = Literal["vanilla", "gated", "rnn"]

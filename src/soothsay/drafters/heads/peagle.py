@@ -25,9 +25,9 @@ from soothsay.drafters.heads.feature_drafter import load_head
 from soothsay.drafters.heads.one_pass_drafter import MaskRowsDrafter
 from soothsay.drafters.heads.trained_head import OnePassHead, TargetEnds
 from soothsay.errors import DrafterError
-from soothsay.model.blocks import Block, Blocks
-from soothsay.model.kernels import Kernels
-from soothsay.model.linear import normal
+from soothsay.model.decoder.blocks import Block, Blocks
+from soothsay.model.ops.kernels import Kernels
+from soothsay.model.ops.linear import normal
 
 MOST_GUESSES = 1024
 """Limit of guesses in one pass. Published heads make up to 8."""

@@ -28,8 +28,8 @@ from soothsay.drafters.heads.refiner import UNITS, RefinedTrees, Refiner
 from soothsay.drafters.heads.trained_head import ShortlistHead, TargetEnds
 from soothsay.drafters.ops.draft_ops import DraftOps, HeadOutputs, RedrafterCall
 from soothsay.errors import DrafterError
-from soothsay.model.linear import Dense
-from soothsay.model.norm import RMSNorm
+from soothsay.model.decoder.norm import RMSNorm
+from soothsay.model.ops.linear import Dense
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from soothsay.drafters.heads.trained_head import ShortlistHead, TargetEnds
 from soothsay.drafters.ops.draft_ops import Candidates, DraftOps, HeadOutputs, Refinement
 from soothsay.drafters.trees.guesses import SHARPNESS
 from soothsay.drafters.trees.templates import draw_template, fill_drawn, score_rows
-from soothsay.model.linear import Dense
+from soothsay.model.ops.linear import Dense
 
 UNITS = 16
 """Sizes of cells, and of layers beside them, are multiples of this, which suits all vector instructions."""

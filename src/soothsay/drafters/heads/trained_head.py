@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from soothsay.core.batch import Batch
 from soothsay.drafters.ops.draft_ops import DraftOps, RecurrentDrafts
-from soothsay.model.decoder_block import DecoderBlock
-from soothsay.model.embedding import Embedding
-from soothsay.model.kernels import Kernels
-from soothsay.model.linear import Dense
-from soothsay.model.norm import RMSNorm
+from soothsay.model.decoder.decoder_block import DecoderBlock
+from soothsay.model.decoder.embedding import Embedding
+from soothsay.model.decoder.norm import RMSNorm
+from soothsay.model.ops.kernels import Kernels
+from soothsay.model.ops.linear import Dense
 from soothsay.model.specs.model_spec import HeadSpec
 from soothsay.model.transformer import Transformer, finished_logits
 

@@ -26,9 +26,9 @@ from soothsay.drafters.places import drafter_directory
 from soothsay.drafters.trees.growth import ConfidentShape, GrowingTree, GrownDrafter
 from soothsay.drafters.trees.own_kv import TokenKV, pack
 from soothsay.errors import DrafterError
-from soothsay.model.checkpoint import Checkpoint, open_checkpoint, read_model_config
-from soothsay.model.load import load_model
 from soothsay.model.transformer import Transformer
+from soothsay.model.weights.checkpoint import Checkpoint, open_checkpoint, read_model_config
+from soothsay.model.weights.load import load_model
 from soothsay.tokenizer import Tokenizer
 
 MAX_WIDTH = 3

@@ -13,10 +13,10 @@ from soothsay.core.arrays import IntArray
 from soothsay.core.noise import LOW_64_BITS
 from soothsay.core.verify import Guessing
 from soothsay.drafters.ops.draft_ops import DraftBatch, DraftInput, DraftOutput, RecurrentLayers
-from soothsay.model.blocks import Block
-from soothsay.model.embedding import Embedding, IntegerEmbedding
-from soothsay.model.native.blocks import NativeBlocks
-from soothsay.model.native.linear import NativeLinear, PackedTable, address
+from soothsay.model.decoder.blocks import Block
+from soothsay.model.decoder.embedding import Embedding, IntegerEmbedding
+from soothsay.model.native.native_blocks import NativeBlocks
+from soothsay.model.native.native_linear import NativeLinear, PackedTable, address
 from soothsay.model.native.program import KV_FORMATS, LayerRun
 
 POSITIONS = 1024

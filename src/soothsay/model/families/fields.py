@@ -1,7 +1,7 @@
 """The values that fields of a config.json may have: the one home of these bounds, for models and drafters.
 
 A configuration comes from strangers. What passes here has the right types, and numbers with which sizes
-can be computed. Whether the weights have these sizes is checked later, by `soothsay.model.load`.
+can be computed. Whether the weights have these sizes is checked later, by `soothsay.model.weights.load`.
 """
 
 from __future__ import annotations

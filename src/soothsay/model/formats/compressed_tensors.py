@@ -22,7 +22,7 @@ from soothsay.model.formats.weight_format import (
     require_runs,
     unpack,
 )
-from soothsay.model.quantized import Quantized
+from soothsay.model.weights.quantized import Quantized
 
 MAX_PATTERN, MAX_REPEATS = 512, 5
 """Limits of a pattern for names of modules, in characters and repetitions. Matching tries all ways to divide

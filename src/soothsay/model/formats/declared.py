@@ -23,7 +23,7 @@ from soothsay.model.formats.weight_format import (
     require_runs,
     unpack,
 )
-from soothsay.model.quantized import Quantized
+from soothsay.model.weights.quantized import Quantized
 
 
 @dataclass(frozen=True, slots=True)

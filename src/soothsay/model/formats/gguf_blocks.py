@@ -18,7 +18,7 @@ from torch import Tensor
 
 from soothsay.model.formats.declared import MXFP4_VALUES, mxfp4_scales
 from soothsay.model.formats.weight_format import Reader
-from soothsay.model.quantized import Kind, Quantized
+from soothsay.model.weights.quantized import Kind, Quantized
 
 NON_LINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """The integers of IQ4_NL and IQ4_XS."""

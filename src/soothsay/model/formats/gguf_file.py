@@ -26,7 +26,7 @@ from soothsay.model.formats.gguf_metadata import LONGROPE_FACTORS, ROPE_DIVISORS
 from soothsay.model.formats.gguf_tensors import DTYPES, Renaming, Stored, map_file
 from soothsay.model.formats.gguf_tokenizer import build_tokenizer, check_types, stop_ids
 from soothsay.model.formats.weight_format import Reader, WeightFormat
-from soothsay.model.generation_config import sampling_in_gguf
+from soothsay.model.weights.generation_config import sampling_in_gguf
 from soothsay.tokenizer import Tokenizer
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from soothsay.model.hf_names import names_of
+from soothsay.model.weights.hf_names import names_of
 
 _OUTER_PARTS = {
     "token_embd": "embedding",

@@ -20,7 +20,7 @@ from soothsay.model.formats.gguf_blocks import DECODERS, BlockRows
 from soothsay.model.formats.gguf_header import MAX_TENSORS, TensorPlace
 from soothsay.model.formats.gguf_metadata import Metadata
 from soothsay.model.formats.gguf_part_names import FUSED, FUSED_HALVES, block_names, outer_names
-from soothsay.model.quantized import dequantized
+from soothsay.model.weights.quantized import dequantized
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 Files = Callable[[Path], npt.NDArray[np.uint8]]

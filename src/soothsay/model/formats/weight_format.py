@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from soothsay.errors import ModelError
-from soothsay.model.quantized import Quantized, QuantizedRows
+from soothsay.model.weights.quantized import Quantized, QuantizedRows
 
 T = TypeVar("T")
 

@@ -8,8 +8,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from soothsay.model.feed_forward import DensePart, Experts
-from soothsay.model.native.linear import NativeLinear, address
+from soothsay.model.decoder.feed_forward import DensePart, Experts
+from soothsay.model.native.native_linear import NativeLinear, address
 from soothsay.model.specs.feed_forward_spec import RoutingSpec
 
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "clipped_swiglu": 2, "relu2": 3}

@@ -12,12 +12,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from soothsay.model.kernels import StockKernels
 from soothsay.model.native.experts import Mixture
-from soothsay.model.native.linear import NativeLinear
+from soothsay.model.native.native_linear import NativeLinear
 from soothsay.model.native.operations import NOTHING, Held, NativeOperations
 from soothsay.model.native.program import EMBEDDING, INPUTS, SCRATCH, STREAM, Reads
 from soothsay.model.native.recorded import Buffer, Program, Recorded, RecordedPass, Value
+from soothsay.model.ops.kernels import StockKernels
 
 ALIGNED = 64
 """Bytes to which values are aligned."""

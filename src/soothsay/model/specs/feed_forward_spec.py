@@ -8,7 +8,7 @@ SQUARED_RELU = "relu2"
 """The activation of parts without a gate: a squared ReLU."""
 
 CLIPPED = "clipped_swiglu"
-"""The activation of gpt-oss; see `soothsay.model.kernels.clipped_swiglu`."""
+"""The activation of gpt-oss; see `soothsay.model.ops.kernels.clipped_swiglu`."""
 
 
 @dataclass(frozen=True)

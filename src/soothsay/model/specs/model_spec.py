@@ -38,7 +38,7 @@ class NormSpec:
 
 @dataclass(frozen=True)
 class AlternatingSpec:
-    """A layer predicts and corrects a stream of several parts. See `soothsay.model.alternating`."""
+    """A layer predicts and corrects a stream of several parts. See `soothsay.model.decoder.alternating`."""
 
     parts: int  # of the residual stream, each of the hidden size
     scaled: bool  # what a layer's own embedding is gated by is multiplied by a learned vector
@@ -120,7 +120,7 @@ class LayerSpec:
 
 @dataclass(frozen=True)
 class LayerEmbeddingsSpec:
-    """The table of the layers' own embeddings. See `soothsay.model.layer_embeddings`."""
+    """The table of the layers' own embeddings. See `soothsay.model.decoder.layer_embeddings`."""
 
     size: int  # of one layer's embedding
     rows: int  # tokens that have some; the others have token 0's

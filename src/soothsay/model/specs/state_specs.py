@@ -12,7 +12,7 @@ from soothsay.model.specs.attention_spec import AttentionSpec
 class DeltaSpec:
     """The gated delta rule (Yang et al. 2024, arXiv 2412.06464) after a short convolution.
 
-    See `soothsay.model.delta_rule`.
+    See `soothsay.model.ops.delta_rule`.
     """
 
     key_heads: int
@@ -23,7 +23,7 @@ class DeltaSpec:
     norm_eps: float
     # value head h belongs to key head h mod `key_heads`, not to h divided by the heads of each
     tiled: bool = False
-    # modules whose rows checkpoints store key head by key head; see `soothsay.model.tensor_names`
+    # modules whose rows checkpoints store key head by key head; see `soothsay.model.weights.tensor_names`
     by_key_head: tuple[str, ...] = ()
 
     @property
@@ -72,7 +72,7 @@ class ConvolutionSpec:
 
 @dataclass(frozen=True)
 class StateSpaceSpec:
-    """Mamba-2 (Dao and Gu 2024, arXiv 2405.21060). See `soothsay.model.state_space`."""
+    """Mamba-2 (Dao and Gu 2024, arXiv 2405.21060). See `soothsay.model.ops.state_space`."""
 
     heads: int  # each has a state
     head_size: int  # dimensions of a head's inputs and outputs

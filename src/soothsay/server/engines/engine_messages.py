@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, Self
 
 from soothsay.core.answer import FinishReason, SpeculationStats, StepTrace, TokenLogprobs
-from soothsay.core.load import EngineLoad
+from soothsay.core.engine_load import EngineLoad
 from soothsay.core.numerics import Numerics
 from soothsay.core.params import SamplingParams
 from soothsay.core.scores import PromptScores

@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 
 from soothsay.core.answer import FinishReason
 from soothsay.core.constraint import Constraint
-from soothsay.core.load import EngineLoad
+from soothsay.core.engine_load import EngineLoad
 from soothsay.core.request import Request
 from soothsay.drafters.base import Drafter
 from soothsay.drafters.registry import REGISTRY, build_drafter

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from soothsay.core.load import EngineLoad
+from soothsay.core.engine_load import EngineLoad
 from soothsay.core.tenant import prefix_digests
 from soothsay.server.engines import engine_messages as messages
 from soothsay.server.engines.engine_messages import LoadedModel

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 from dataclasses import replace
 
-from soothsay.core.load import EngineLoad
+from soothsay.core.engine_load import EngineLoad
 from soothsay.server.engines.engine_messages import Admitted, EngineUpdate, Submit
 from soothsay.server.fleet.dispatcher import PATIENCE
 from soothsay.server.fleet.engine_fleet import Fleet

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from enum import StrEnum
 
-from soothsay.core.load import EngineLoad
+from soothsay.core.engine_load import EngineLoad
 from soothsay.core.numerics import UNKNOWN, Numerics
 from soothsay.server.engines.engine_messages import Engine, EngineUpdate, Incoming, Loaded, Ping, Received
 from soothsay.server.http.json_log import log

@@ -13,7 +13,7 @@ class Soothsay(Peer):
     def __init__(self, setup: Setup):
         torch, self.soothsay = need("torch"), need("soothsay")
         torch.set_num_threads(setup.threads)
-        self.step = need("soothsay.model.pass_measuring")
+        self.step = need("soothsay.model.timing.pass_measuring")
         self.setup = setup
         self.version = self.soothsay.__version__
         self.modes = ("plain", setup.drafter)

@@ -11,11 +11,11 @@ from soothsay.drafters.heads.checkpoints.drafter_files import DrafterFiles
 from soothsay.drafters.heads.checkpoints.stored_head import Names, stored
 from soothsay.errors import DrafterError
 from soothsay.model.families.parsing import parse_model_config
-from soothsay.model.hf_names import names_of
 from soothsay.model.specs.attention_spec import AttentionSpec, HeadNorms
 from soothsay.model.specs.feed_forward_spec import CLIPPED, SQUARED_RELU, DenseSpec
 from soothsay.model.specs.model_spec import EmbeddingSpec, LayerSpec, ModelSpec, NormSpec
 from soothsay.model.specs.rope_spec import RopeSpec
+from soothsay.model.weights.hf_names import names_of
 
 PLAIN = ("llama", "mistral", "qwen2", "qwen3")
 """Families whose blocks heads may have. Configurations of other families are read as Llama's, and the tensors

@@ -18,12 +18,12 @@ from soothsay.drafters.base import Target
 from soothsay.drafters.heads.checkpoints.drafter_files import WEIGHT_DTYPES, DrafterFiles
 from soothsay.drafters.heads.trained_head import TargetEnds
 from soothsay.errors import DrafterError
-from soothsay.model.embedding import Embedding
-from soothsay.model.kernels import Kernels, StockKernels
-from soothsay.model.norm import RMSNorm
-from soothsay.model.numeric_mode import NumericMode
+from soothsay.model.decoder.embedding import Embedding
+from soothsay.model.decoder.norm import RMSNorm
+from soothsay.model.ops.kernels import Kernels, StockKernels
 from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.transformer import Transformer
+from soothsay.model.weights.numeric_mode import NumericMode
 
 EMBEDDING = "verifier_embed_tokens.weight"
 NORM = "verifier_norm.weight"

@@ -29,7 +29,7 @@ from soothsay.drafters.heads.trained_head import Head
 from soothsay.errors import DrafterError, MissingDrafterError, ModelError
 from soothsay.files import user_path
 from soothsay.model.specs.model_spec import ModelSpec
-from soothsay.model.writing import writing
+from soothsay.model.weights.writing import writing
 
 METHODS = ("assistant", "dflash", "peagle", "eagle3", "eagle", "medusa", "mtp", "hydra", "block", "redrafter")
 """Modules of `soothsay.drafters.heads` with a `FORMAT`. The first whose tensors a checkpoint's look like is

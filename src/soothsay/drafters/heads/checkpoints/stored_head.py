@@ -15,12 +15,12 @@ from soothsay.drafters.heads.checkpoints.drafter_files import WEIGHT_DTYPES, Dra
 from soothsay.drafters.heads.checkpoints.fit import ENDS, TargetFit
 from soothsay.drafters.heads.trained_head import Head
 from soothsay.errors import DrafterError
-from soothsay.model.norm import RMSNorm
-from soothsay.model.rope import Rope
+from soothsay.model.decoder.norm import RMSNorm
+from soothsay.model.decoder.rope import Rope
 from soothsay.model.specs.attention_spec import AttentionSpec
 from soothsay.model.specs.model_spec import ModelSpec
-from soothsay.model.tensor_names import row_order
-from soothsay.model.weight_source import misfit
+from soothsay.model.weights.tensor_names import row_order
+from soothsay.model.weights.weight_source import misfit
 
 Names = Mapping[str, tuple[str, ...]]
 """Our module -> names of tensors without `.weight` and `.bias`. Their rows, concatenated, are the module's. A

@@ -1,0 +1,116 @@
+"""The part of a layer in which tokens read what came before them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from soothsay.core.accepted import Accepted
+from soothsay.core.states import LayerStates
+from soothsay.model.decoder.convolution_layer import ConvolutionLayer
+from soothsay.model.decoder.delta_layer import DeltaLayer
+from soothsay.model.decoder.layer_pass import LayerPass
+from soothsay.model.decoder.loaded_part import FloatPart
+from soothsay.model.decoder.norm import Norm, RMSNorm, UnitNorm
+from soothsay.model.decoder.rope import QueryGrowth
+from soothsay.model.decoder.state_space_layer import StateSpaceLayer
+from soothsay.model.ops.kernels import Kernels
+from soothsay.model.ops.linear import Dense
+from soothsay.model.specs.attention_spec import AttentionSpec
+from soothsay.model.specs.state_specs import BesideStatesSpec
+
+
+class Sinks(FloatPart):
+    """The sinks of a layer's heads; see `soothsay.model.ops.attention.attend`."""
+
+    def __init__(self, heads: int):
+        super().__init__(sinks="sinks")
+        self.sinks = nn.Parameter(torch.zeros(heads))  # [H_q] float32, named as in checkpoints
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with rotary positions; q, k and v in one product.
+
+    A layer that reads the keys and values of another one computes queries only.
+    """
+
+    def __init__(self, spec: AttentionSpec, hidden: int, kernels: Kernels, in_features: int | None = None):
+        super().__init__()
+        self.spec = c = spec
+        self.kernels, self.window = kernels, spec.window
+        self.shares = spec.reads is not None
+        self.gates = c.heads if c.gated else 0
+        """Gates of heads, whose rows come after those of the queries."""
+        own = c.kv_heads * (c.projections - 1)
+        width = (c.heads + self.gates + own) * c.size
+        self.qkv: nn.Module = Dense.random(in_features or hidden, width, bias=c.bias)
+        self.o: nn.Module = Dense.random(c.heads * c.size, hidden, bias=c.o_bias)
+        self.q_norm, self.k_norm = self._norm(c.heads), None if self.shares else self._norm(c.kv_heads)
+        values = c.norms is not None and c.norms.values and not self.shares
+        self.v_norm = UnitNorm(c.size, c.norms.eps) if c.norms is not None and values else None
+        self.growth = None if c.growth is None else QueryGrowth(c.growth)
+        self.sinks = Sinks(c.heads) if c.sinks else None
+
+    def _norm(self, heads: int) -> Norm | None:
+        """The norm of queries or of keys, if there is one."""
+        norms, size = self.spec.norms, self.spec.size
+        if norms is None:
+            return None
+        kind = RMSNorm if norms.learned else UnitNorm
+        return kind(size * heads if norms.over_heads else size, norms.eps)
+
+    def forward(self, ops: Kernels, x: Tensor, at: LayerPass) -> Tensor:
+        """`[N, in] -> [N, hidden]`. First writes its own keys and values, if any, to `at`."""
+        c, gates = self.spec, None
+        qkv = ops.heads(ops.apply(self.qkv, x), c.size)  # [N, H_q + gates + 2 H_kv, d]
+        if self.gates:
+            _, gates, _ = ops.split(qkv, [c.heads, self.gates, 2 * c.kv_heads])
+        if c.keys_are_values and not self.shares:
+            _, keys = ops.split(qkv, [c.heads, c.kv_heads])
+            qkv = ops.cat([qkv, keys], qkv.dtype)
+        norms = None if self.q_norm is None else (self.q_norm, self.k_norm or self.q_norm)
+        if norms is not None and c.norms is not None and c.norms.over_heads:
+            qkv, norms = self._normed(ops, qkv, *norms), None
+        kv, own = at.keys(2 * c.kv_heads, c.size, qkv), 0 if self.shares else c.kv_heads
+        slots, gated = at.batch.slots, self.gates
+        q = ops.rotate_store(qkv, norms, at.rope, c.scale, kv, slots, self.v_norm, gates=gated, keys=own)
+        if self.growth is not None:
+            g = self.growth
+            q = ops.grow(q, g.factors, g.span, g.shift, at.batch.positions)
+        sinks = None if self.sinks is None else self.sinks.sinks
+        out = ops.attend(q, kv, at.batch, softcap=c.softcap, window=self.window, sinks=sinks)
+        if gates is not None:
+            out = ops.sigmoid_gate(out, ops.flat(gates))
+        return ops.apply(self.o, out)
+
+    def _normed(self, ops: Kernels, qkv: Tensor, q_norm: Norm, k_norm: Norm) -> Tensor:
+        """Norm all queries of a row together, and all keys: `[N, H_q + 2 H_kv, d]`."""
+        c = self.spec
+        q, k, v = ops.split(qkv, [c.heads, c.kv_heads, c.kv_heads])
+        parts = [
+            ops.heads(ops.norm(ops.cast(ops.flat(part), torch.float32), norm, qkv.dtype), c.size)
+            for part, norm in ((q, q_norm), (k, k_norm))
+        ]
+        return ops.cat([*parts, v], qkv.dtype)
+
+
+class AttentionBesideStates(Attention):
+    """Attention and Mamba-2 over the same rows. Their outputs are multiplied and added (Falcon-H1, 2025)."""
+
+    def __init__(self, spec: BesideStatesSpec, hidden: int, kernels: Kernels, in_features: int | None = None):
+        super().__init__(spec.attention, hidden, kernels, in_features)
+        self.beside = StateSpaceLayer(spec.states, hidden, kernels, in_features)
+        self.multipliers = spec.of_states, spec.of_attention
+
+    def forward(self, ops: Kernels, x: Tensor, at: LayerPass) -> Tensor:
+        """`[N, in] -> [N, hidden]` float32. Writes keys and values, and advances the states of the pass."""
+        of_states, of_keys = self.multipliers
+        return ops.blend(super().forward(ops, x, at), of_keys, self.beside(ops, x, at), of_states)
+
+    def commit(self, states: LayerStates, accepted: Accepted) -> None:
+        """Advance states by accepted rows of trees, from the journal."""
+        self.beside.commit(states, accepted)
+
+
+RecurrentLayer = DeltaLayer | ConvolutionLayer | StateSpaceLayer | AttentionBesideStates
+"""A layer that keeps a state, instead of keys and values or beside them."""

@@ -1,0 +1,168 @@
+"""The blocks of a decoder, one after the other or in few calls."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from soothsay.core.batch import Batch
+from soothsay.core.cache import LayerMemory
+from soothsay.model.decoder.alternating import AlternatingBlock, Alternation
+from soothsay.model.decoder.decoder_block import DecoderBlock, dtype_of
+from soothsay.model.decoder.feed_forward import DenseAndExperts
+from soothsay.model.decoder.layer_embeddings import LayerInput
+from soothsay.model.decoder.layer_pass import LayerPass
+from soothsay.model.decoder.norm import RMSNorm, Vector
+from soothsay.model.decoder.parts import build_mixer, build_mlp
+from soothsay.model.decoder.single_part import SinglePart
+from soothsay.model.decoder.stream import Stream
+from soothsay.model.ops.kernels import Kernels, RecordedBlocks, Ropes
+from soothsay.model.specs.model_spec import LayerSpec, ModelSpec
+
+
+class Block(DecoderBlock):
+    """A decoder block: attention and feed-forward layer, added to the residual stream.
+
+    A norm stands before each (Llama), after each (OLMo 2), or both (Gemma). Or both read the same normed
+    stream (Cohere). With `in_features`, attention reads rows of that size that come with each pass, in place
+    of the normed stream.
+    """
+
+    def __init__(
+        self,
+        spec: LayerSpec,
+        hidden: int,
+        kernels: Kernels,
+        rope_number: int = 0,
+        in_features: int | None = None,
+    ):
+        super().__init__()
+        assert spec.mixer is not None
+        assert spec.mlp is not None
+
+        def norm() -> RMSNorm:
+            return RMSNorm(hidden, spec.norm.eps, centred=spec.norm.centred)
+
+        self.rope_number, self.kernels = rope_number, kernels
+        self.width, self.in_features = hidden, in_features
+        self.attention = build_mixer(spec.mixer, hidden, kernels, in_features)
+        self.mlp = build_mlp(spec.mlp, hidden, spec.norm, kernels)
+        self.attention_norm = norm() if spec.pre_norms and in_features is None else None
+        self.parallel = spec.parallel
+        normed_inside = spec.parallel or isinstance(self.mlp, DenseAndExperts)
+        self.mlp_norm = norm() if spec.pre_norms and not normed_inside else None
+        self.attention_post_norm = norm() if spec.post_norms else None
+        self.mlp_post_norm = norm() if spec.post_norms else None
+        self.embedding_size = None if spec.input is None else spec.input.size
+        self.layer_input = None if spec.input is None else LayerInput(spec.input, hidden, spec.norm, kernels)
+        self.scalar = Vector("layer_scalar", 1) if spec.scalar else None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """See `DecoderBlock`."""
+        return dtype_of(self.attention.o)
+
+    def compute(self, ops: Kernels, x: Tensor, at: LayerPass) -> Tensor:
+        """See `DecoderBlock`."""
+        dtype, inputs = self.dtype, at.inputs
+        if self.attention_norm is not None:
+            inputs = ops.norm(x, self.attention_norm, dtype)
+        inputs = x if inputs is None else inputs
+        delta = self.attention(ops, inputs, at)
+        if self.mlp_norm is None:
+            x = ops.add(x, delta, self.attention_post_norm)
+            normed = inputs if self.parallel else x
+        else:
+            x, normed = ops.add_norm(x, delta, self.attention_post_norm, self.mlp_norm, dtype)
+        x = ops.add(x, self.mlp(ops, normed), self.mlp_post_norm)
+        if self.layer_input is not None:
+            x = self.layer_input(ops, x, at.embedding)
+        return x if self.scalar is None else ops.scale(x, self.scalar.value)
+
+
+def build_stream(spec: ModelSpec) -> Stream:
+    """The residual stream of a decoder."""
+    alternating = spec.layers[0].alternating
+    if alternating is not None:
+        return Alternation(alternating.parts, spec.hidden_size)
+    return Stream(spec.residual_multiplier)
+
+
+def build_layer(spec: LayerSpec, hidden: int, kernels: Kernels, rope_number: int) -> DecoderBlock:
+    """A layer of a decoder."""
+    if spec.alternating is not None:
+        return AlternatingBlock(spec, hidden, kernels, rope_number)
+    kind = Block if spec.mixer is not None and spec.mlp is not None else SinglePart
+    return kind(spec, hidden, kernels, rope_number)
+
+
+class Blocks(nn.ModuleList):
+    """The blocks of a decoder."""
+
+    recorded: RecordedBlocks | None = None
+    """Runs all blocks in few calls; see `record`."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Element type of their linear layers' outputs."""
+        return cast(DecoderBlock, self[0]).dtype
+
+    def forward(
+        self,
+        x: Tensor,
+        ropes: Ropes,
+        batch: Batch,
+        kv: Sequence[LayerMemory] | None,
+        layers: Sequence[int],
+        taps: Collection[int] = (),
+        embeddings: Tensor | None = None,
+    ) -> dict[int, Tensor]:
+        """One pass through some blocks.
+
+        Args:
+            x: `[N, width]` float32, the first block's input.
+            ropes: cosines and sines of the rows.
+            batch: N rows.
+            kv: `[2 * H_kv, S, d]`, or states, for each block of the decoder; None: they live within the pass.
+            layers: the blocks to run, in order.
+            taps: those of `layers` whose input is returned.
+            embeddings: `[layers, N, size]` float32 of all layers, if they read embeddings of their own.
+
+        Returns:
+            `[N, width]` float32 inputs by tap, and the last output by the number of blocks.
+        """
+        if self.recorded is not None:
+            return self.recorded(x, ropes, batch, kv, layers, taps, None, embeddings)
+        streams = {}
+        for layer in layers:
+            if layer in taps:
+                streams[layer] = x
+            block = cast(DecoderBlock, self[layer])
+            own = None if kv is None else kv[layer]
+            embedding = None if embeddings is None else embeddings[layer]
+            x = block(x, ropes[block.rope_number], batch, own, None, embedding)
+        return {**streams, len(self): x}
+
+
+def record(module: nn.Module) -> None:
+    """Make the blocks in `module` run in few calls, together or each by itself, if their kernels can.
+
+    From then on, weights must keep their addresses, and hooks inside a block are not called. `unrecord`
+    undoes it.
+    """
+    for part in module.modules():
+        if isinstance(part, Blocks):
+            blocks = cast(Sequence[DecoderBlock], part)
+            part.recorded = blocks[0].kernels.record(blocks)
+        elif isinstance(part, DecoderBlock):
+            part.recorded = part.kernels.record([part])
+
+
+def unrecord(module: nn.Module) -> None:
+    """Make the blocks in `module` run layer by layer, so that layers can be hooked and replaced."""
+    for part in module.modules():
+        if isinstance(part, Blocks | DecoderBlock):
+            part.recorded = None

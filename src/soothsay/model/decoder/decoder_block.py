@@ -1,0 +1,60 @@
+"""What all kinds of decoder layers have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from soothsay.core.batch import Batch
+from soothsay.core.cache import LayerMemory
+from soothsay.model.decoder.layer_pass import LayerPass, Rotation
+from soothsay.model.ops.kernels import Kernels, RecordedBlocks
+
+
+class DecoderBlock(nn.Module, ABC):
+    """A layer of a decoder. It reads the residual stream, and returns the next one."""
+
+    recorded: RecordedBlocks | None = None
+    """Runs `compute` in few calls; see `soothsay.model.decoder.blocks.record`."""
+
+    kernels: Kernels
+    width: int
+    """Numbers of a row of the stream."""
+    rope_number: int
+    """The place of its rotary positions among those of a pass."""
+    in_features: int | None = None
+    """Size of the rows that attention reads in place of the normed stream, if they come with each pass."""
+    embedding_size: int | None = None
+    """Size of the layer's own embedding of each token, if it has one."""
+
+    @property
+    @abstractmethod
+    def dtype(self) -> torch.dtype:
+        """Element type of its linear layers' outputs."""
+
+    @abstractmethod
+    def compute(self, ops: Kernels, x: Tensor, at: LayerPass) -> Tensor:
+        """`[N, width] -> [N, width]`, float32, by nothing but operations of `ops`."""
+
+    def forward(
+        self,
+        x: Tensor,
+        rope: Rotation,
+        batch: Batch,
+        kv: LayerMemory | None,
+        inputs: Tensor | None = None,
+        embedding: Tensor | None = None,
+    ) -> Tensor:
+        """`[N, width] -> [N, width]`, float32. For the arguments see `LayerPass`."""
+        if self.recorded is None:
+            return self.compute(self.kernels, x, LayerPass.of(batch, rope, kv, inputs, embedding))
+        memory, own = None if kv is None else (kv,), None if embedding is None else embedding[None]
+        return self.recorded(x, (rope,) * (self.rope_number + 1), batch, memory, (0,), (), inputs, own)[1]
+
+
+def dtype_of(layer: nn.Module) -> torch.dtype:
+    """Element type of a linear layer's outputs."""
+    return cast(torch.dtype, layer.dtype)

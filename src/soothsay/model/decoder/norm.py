@@ -1,0 +1,95 @@
+"""The weights of norms, and numbers that multiply rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from soothsay.model.decoder.loaded_part import FloatPart, LoadedPart, StoredWeights
+
+
+class Norm(Protocol):
+    """A root mean square norm: `x / rms(x) * weight` in float32. Centred, it norms `x - mean(x)`."""
+
+    @property
+    def weight(self) -> Tensor:
+        """`[size]` float32."""
+
+    @property
+    def eps(self) -> float:
+        """The number that is added to the mean square."""
+
+    @property
+    def centred(self) -> bool:
+        """Whether the mean is subtracted first. Only `Kernels.norm` takes such a norm."""
+
+
+class RMSNorm(LoadedPart):
+    """A root mean square norm's weights (Zhang and Sennrich 2019, arXiv 1910.07467). `Kernels` apply it.
+
+    If it is `centred`, it is a layer norm without bias (Ba et al. 2016, arXiv 1607.06450).
+    In checkpoints its weights have the name `stored_as`, and are divided by `factor`.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        eps: float,
+        *,
+        centred: bool = False,
+        stored_as: str = "weight",
+        factor: float = 1.0,
+    ):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps, self.centred = eps, centred
+        self.stored_as, self.factor = stored_as, factor
+
+    def load(self, weights: StoredWeights, name: str) -> nn.Module:
+        """See `LoadedPart`."""
+        scale = weights.tensor(name, self.stored_as, self.weight).float() * self.factor
+        self.weight = nn.Parameter(scale + 1 if weights.zero_centred_norms else scale.clone())
+        return self
+
+
+class UnitNorm(nn.Module):
+    """A root mean square norm without weights, which are ones."""
+
+    centred = False
+
+    def __init__(self, size: int, eps: float):
+        super().__init__()
+        self.register_buffer("weight", torch.ones(size, device="cpu"), persistent=False)
+        self.weight: Tensor
+        self.eps = eps
+
+
+class Multipliers(nn.Module):
+    """Numbers of the configuration that multiply rows: one for each part of a row, of these sizes."""
+
+    def __init__(self, factors: Sequence[float], sizes: Sequence[int]):
+        super().__init__()
+        row = torch.tensor(factors, device="cpu").repeat_interleave(torch.tensor(sizes, device="cpu"))
+        self.register_buffer("row", row, persistent=False)
+        self.row: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[N, size] -> [N, size]`, same dtype."""
+        return (x * self.row).to(x.dtype)
+
+
+class Vector(FloatPart):
+    """A learned vector or small matrix, which stays plain. It has the `name` that it has in checkpoints."""
+
+    def __init__(self, name: str, *shape: int):
+        super().__init__(**{name: name})
+        self.name = name
+        self.register_parameter(name, nn.Parameter(torch.ones(shape)))
+
+    @property
+    def value(self) -> Tensor:
+        """The parameter, in the shape that it was made with, float32."""
+        return self.get_parameter(self.name)

@@ -1,0 +1,134 @@
+"""`Kernels` in C: a library for each instruction set, called through ctypes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import addressof, byref
+
+import torch
+from torch import Tensor, nn
+
+from soothsay.core.batch import Layout, Rows
+from soothsay.machine import LargePages
+from soothsay.model.decoder.decoder_block import DecoderBlock
+from soothsay.model.native.experts import Routing
+from soothsay.model.native.fitting import fits
+from soothsay.model.native.layout import native_layout
+from soothsay.model.native.library import VARIANTS, Library
+from soothsay.model.native.native_blocks import NativeBlocks
+from soothsay.model.native.native_linear import NativeLinear
+from soothsay.model.native.native_sampling import NativeSampling
+from soothsay.model.native.native_states import States
+from soothsay.model.native.operations import NOTHING, Held, NativeOperations, address_of
+from soothsay.model.native.program import KV_FORMATS, LayerRun, Op, Operand, Reads
+from soothsay.model.ops.kernels import Kernels
+from soothsay.model.ops.linear import Parts
+from soothsay.model.specs.feed_forward_spec import RoutingSpec
+from soothsay.model.weights.quantized import Integers, Mixed
+
+
+class NativeKernels(NativeOperations, Library, Kernels):
+    """The kernels of one compiled library.
+
+    A row's bits depend on the row alone, not on other rows or the number of threads. If the library
+    multiplies bfloat16 and the KV pool has that type, queries and softmax weights are rounded to bfloat16
+    before they are multiplied. With integer keys, queries are rounded to integers, and softmax weights as
+    values are.
+
+    Raises `OSError` if the library is missing or cannot run on this processor.
+    """
+
+    integer_keys = True
+
+    def __init__(self, variant: str):
+        super().__init__(variant)
+        self.name, self.memory = f"native, {variant}", LargePages()
+        self.sampling = NativeSampling(variant)
+
+    fit = staticmethod(fits)
+    """See `Kernels`."""
+
+    def _new(self, like: Tensor, dtype: torch.dtype, *shape: int) -> Tensor:
+        return torch.empty(len(like), *(shape or like.shape[1:]), dtype=dtype)
+
+    def _whole(self, x: Tensor) -> Tensor:
+        return x.contiguous()
+
+    def _emit(
+        self,
+        kind: str,
+        operands: Sequence[Tensor | None],
+        held: Sequence[Held] = (),
+        numbers: Sequence[int] = (),
+        factors: Sequence[float] = (),
+        reads: Reads = NOTHING,
+    ) -> None:
+        first, places = operands[0], [address_of(part) for part in held]
+        assert first is not None
+        op = Op.of(kind, [Operand.of(x) for x in operands], places, numbers, factors)
+        states = None if reads.states is None else States.of(reads.states)
+        run = LayerRun(ops=addressof(op), states=address_of(states), count=1)
+        if reads.kv is not None:
+            run.kv, run.format = reads.kv.data_ptr(), KV_FORMATS[reads.kv.dtype]
+        self._run(byref(run), 1, byref(reads.as_pass(len(first))))
+
+    def route(
+        self,
+        scores: Tensor,
+        experts: RoutingSpec,
+        correction: Tensor | None,
+        scales: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """See `Kernels`."""
+        scores, routing = scores.contiguous(), Routing.of(experts, correction, scales)
+        shape = len(scores), experts.chosen
+        shares, chosen = torch.empty(shape), torch.empty(shape, dtype=torch.int64)
+        self._library.soothsay_route(
+            *(scores.data_ptr(), scores.dtype == torch.bfloat16, len(scores), byref(routing)),
+            *(shares.data_ptr(), chosen.data_ptr()),
+        )
+        return shares, chosen
+
+    def linear(self, weight: Tensor | Integers, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
+        """See `Kernels`."""
+        if NativeLinear.fit(weight, bfloat16=self.multiplies_bfloat16):
+            return NativeLinear(self, weight, bias, dtype)
+        if isinstance(weight, Mixed):  # each part as fast as it can be
+            return Parts([self.linear(part, own, dtype) for part, own in weight.with_biases(bias)], dtype)
+        return super().linear(weight, bias, dtype)
+
+    def record(self, blocks: Sequence[DecoderBlock]) -> NativeBlocks:
+        """See `Kernels`."""
+        return NativeBlocks(self._run, blocks)
+
+    def lay_out(self, requests: Sequence[Rows], block_size: int, group: int) -> Layout:
+        """See `Kernels`."""
+        return native_layout(self._loaded.soothsay_lay_out, requests, block_size)  # in one thread
+
+    def pack(self, integers: Tensor, bits: int, out: Tensor) -> None:
+        """Pack `integers` `[rows, in]` uint8 into `out` `[panels, steps, PANEL, 4]`. See `PackedWeight`."""
+        self._library.soothsay_pack(integers.data_ptr(), *integers.shape, bits, out.data_ptr())
+
+    def read_rows(self, rows: Tensor, weights: int, out: Tensor) -> None:
+        """Read `rows` `[n]` of the weights of a `NativeLinear`, at this address, into `out` `[n, in]`."""
+        self._library.soothsay_rows(rows.data_ptr(), len(rows), weights, out.data_ptr())
+
+    def _run(self, *arguments: object) -> None:
+        self._library.soothsay_run(*arguments)
+
+    def multiply(self, x: Tensor, weights: int, out: Tensor) -> None:
+        """`x` `[M, in]` times the weights of a `NativeLinear`, at this address, into `out` `[M, out]`."""
+        bfloat16 = torch.bfloat16
+        self._library.soothsay_linear(
+            x.data_ptr(), x.dtype is bfloat16, x.shape[0], weights, out.data_ptr(), out.dtype is bfloat16
+        )
+
+
+def load_native(variants: Sequence[str] = VARIANTS) -> NativeKernels | None:
+    """The kernels for the first instruction set of `variants` that runs here; None if none does."""
+    for variant in variants:
+        try:
+            return NativeKernels(variant)
+        except OSError:
+            continue
+    return None

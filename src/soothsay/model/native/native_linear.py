@@ -1,0 +1,200 @@
+"""Linear layers with the native product for a few rows."""
+
+from __future__ import annotations
+
+from ctypes import Structure, addressof, c_int, c_void_p
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from soothsay.machine import LargePages
+from soothsay.model.weights.quantized import Integers, Mixed, Quantized, QuantizedRows, slabs
+
+PANEL = 64
+"""Number of outputs whose weights are stored together."""
+
+PLANES = {8: (8,), 6: (4, 2), 5: (4, 1), 4: (4,), 2: (2,)}
+"""Bits of an integer -> how many bits of it stand together, the lower bits first."""
+
+
+class Multiplier(Protocol):
+    """A library that multiplies packed weights: `soothsay.model.native.native_kernels.NativeKernels`."""
+
+    name: str
+    memory: LargePages
+    """Where packed weights are."""
+
+    def multiply(self, x: Tensor, weights: int, out: Tensor) -> None:
+        """`x` `[M, in]` times the weights of a `NativeLinear`, at this address, into `out` `[M, out]`."""
+
+    def pack(self, integers: Tensor, bits: int, out: Tensor) -> None:
+        """Pack `integers` `[rows, in]` uint8 into `out` `[panels, steps, PANEL, 4]`. See `PackedWeight`."""
+
+    def read_rows(self, rows: Tensor, weights: int, out: Tensor) -> None:
+        """Read `rows` `[n]` of the weights of a `NativeLinear`, at this address, into `out` `[n, in]`."""
+
+
+class _Factors(Structure):
+    """`soothsay_factors` of csrc/kernels.h."""
+
+    _fields_ = [("values", c_void_p), ("units", c_void_p), ("are_half", c_int), ("span", c_int)]
+
+
+class _Weights(Structure):
+    """`soothsay_weights` of csrc/kernels.h."""
+
+    _fields_ = [
+        ("data", c_void_p),
+        *((name, _Factors) for name in ("scales", "minimums")),
+        *((name, c_void_p) for name in ("zeros", "table", "bias", "next")),
+        *((name, c_int) for name in ("bits", "inputs", "outputs", "group")),
+    ]
+
+
+class NativeLinear(nn.Module):
+    """bfloat16 weights, or integer weights times activations quantized to 8 bits for each row and group.
+
+    Weights are read once for all rows. A row's bits depend on the row alone, not on other rows or the number
+    of threads: each output is summed over its inputs in order, and integer sums are exact.
+
+    Args:
+        kernels: multiply.
+        weight: `[out, in]` bfloat16, or integers.
+        bias: `[out]`.
+        dtype: of the output, float32 or bfloat16.
+    """
+
+    def __init__(
+        self, kernels: Multiplier, weight: Tensor | Integers, bias: Tensor | None, dtype: torch.dtype
+    ):
+        super().__init__()
+        self.kernels, self.dtype, self.name = kernels, dtype, kernels.name
+        self.out_features, self.in_features = weight.shape
+        self.bias = bias = None if bias is None else bias.float().contiguous()
+        parts = weight.with_biases(bias) if isinstance(weight, Mixed) else [(weight, bias)]
+        self.parts = [PackedWeight(kernels, part, own) for part, own in parts]
+        for part, after in zip(self.parts, self.parts[1:], strict=False):
+            part.struct.next = after.address
+        self.address = self.parts[0].address
+
+    @staticmethod
+    def fit(weight: Tensor | Integers, *, bfloat16: bool) -> bool:
+        """Whether the library multiplies this weight. `bfloat16`: whether it has that product."""
+        if isinstance(weight, Mixed):
+            return all(NativeLinear.fit(part, bfloat16=bfloat16) for part in weight.parts)
+        if isinstance(weight, Tensor):
+            return bfloat16 and weight.dtype == torch.bfloat16 and weight.shape[1] % 16 == 0
+        return _fits(weight.rows(0, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[M, in] -> [M, out]`."""
+        x = x.contiguous()
+        out = torch.empty(x.shape[0], self.out_features, dtype=self.dtype)
+        self.kernels.multiply(x, self.address, out)
+        return out
+
+
+class PackedTable:
+    """The rows of a layer's integers, read one by one: a table of embeddings that is the output head as well.
+
+    See `soothsay.model.transformer.Table`.
+    """
+
+    def __init__(self, layer: NativeLinear):
+        self.layer = layer
+
+    @property
+    def shape(self) -> torch.Size:
+        """`[rows, size]`."""
+        return torch.Size([self.layer.out_features, self.layer.in_features])
+
+    def floats(self, rows: Tensor) -> Tensor:
+        """Some rows in float32: `[n]` int64, their numbers, to `[n, size]`. A row that is missing is NaN."""
+        rows = rows.contiguous()
+        out = torch.empty(len(rows), self.layer.in_features)
+        self.layer.kernels.read_rows(rows, self.layer.address, out)
+        return out
+
+
+class PackedWeight:
+    """A weight in the order in which products read it, `[panels, steps, PANEL, 4]` uint8, and its factors.
+
+    It is packed slab by slab, so that it needs no second copy of the weight. `bias` is float32.
+    """
+
+    def __init__(self, kernels: Multiplier, weight: Tensor | QuantizedRows, bias: Tensor | None):
+        out, size = weight.shape
+        bits = 16 if isinstance(weight, Tensor) else weight.rows(0, 1).bits
+        shape = -(-out // PANEL), size * bits // 32, PANEL, 4
+        data, kept = kernels.memory.zeros(shape, torch.uint8), []
+        for begin, end in slabs(weight, PANEL):
+            if isinstance(weight, Tensor):
+                for first in range(begin, end, PANEL):
+                    steps = weight[first : min(first + PANEL, end)].contiguous().view(torch.uint8)
+                    data[first // PANEL, :, : len(steps)] = steps.view(-1, shape[1], 4).transpose(0, 1)
+            else:
+                rows = weight.rows(begin, end).in_small_groups()
+                kernels.pack(rows.values.contiguous(), bits, data[begin // PANEL :])
+                kept.append(rows.without_values())
+        self.data, self.bias = data, bias
+        self.scales = self.minimums = self.scale_units = self.minimum_units = self.zeros = self.table = None
+        group = size
+        if kept:
+            whole = Quantized.cat(kept)
+            group = size // whole.scales.shape[1]
+
+            def packed(values: Tensor | None) -> Tensor | None:
+                return None if values is None else kernels.memory.copy(panels(values))
+
+            self.scales, self.minimums = packed(_narrow(whole.scales)), packed(_narrow(whole.minimums))
+            self.scale_units, self.minimum_units = (
+                packed(None if unit is None else unit.half()) for unit in whole.units or (None, None)
+            )
+            self.zeros = packed(whole.zeros)
+            self.table = None if whole.table is None else (whole.table.short() + 128).to(torch.uint8)
+        self.struct = _Weights(
+            self.data.data_ptr(),
+            _pointers(self.scales, self.scale_units),
+            _pointers(self.minimums, self.minimum_units),
+            *(address(self.zeros), address(self.table), address(self.bias), None),
+            *(bits, size, out, group),
+        )
+
+    @property
+    def address(self) -> int:
+        """Where the library finds it."""
+        return addressof(self.struct)
+
+
+def _narrow(values: Tensor | None) -> Tensor | None:
+    """Numbers of groups, in half precision if that is exact, as in most formats: fewer bytes to read."""
+    if values is None or values.dtype == torch.int8:
+        return values
+    half = values.half()
+    exact = torch.equal(half.float(), values) and values.abs().amax() <= torch.finfo(torch.half).max
+    return half if exact else values
+
+
+def _pointers(values: Tensor | None, units: Tensor | None) -> _Factors:
+    if values is None:
+        return _Factors(None, None, False, 1)
+    span = 1 if units is None else values.shape[1] // units.shape[1]
+    return _Factors(values.data_ptr(), address(units), values.dtype == torch.float16, span)
+
+
+def address(part: Tensor | None) -> int | None:
+    """The address of a tensor's first element; None for no tensor."""
+    return None if part is None else part.data_ptr()
+
+
+def panels(values: Tensor) -> Tensor:
+    """`[out, n] -> [panels, n, PANEL]`, padded with zeros."""
+    values = F.pad(values, (0, 0, 0, -len(values) % PANEL))
+    return values.view(-1, PANEL, values.shape[1]).transpose(1, 2).contiguous()
+
+
+def _fits(weight: Quantized) -> bool:
+    group = weight.in_small_groups().group_size
+    return group % 16 == 0 and group % (32 // PLANES[weight.bits][-1]) == 0

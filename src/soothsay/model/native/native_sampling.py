@@ -1,0 +1,68 @@
+"""The operations of sampling in the library: noise, the largest numbers, races."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from soothsay.core.drawing import RacingOps
+from soothsay.core.sampling_ops import NUCLEUS_WIDTH
+from soothsay.model.native.library import Library
+from soothsay.model.native.native_linear import address
+
+
+class NativeSampling(Library, RacingOps):
+    """`SamplingOps` in C."""
+
+    def uniform(self, keys: Tensor, tokens: Tensor) -> Tensor:
+        """See `SamplingOps`."""
+        keys, tokens = keys.contiguous(), tokens.contiguous()
+        rows, width = len(keys), tokens.shape[1]
+        out = torch.empty(rows, width)
+        self._library.soothsay_hashed(
+            keys.data_ptr(), tokens.data_ptr(), len(tokens) == 1, rows, width, out.data_ptr()
+        )
+        return out
+
+    def largest(self, x: Tensor, count: int, factors: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """See `SamplingOps`. The first of equal ones; minus infinity is at place 0."""
+        if count > NUCLEUS_WIDTH:
+            return super().largest(x, count, factors)
+        x = x.contiguous()
+        rows, width = x.shape
+        count = min(count, width)
+        values, places = torch.empty(rows, count), torch.empty(rows, count, dtype=torch.int64)
+        self._library.soothsay_largest(
+            x.data_ptr(),
+            address(factors),
+            *(rows, width, count),
+            values.data_ptr(),
+            places.data_ptr(),
+        )
+        return values, places
+
+    def argmax(self, x: Tensor) -> Tensor:
+        """See `SamplingOps`."""
+        return self.largest(x, 1)[1][:, 0]
+
+    def race(self, x: Tensor, factors: Tensor, keys: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """See `SamplingOps`."""
+        x, keys = x.contiguous(), keys.contiguous()
+        rows, width = x.shape
+        count = min(count, width)
+        values, places = torch.empty(rows, count), torch.empty(rows, count, dtype=torch.int64)
+        self._library.soothsay_race(
+            *(x.data_ptr(), factors.data_ptr(), keys.data_ptr()),
+            *(rows, width, count),
+            *(values.data_ptr(), places.data_ptr()),
+        )
+        return values, places
+
+    def mass_before(self, x: Tensor, factors: Tensor, tops: Tensor, floors: Tensor, places: Tensor) -> Tensor:
+        """See `SamplingOps`."""
+        x, rows = x.contiguous(), [factors.contiguous(), tops.contiguous(), floors.contiguous()]
+        places, out = places.contiguous(), torch.empty(len(x))
+        self._library.soothsay_mass_before(
+            x.data_ptr(), *(row.data_ptr() for row in rows), places.data_ptr(), *x.shape, out.data_ptr()
+        )
+        return out

@@ -1,0 +1,1 @@
+"""The operations of layers: what a set of kernels computes, in stock form."""

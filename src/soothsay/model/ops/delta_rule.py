@@ -1,0 +1,88 @@
+"""The gated delta rule (Yang et al. 2024, arXiv 2412.06464) behind a short convolution, in stock operations.
+
+A token's queries, keys and values pass a causal convolution over the last tokens and SiLU. Each head has a
+state, a matrix S `[d_k, d_v]` of zeros before the first token. A token with query q, key k, value v, and
+gates a and b, changes it and reads it:
+
+    decay = e^(-e^A softplus(a + offset))     delta = sigmoid(b) (v - decay S^T k)
+    out = decay S^T q + (k . q) delta         S <- decay S + k delta^T
+
+This is one rule for each token, and S is summed token by token. So a row's bits do not depend on the chunks
+of a prompt, and the node of a tree has the bits of the same token in plain decoding.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from soothsay.core.functions import rms_norm, sigmoid, silu, softplus, total
+from soothsay.core.states import LayerStates
+from soothsay.core.strands import Strands
+from soothsay.model.decoder.loaded_part import FloatPart
+from soothsay.model.ops.token_rule import State, run_rows
+from soothsay.model.specs.state_specs import DeltaSpec
+
+EPS = 1e-6
+"""Added to the sum of squares of queries and keys before these are normed."""
+
+
+STORED = {"taps": "conv1d.weight", "log_rates": "A_log", "offsets": "dt_bias", "scale": "norm.weight"}
+"""Parameters of a rule, and their names in checkpoints."""
+
+
+class Recurrence(FloatPart):
+    """The weights of the rule, random ones at first. Float32."""
+
+    def __init__(self, spec: DeltaSpec):
+        super().__init__("taps", **STORED)
+        self.spec, self.eps = spec, spec.norm_eps
+        taps = torch.empty(spec.taps, spec.channels)
+        self.taps = nn.Parameter(taps if taps.is_meta else taps.normal_(std=spec.taps**-0.5))
+        """`[taps, channels]` of the convolution, the token's own last."""
+        self.log_rates = nn.Parameter(torch.zeros(spec.value_heads))
+        """`[H_v]` the logarithm of how fast a state decays: A."""
+        self.offsets = nn.Parameter(torch.ones(spec.value_heads))
+        """`[H_v]` added to the gate that lets a state decay."""
+        self.scale = nn.Parameter(torch.ones(spec.value_size))
+        """`[d_v]` of the norm of a head's output."""
+
+
+def delta_rule(
+    qkvz: Tensor, gates: Tensor, weights: Recurrence, states: LayerStates | None, strands: Strands
+) -> Tensor:
+    """Run the rows of a pass through one layer's rule. See `Kernels.delta_rule`."""
+    return run_rows(qkvz, gates, weights.spec.state, partial(_token, weights), states, strands)
+
+
+def _token(
+    weights: Recurrence, state: State, qkvz: Tensor, gates: Tensor, free: Tensor | None
+) -> tuple[Tensor, State]:
+    """One token's output `[H_v * d_v]` float32, and the state after it."""
+    c, x = weights.spec, qkvz.float()
+    window = torch.cat([state.inputs, x[None, : c.channels]])
+    q, k, v = torch.split(silu((window * weights.taps).sum(0)), [c.keys, c.keys, c.values])
+    q = _shared(_unit(q.view(c.key_heads, c.key_size)), c) * c.key_size**-0.5
+    k = _shared(_unit(k.view(c.key_heads, c.key_size)), c)
+    b, a = gates.float().chunk(2)
+    decay = torch.exp(-weights.log_rates.exp() * softplus(a + weights.offsets))[:, None]  # [H_v, 1]
+    old = state.matrices
+    delta = sigmoid(b)[:, None] * (v.view(c.value_heads, -1) - decay * (old * k[..., None]).sum(1))
+    read = decay * (old * q[..., None]).sum(1) + (k * q).sum(1, keepdim=True) * delta  # [H_v, d_v]
+    out = rms_norm(read, weights.scale, weights.eps)
+    if len(x) > c.channels:
+        out = out * silu(x[c.channels :]).view(c.value_heads, -1)
+    new = old * decay[..., None] + k[..., None] * delta[:, None]
+    return out.flatten(), State(new, window[1:])
+
+
+def _shared(x: Tensor, c: DeltaSpec) -> Tensor:
+    """A row of each key head for the value heads that share it: `[H_k, d_k] -> [H_v, d_k]`."""
+    group = c.value_heads // c.key_heads
+    return x.repeat(group, 1) if c.tiled else x.repeat_interleave(group, 0)
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(total(x * x) + EPS)

@@ -1,0 +1,344 @@
+"""Kernels: the operations that depend on a device or an instruction set.
+
+A model holds one set of kernels and passes it on. `StockKernels` uses stock operations, and
+`soothsay.model.native` is a twin in C. With both, a row's bits do not depend on other rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Protocol, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from soothsay.core.batch import Batch, LayoutOps
+from soothsay.core.cache import LayerMemory
+from soothsay.core.functions import ACTIVATIONS, clipped_swiglu, rms_norm, sigmoid
+from soothsay.core.integer_keys import written
+from soothsay.core.sampling_ops import SamplingOps
+from soothsay.core.states import LayerStates
+from soothsay.core.strands import Strands
+from soothsay.model.decoder.layer_pass import Rotation
+from soothsay.model.decoder.norm import Norm
+from soothsay.model.decoder.rope import rotate
+from soothsay.model.ops.attention import attend
+from soothsay.model.ops.convolution import convolve
+from soothsay.model.ops.delta_rule import Recurrence, delta_rule
+from soothsay.model.ops.linear import stock_linear
+from soothsay.model.ops.routing import route
+from soothsay.model.ops.state_space import StateSpace, state_space
+from soothsay.model.specs.feed_forward_spec import CLIPPED, SQUARED_RELU, RoutingSpec
+from soothsay.model.specs.model_spec import ModelSpec
+from soothsay.model.weights.quantized import Integers
+
+Ropes = Sequence[Rotation]
+"""Cosines and sines of the ways in which heads rotate, as `Rope` returns them."""
+
+
+class Mixture(Protocol):
+    """A mixture of experts: `soothsay.model.decoder.feed_forward.Experts`."""
+
+    def mixed(self, x: Tensor, scores: Tensor | None = None) -> Tensor:
+        """`[N, in] -> [N, in]` float32, of the router's scores `[N, experts]`."""
+
+
+class RecordedBlocks(Protocol):
+    """Decoder blocks as kernels run them: as few calls as there can be, with the bits of `Block.compute`."""
+
+    def __call__(
+        self,
+        x: Tensor,
+        ropes: Ropes,
+        batch: Batch,
+        kv: Sequence[LayerMemory] | None,
+        layers: Sequence[int],
+        taps: Collection[int],
+        inputs: Tensor | None = None,
+        embeddings: Tensor | None = None,
+    ) -> dict[int, Tensor]:
+        """One pass. The arguments are those of `Blocks.forward`, and `inputs` of `Block.forward`."""
+
+
+class Kernels(LayoutOps):
+    """Linear layers, and the operations between them.
+
+    Each method here is the stock operation. A subclass computes some of them in another way. N is the number
+    of rows. Tensors are contiguous, and residuals are float32.
+    """
+
+    name: str
+    variant: str = ""
+    """Instruction set of the compiled library that these kernels call; empty: they call none."""
+    sampling = SamplingOps()
+    integer_keys = False
+    """Whether models with weights in integers keep integer keys; see `soothsay.core.integer_keys`."""
+
+    @staticmethod
+    def fit(spec: ModelSpec) -> bool:
+        """Whether these kernels can compute a model of these sizes."""
+        return True
+
+    def norm(self, x: Tensor, norm: Norm, dtype: torch.dtype) -> Tensor:
+        """The norm of `x`, `[N, size]` float32, in `dtype`."""
+        if norm.centred:
+            return F.layer_norm(x.contiguous(), norm.weight.shape, norm.weight, None, norm.eps).to(dtype)
+        return rms_norm(x.contiguous(), norm.weight, norm.eps).to(dtype)
+
+    def add(self, x: Tensor, delta: Tensor, post: Norm | None) -> Tensor:
+        """`x + delta`, or `x + norm(delta)`: `[N, size]` float32."""
+        return x + (delta if post is None else self.norm(delta.float(), post, x.dtype))
+
+    def add_norm(
+        self, x: Tensor, delta: Tensor, post: Norm | None, norm: Norm, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """The result of `add`, and its `norm` in `dtype`."""
+        x = self.add(x, delta, post)
+        return x, self.norm(x, norm, dtype)
+
+    def rotate_store(
+        self,
+        qkv: Tensor,
+        norms: tuple[Norm, Norm] | None,
+        rope: Rotation,
+        scale: float,
+        kv: Tensor,
+        slots: Tensor,
+        value_norm: Norm | None = None,
+        *,
+        gates: int = 0,
+        keys: int | None = None,
+    ) -> Tensor:
+        """Rotate queries and keys, and write keys and values to the pool.
+
+        Args:
+            qkv: `[N, H_q + gates + 2 * keys, d]`.
+            norms: of queries and keys, applied to each head before rotation.
+            rope: cosines and sines, `[N, 1, d]` float32, as `Rope` returns them.
+            scale: factor of the queries.
+            kv: `[2 * H_kv, S, row]` of a KV pool; written at `slots`.
+            slots: `[N]` int64.
+            value_norm: of values, applied to each head.
+            gates: heads after the queries that are left out.
+            keys: heads of keys in `qkv`; None: all that the pool has. 0: nothing is written.
+
+        Returns:
+            `[N, H_q, d]` float32 queries.
+        """
+        keys = kv.shape[0] // 2 if keys is None else keys
+        queries = qkv.shape[1] - gates - 2 * keys
+        heads = qkv.float()
+        heads = torch.cat([heads[:, :queries], heads[:, queries + gates :]], dim=1) if gates else heads
+        qk, v = heads[:, : queries + keys], heads[:, queries + keys :]
+        if norms is not None:
+            q_norm, k_norm = norms
+            normed = (
+                self.norm(qk[:, :queries], q_norm, qk.dtype),
+                self.norm(qk[:, queries:], k_norm, qk.dtype),
+            )
+            qk = torch.cat(normed, dim=1)
+        if value_norm is not None:
+            v = self.norm(v, value_norm, v.dtype)
+        qk = rotate(qk, *rope)
+        if not keys:
+            return qk * scale
+        k, v = qk[:, queries:].transpose(0, 1), v.transpose(0, 1)  # [H_kv, N, d]
+        new = written(k, v) if kv.dtype == torch.int16 else torch.cat([k, v]).to(kv.dtype)
+        kv.index_copy_(1, slots, new)
+        return qk[:, :queries] * scale
+
+    def attend(
+        self,
+        q: Tensor,
+        kv: Tensor,
+        batch: Batch,
+        *,
+        softcap: float | None = None,
+        window: int | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """Attention of each row to its own path; see `soothsay.model.ops.attention.attend`."""
+        return attend(q, kv, batch, softcap=softcap, window=window, sinks=sinks)
+
+    def sigmoid_gate(self, x: Tensor, gates: Tensor) -> Tensor:
+        """`x` times the sigmoid of `gates`: `[N, size]` float32."""
+        return x * sigmoid(gates.float())
+
+    def delta_rule(
+        self,
+        qkvz: Tensor,
+        gates: Tensor,
+        weights: Recurrence,
+        states: LayerStates | None,
+        strands: Strands,
+    ) -> Tensor:
+        """The gated delta rule; see `soothsay.model.ops.delta_rule`.
+
+        Rows that advance a state are taken into `states`. Nodes of a tree go to the journal there.
+
+        Args:
+            qkvz: `[N, channels + H_v * d_v]`: queries, keys and values, then the gates of outputs, which may
+                be left out where outputs are not used.
+            gates: `[N, 2 * H_v]`, how much heads change, then how much they keep.
+            weights: the layer's.
+            states: the layer's; None: states live within the pass.
+            strands: the rows of each request.
+
+        Returns:
+            `[N, H_v * d_v]` float32; of no use without gates of outputs.
+        """
+        return delta_rule(qkvz, gates, weights, states, strands)
+
+    def state_space(
+        self, xbcz: Tensor, steps: Tensor, weights: StateSpace, states: LayerStates | None, strands: Strands
+    ) -> Tensor:
+        """Mamba-2; see `soothsay.model.ops.state_space`. States and the journal change as in `delta_rule`.
+
+        Args:
+            xbcz: `[N, channels + H * d_x]`: x, B and C, then the gates of outputs, which may be left out
+                where outputs are not used.
+            steps: `[N, H]`.
+            weights: the layer's.
+            states: the layer's; None: states live within the pass.
+            strands: the rows of each request.
+
+        Returns:
+            `[N, H * d_x]` float32; of no use without gates of outputs.
+        """
+        return state_space(xbcz, steps, weights, states, strands)
+
+    def convolve(self, x: Tensor, taps: Tensor, states: LayerStates | None, strands: Strands) -> Tensor:
+        """A causal convolution, channel by channel; see `soothsay.model.ops.convolution`.
+
+        States and the journal change as in `delta_rule`.
+
+        Args:
+            x: `[N, channels]`, its inputs.
+            taps: `[taps, channels]` float32, the token's own last.
+            states: the layer's; None: states live within the pass.
+            strands: the rows of each request.
+
+        Returns:
+            `[N, channels]` float32.
+        """
+        return convolve(x, taps, states, strands)
+
+    def gated_convolve(
+        self, bcx: Tensor, taps: Tensor, states: LayerStates | None, strands: Strands
+    ) -> Tensor:
+        """`c * convolve(b * x)` float32, of `[N, 3 * channels]`: b, c and x."""
+        b, c, inner = bcx.chunk(3, dim=-1)
+        return c.float() * self.convolve(b * inner, taps, states, strands)
+
+    def gated(self, gate_up: Tensor, activation: str) -> Tensor:
+        """Activation of the first half times the second half: `[N, 2 * size]` -> `[N, size]`, same dtype.
+
+        "clipped_swiglu" is not a product of these two; see `clipped_swiglu`. "relu2" has no gate: it takes
+        `[N, size]`.
+        """
+        if activation == SQUARED_RELU:
+            return F.relu(gate_up).square()
+        gate, up = gate_up.float().chunk(2, dim=-1)
+        out = clipped_swiglu(gate, up) if activation == CLIPPED else ACTIVATIONS[activation](gate) * up
+        return out.to(gate_up.dtype)
+
+    def route(
+        self,
+        scores: Tensor,
+        experts: RoutingSpec,
+        correction: Tensor | None,
+        scales: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Choose the experts of each row; see `soothsay.model.ops.routing.route`."""
+        return route(scores, experts, correction, scales)
+
+    def linear(self, weight: Tensor | Integers, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
+        """The fastest layer for a constant weight `[out, in]`; see `soothsay.model.ops.linear`.
+
+        `dtype` is that of the output, if the layer can choose. Some layers output the weight's dtype.
+        """
+        return stock_linear(weight, bias, dtype)
+
+    def record(self, blocks: Sequence[Any]) -> RecordedBlocks | None:
+        """Few calls that run `blocks`; None if these kernels have none. Weights must keep their addresses.
+
+        `blocks` are of `soothsay.model.decoder.blocks.DecoderBlock`.
+        """
+        return None
+
+    def apply(self, layer: nn.Module, x: Tensor) -> Tensor:
+        """The outputs of a linear layer: `[N, in] -> [N, out]`."""
+        return cast(Tensor, layer(x))
+
+    def apply_heads(self, layers: nn.ModuleList, x: Tensor) -> Tensor:
+        """The outputs of a linear layer for each head: `[N, H, in] -> [N, H, out]`."""
+        heads = x.transpose(0, 1).contiguous()
+        return torch.stack([layer(head) for layer, head in zip(layers, heads, strict=True)], dim=1)
+
+    def mix(self, experts: Mixture, x: Tensor, scores: Tensor | None) -> Tensor:
+        """A mixture of experts; see `soothsay.model.decoder.feed_forward.Experts.mixed`."""
+        return experts.mixed(x, scores)
+
+    def compute(self, function: Callable[..., Tensor], size: int, *inputs: Tensor) -> Tensor:
+        """`function` of some rows: `[N, size]` float32. No set of kernels has a form of its own for it."""
+        return function(*inputs)
+
+    def split(self, x: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
+        """Parts of each row: of the numbers `[N, size]`, or of the heads `[N, H, d]`."""
+        return torch.split(x, list(sizes), dim=1)
+
+    def split_heads(self, x: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
+        """Parts of each head: `[N, H, d]` to `[N, H, size]` each."""
+        return torch.split(x, list(sizes), dim=2)
+
+    def cat(self, parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+        """Join parts of rows, as `split` parts them, in one element type."""
+        return torch.cat([part.to(dtype) for part in parts], dim=1)
+
+    def cat_heads(self, parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+        """Join parts of heads, as `split_heads` parts them, in one element type."""
+        return torch.cat([part.to(dtype) for part in parts], dim=2)
+
+    def heads(self, x: Tensor, size: int) -> Tensor:
+        """Rows as heads: `[N, H * size] -> [N, H, size]`."""
+        return x.view(len(x), -1, size)
+
+    def flat(self, x: Tensor) -> Tensor:
+        """Heads as rows: `[N, H, size] -> [N, H * size]`."""
+        return x.flatten(1)
+
+    def cast(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """`x` in another element type."""
+        return x.to(dtype)
+
+    def scale(self, x: Tensor, factor: float | Tensor) -> Tensor:
+        """`x` `[N, size]` times a number, or times a float32 tensor `[size]` or `[1]`; same dtype."""
+        return (x * factor).to(x.dtype)
+
+    def blend(self, x: Tensor, a: float, y: Tensor, b: float) -> Tensor:
+        """`a * x + b * y`: `[N, size]` float32."""
+        return x.float() * a + y.float() * b
+
+    def add_gated(self, x: Tensor, gates: Tensor, y: Tensor) -> Tensor:
+        """`x + sigmoid(gates) * y`: `[N, size]` float32, of gates `[N, 1]`."""
+        return x + sigmoid(gates.float()) * y
+
+    def grow(self, q: Tensor, factors: Tensor, span: int, shift: int, positions: Tensor) -> Tensor:
+        """Queries `[N, H, d]` float32 times factor `(position + shift) // span`, at most the last."""
+        spans = ((positions + shift) // span).clamp(max=len(factors) - 1)
+        return q * factors[spans][:, None, None]
+
+    def rotate(self, x: Tensor, rope: Rotation) -> Tensor:
+        """Rotate heads `[N, H, d]` float32."""
+        return rotate(x, *rope)
+
+    def store(self, rows: Tensor, kv: Tensor, slots: Tensor) -> None:
+        """Write `rows` `[N, row]` to a KV pool of one head, `[1, S, row]`, at `slots` `[N]` int64."""
+        kv.index_copy_(1, slots, rows[None].to(kv.dtype))
+
+
+class StockKernels(Kernels):
+    """The stock operations alone: on any device, differentiable, the reference for other kernels."""
+
+    name = "stock PyTorch operations"

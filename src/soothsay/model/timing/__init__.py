@@ -1,0 +1,1 @@
+"""What passes of a model cost on this machine."""

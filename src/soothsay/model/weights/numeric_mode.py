@@ -1,0 +1,236 @@
+"""The number formats in which a model computes: how they are chosen, and how they are told."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from soothsay import __version__
+from soothsay.config import DType
+from soothsay.errors import ModelError
+from soothsay.model.formats.declared import FP8, MXFP4, open_format
+from soothsay.model.formats.gguf_blocks import GGUFFormat
+from soothsay.model.formats.weight_format import WeightFormat
+from soothsay.model.ops.kernels import Kernels
+from soothsay.model.ops.linear import Dense, Packed, multiplies_bfloat16
+from soothsay.model.specs.attention_spec import LatentSpec
+from soothsay.model.specs.model_spec import ModelSpec
+from soothsay.model.weights.quantized import QuantizedRows, coarser, dequantized, round_to_nearest
+from soothsay.model.weights.tensor_names import TensorNames
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+BITS = {"int8": 8, "int4": 4}
+GROUP_SIZES = (32, 16)
+"""Group sizes of weights that are rounded on loading: the first that divides a layer's inputs.
+
+Activations are rounded in the same groups. Real models have channels of large activations, and those in the
+same group lose their precision (docs/log.md)."""
+
+STAY_PLAIN = (".router", ".kv_b", ".shared_gate", ".attention.gates")
+"""Linear layers that are not rounded: gates and routers, and those of each head in latent attention."""
+
+
+@dataclass(frozen=True, slots=True)
+class NumericMode:
+    """The number formats of a model's linear layers."""
+
+    dtype: torch.dtype  # of activations and plain weights
+    bits: int | None = None  # to which a user has plain weights rounded; None: they stay plain
+    stored: WeightFormat | None = None  # the checkpoint's format of weights in integers; None: all are plain
+    keeps_integers: bool = False  # whether weights in integers stay so, or become plain
+    coarse: bool = False  # for drafting: integers of more than `bits` are rounded again, the head's too
+
+    @property
+    def stored_bits(self) -> int | None:
+        """Bits of the loaded weights; None: they are plain."""
+        return self.bits or (self.stored.bits if self.stored is not None and self.keeps_integers else None)
+
+    def kv_dtype(self, spec: ModelSpec, kernels: Kernels) -> torch.dtype:
+        """Element type of a model's KV pool.
+
+        With weights in integers it is int16: see `soothsay.core.integer_keys`. Rounding keys to bfloat16
+        would cost more than rounding the weights to 8 bits. Latent states are no such keys.
+        """
+        whole = self.stored_bits is not None and not spec.parts(LatentSpec)
+        return torch.int16 if whole and kernels.integer_keys else self.dtype
+
+    @property
+    def name(self) -> str:
+        """A description for people."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        if self.stored_bits is None:
+            return dtype
+        kinds = [self.stored.name] if self.stored is not None and self.keeps_integers else []
+        if self.bits is not None or not isinstance(self.stored, GGUFFormat):  # whose name says all
+            kinds.append("plain" if self.bits is None else f"int{self.bits}")
+        return f"{' beside '.join(kinds)} weights, int8 activations, {dtype} between"
+
+    def format_of(self, names: frozenset[str], module: str) -> WeightFormat | None:
+        """The format in which a checkpoint with tensors `names` stores `module`; None: it is plain."""
+        return self.stored if self.stored is not None and self.stored.holds(names, module) else None
+
+    def usual_format(self, module: str) -> WeightFormat | None:
+        """The format in which checkpoints usually store the layer we call `module`; None: it is plain."""
+        if isinstance(self.stored, MXFP4):
+            return self.stored if ".experts." in module else None
+        is_plain = module == "head" or module.endswith(STAY_PLAIN)
+        return None if is_plain and not isinstance(self.stored, GGUFFormat) else self.stored
+
+    def bits_of(self, module: str, held: WeightFormat | None = None) -> int | None:
+        """Bits of a linear layer whose weight was floats, plain or `held` in a format; None: it stays plain.
+
+        A head that is not coarse has 8.
+        """
+        bits = self.bits or (held.bits if held is not None and self.keeps_integers else None)
+        if bits is None or module.endswith(STAY_PLAIN):
+            return None
+        return 8 if module == "head" and not self.coarse else bits
+
+    def bytes_of(self, module: str, linear: Dense, held: WeightFormat | None) -> int:
+        """Memory of a linear layer's weights in bytes, scales included. `held`: see `bits_of`."""
+        out, size = linear.weight.shape
+        if isinstance(held, GGUFFormat) and self.keeps_integers:
+            return int(out * size * held.bytes_each)
+        bits = self.bits_of(module, held)
+        if bits is None:
+            return out * size * self.dtype.itemsize
+        return out * size * bits // 8 + out * size // (group_size(size) or size) * 2
+
+    def output(self, module: str, kv_dtype: torch.dtype) -> torch.dtype:
+        """Element type of a linear layer's output. Keys and values are rounded once, to that of the pool."""
+        is_exact = module == "head" or (module.endswith(".attention.qkv") and kv_dtype != self.dtype)
+        return torch.float32 if is_exact else self.dtype
+
+    def convert(
+        self, module: str, weight: Tensor | QuantizedRows, held: WeightFormat | None = None
+    ) -> Tensor | QuantizedRows:
+        """A part of a layer's weight as the layer computes with it. `held`: see `bits_of`."""
+        bits = self.bits_of(module, held)
+        if not isinstance(weight, Tensor):
+            if not self.keeps_integers:
+                return dequantized(weight, self.dtype)
+            if bits is None or not self.coarse:
+                return weight
+            return coarser(weight, bits, group_size(weight.shape[1]))
+        if bits is None:
+            return weight.to(self.dtype)
+        return round_to_nearest(weight, bits, group_size(weight.shape[1]))
+
+
+def group_size(size: int) -> int | None:
+    """Group size for rounding a weight of `size` inputs on loading; None: all inputs share a scale."""
+    return next((group for group in GROUP_SIZES if size % group == 0), None)
+
+
+def check_bits(stored: WeightFormat, dtype: str, path: Path) -> None:
+    """Raises `ModelError` if `dtype` asks for integers of fewer bits than a checkpoint's own have."""
+    if BITS[dtype] < stored.bits and not isinstance(stored, FP8):
+        raise ModelError(
+            f"{path} is stored as {stored.name}, which cannot become {dtype} without further loss; leave "
+            "dtype at auto, or quantize the model that it was made from"
+        )
+
+
+def numeric_mode(
+    names: TensorNames,
+    dtype: DType = "auto",
+    device: torch.device | str = "cpu",
+    coarse: bool = False,
+) -> NumericMode:
+    """The numeric mode of a checkpoint on `device`. Warns if it differs from `dtype`.
+
+    A checkpoint's weights in integers stay so, and those that are plain do, unless `dtype` asks for integers.
+    With `coarse`, weights in integers may have any `dtype` of integers: see `NumericMode.coarse`.
+    """
+    on_cpu = torch.device(device).type == "cpu"
+    fast = not on_cpu or multiplies_bfloat16()
+    stored = names.checkpoint.weight_format()
+    if dtype not in ("auto", *DTYPES, *BITS):
+        raise ModelError(f"dtype {dtype!r} is unknown; choose {', '.join(('auto', *DTYPES, *BITS))}")
+    if dtype == "bfloat16" and not fast:
+        warnings.warn("this processor does not multiply bfloat16; computing in float32", stacklevel=3)
+        return NumericMode(torch.float32, stored=stored)
+    if dtype in DTYPES:
+        return NumericMode(DTYPES[dtype], stored=stored)
+    bits = BITS.get(dtype)
+    if isinstance(stored, FP8) and bits is None:
+        if not on_cpu:
+            return NumericMode(torch.bfloat16, stored=stored)
+        warnings.warn(
+            f"{names.checkpoint.path} is stored in FP8 and runs in int8 in groups of {GROUP_SIZES[0]}, "
+            "which takes as much memory; dtype='bfloat16' dequantizes it, in twice the memory",
+            stacklevel=3,
+        )
+    coarse = coarse and bits is not None
+    if stored is not None and bits is not None and not coarse:
+        check_bits(stored, dtype, names.checkpoint.path)
+    if bits is not None or stored is not None:
+        if not on_cpu:
+            raise ModelError(f"integer weights run on a CPU only, not on {device}; choose dtype='bfloat16'")
+        return NumericMode(
+            torch.bfloat16 if fast else torch.float32, bits, stored, stored is not None, coarse
+        )
+    with names.checkpoint.open() as read:
+        first = read(names.require(names.first_linear)[0])
+    if first.dtype == torch.float16 and fast:
+        warnings.warn(
+            f"{names.checkpoint.path} is stored in float16 and computed in bfloat16, which keeps 8 of its 11 "
+            "bits; dtype='float32' keeps all",
+            stacklevel=3,
+        )
+    return NumericMode(torch.bfloat16 if first.dtype.itemsize == 2 and fast else torch.float32)
+
+
+def declared_mode(raw: Mapping[str, Any], path: Path, dtype: DType = "auto") -> NumericMode:
+    """The numeric mode on this machine of a model, by its config.json alone.
+
+    Raises `ModelError` if its format of weights is unknown, or cannot become `dtype`.
+    """
+    fast, stored = multiplies_bfloat16(), open_format(raw, path)
+    text = raw.get("text_config")
+    inner = text if isinstance(text, Mapping) else {}
+    written = next(
+        (part[key] for part in (raw, inner) for key in ("dtype", "torch_dtype") if key in part), ""
+    )
+    plain = torch.bfloat16 if fast and (dtype == "bfloat16" or written != "float32") else torch.float32
+    if dtype in DTYPES:
+        return NumericMode(torch.float32 if dtype == "float32" else plain, stored=stored)
+    bits = BITS.get(dtype)
+    if stored is None:
+        halved = torch.bfloat16 if fast and bits is not None else plain
+        return NumericMode(halved, bits)
+    if bits is not None:
+        check_bits(stored, dtype, path)
+    return NumericMode(torch.bfloat16 if fast else torch.float32, bits, stored, keeps_integers=True)
+
+
+def described_mode(
+    layers: nn.Module, kernels: Kernels, dtype: torch.dtype, kv_dtype: torch.dtype, bits: int | None
+) -> str:
+    """The numeric mode of some layers. Weights are not in it.
+
+    The number of threads is in it only where the bits depend on it: where PyTorch multiplies.
+
+    Args:
+        layers: that compute.
+        kernels: by which they do.
+        dtype: of activations.
+        kv_dtype: of the KV pool.
+        bits: of weights in integers; None: all are plain.
+    """
+    linears = {type(module) for module in layers.modules() if isinstance(module, (Dense, Packed))}
+    pytorch = f"PyTorch {torch.__version__} ({torch.backends.cpu.get_cpu_capability()})"
+    parts = [kernels.name, pytorch, f"activations {str(dtype).removeprefix('torch.')}"]
+    if kv_dtype != dtype:
+        parts.append(f"KV pool {str(kv_dtype).removeprefix('torch.')}")
+    if bits is not None:
+        parts.append(f"int{bits} weights")
+    if linears:
+        parts.append(f"{torch.get_num_threads()} threads")
+    return ", ".join([*parts, f"soothsay {__version__}"])
