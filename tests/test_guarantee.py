@@ -370,7 +370,7 @@ def test_shared_keys_and_values(name: str, dtype: Any, tmp_path: Path) -> None:
     random_oracle(name, max_position_embeddings=128).save_pretrained(tmp_path)
     trained = load_model(open_checkpoint(tmp_path), "float32", kernels=TrainingKernels())
     write_head(medusa(trained, heads=2), tmp_path / "medusa", str(tmp_path))
-    write_assistant(trained.config, tmp_path / "assistant")
+    write_assistant(trained.spec, tmp_path / "assistant")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a machine without fast bfloat16
         model = load(tmp_path, dtype)

@@ -124,8 +124,8 @@ def test_requests_together_wait_for_what_they_share(directory: Path) -> None:
 def test_a_budget_of_snapshots(directory: Path) -> None:
     """None: nothing is shared. One: the latest is kept."""
     model = loaded(directory)
-    assert model.config.states
-    state = model.config.state_bytes(4)
+    assert model.spec.states
+    state = model.spec.state_bytes(4)
     for copies, hits in ((0, False), (1, True)):
         llm = LLM(model, drafter="none", kv_tokens=1024, block_size=8, snapshot_bytes=copies * state)
         requests = watch(llm)

@@ -251,7 +251,7 @@ class TestLogprobs:
         result = sibyl.generate("Once upon a time", params, drafter="prompt-lookup(min_ngram=1)")
         tokens = result.prompt_token_ids + result.token_ids
         rows = Rows(np.array(tokens), 0, tree=DraftTree(tokens[-1]))
-        config = sibyl.model.config
+        config = sibyl.model.spec
         with torch.inference_mode():
             hidden, _ = sibyl.model(Batch.pack([rows], group=config.group, windows=config.windows))
             expected = sibyl.model.logits(hidden).log_softmax(-1)

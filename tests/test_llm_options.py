@@ -62,7 +62,7 @@ def test_engines_of_a_machine_share_its_memory(
     free = [WORKING_MEMORY + 4_000_000]
     monkeypatch.setattr("soothsay.engine.sizing.available_memory", lambda: free[0])
     model = tiny()
-    bytes_each = kv_bytes(model.config.kv_shapes, model.kv_dtype)
+    bytes_each = kv_bytes(model.spec.kv_shapes, model.kv_dtype)
     for engines in (1, 2, 5):
         tokens = complete_config(EngineConfig(max_context=4096, engines=engines), model).kv_tokens
         assert tokens == 4_000_000 // 4 // engines // bytes_each // 16 * 16

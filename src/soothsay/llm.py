@@ -117,7 +117,7 @@ class LLM:
         self.config = complete_config(config, target)
         kept = None if keep is None else LearnedFiles(keep)
         self.engine = Engine(target, tokenizer, self.config, path, kept)
-        self._builder = RequestBuilder(target.config, self.config, tokenizer, eos_ids)
+        self._builder = RequestBuilder(target.spec, self.config, tokenizer, eos_ids)
         self._drafters: dict[DrafterSpec, Drafter] = {}
         self.drafter: DrafterSpec = "none" if drafter is None else drafter
         built = self._drafter(self.drafter)

@@ -240,7 +240,7 @@ def test_a_layer_whose_rows_depend_on_their_number(
 def test_one_bit_of_one_logit_is_found(place: float, pilot_tokens: list[list[int]]) -> None:
     """Wherever it is in the row. All tokens are equal, and every position whose bits differ is told."""
     llm = make(batch=1)
-    token = round(place * (llm.model.config.vocab_size - 1))
+    token = round(place * (llm.model.spec.vocab_size - 1))
     llm.model.head = OneBit(llm.model.head, token)
     found = only(compare(llm, pilot_tokens[:1], {"late": Late}, GREEDY), "late")
     assert (found.first.position, found.first.what, found.token) == (5, "logits", None)

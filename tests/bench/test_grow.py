@@ -320,7 +320,7 @@ def test_the_bundled_model_drafts_for_it(larger: LLM, temperature: float, share:
 
 
 def test_named_shapes_fit_any_size_of_a_head(sibyl: LLM) -> None:
-    config = sibyl.engine.target.model.config
+    config = sibyl.engine.target.model.spec
     assert GrownShape.parse("1B", config) == GrownShape(22, 2048, 32, 4, 5632)
     assert GrownShape.parse("layers=9, ffn=2048", config) == GrownShape(9, 384, 6, 2, 2048)
     assert GrownShape.parse("intermediate=2048", config) == GrownShape(8, 384, 6, 2, 2048)
@@ -460,7 +460,7 @@ def test_the_command(sibyl: LLM, tmp_path: Path) -> None:
     out = tmp_path / "large"
     result = command("sibyl", str(out), "--shape", SMALL)
     assert (result.exit_code, result.stderr) == (0, ""), result.output
-    shape = asdict(GrownShape.parse(SMALL, sibyl.engine.target.model.config))
+    shape = asdict(GrownShape.parse(SMALL, sibyl.engine.target.model.spec))
     count = sum(tensor.numel() for tensor in weights(out).values())
     assert f"{out}: {count:,} parameters, 69.0 MB\n" in result.stdout
     assert f"{shape['layers']} layers of {shape['hidden']} hidden" in result.stdout

@@ -113,7 +113,7 @@ def calls(tmp_path: Path) -> Callable[[], list[str]]:
 def logits(checkpoint: Checkpoint) -> torch.Tensor:
     model = load_model(checkpoint, "float32")
     rows = Rows(torch.arange(40).numpy(), 0)
-    hidden, _ = model(Batch.pack([rows], group=model.config.group))
+    hidden, _ = model(Batch.pack([rows], group=model.spec.group))
     return model.logits(hidden)
 
 

@@ -75,7 +75,7 @@ def test_another_reference(tmp_path: Path) -> None:
 def _distributions(dtype: DType, ids: np.ndarray) -> torch.Tensor:
     model = load_model(open_checkpoint("sibyl"), dtype)
     with torch.no_grad():
-        hidden, _ = model(Batch.pack([Rows(ids, 0)], group=model.config.group, windows=model.config.windows))
+        hidden, _ = model(Batch.pack([Rows(ids, 0)], group=model.spec.group, windows=model.spec.windows))
         return model.logits(hidden[len(ids) // 2 : -1]).double().softmax(-1)
 
 

@@ -55,7 +55,7 @@ def test_layers_with_states() -> None:
     assert (shape.layers, shape.state_heads) == (20, 16)
     small = LlamaShape.parse("layers=4,hidden=128,heads=2,kv_heads=1,ffn=128,vocab=128,state_heads=2")
     model = load_model(RandomCheckpoint(small), "float32")
-    rules = model.config.parts(DeltaSpec)
+    rules = model.spec.parts(DeltaSpec)
     assert [*rules] == [0, 1, 2]
     assert (rules[0].value_heads, rules[0].key_size) == (2, 128)
     cache = filled_cache(model, 3, 4)
@@ -91,7 +91,7 @@ def test_random_weights_are_scaled_and_have_no_equal_rows() -> None:
 def test_a_random_model_loads_like_any_other() -> None:
     model = load_model(RandomCheckpoint(SMALL), "float32")
     assert isinstance(model, Transformer)
-    assert model.config.rotation.rope == RopeSpec(original_max_positions=32_768)
+    assert model.spec.rotation.rope == RopeSpec(original_max_positions=32_768)
     hidden, _ = model(Batch.pack([Rows(torch.arange(8).numpy(), 0)], group=2))
     logits = model.logits(hidden)
     assert logits.isfinite().all()
@@ -124,7 +124,7 @@ def test_a_step_attends_to_its_context() -> None:
 
 
 def parameters(model: Transformer) -> int:
-    c = model.config
+    c = model.spec
     a, units = c.first(AttentionSpec), c.first(DenseSpec).size
     block = c.hidden_size * ((2 * a.heads + 2 * a.kv_heads) * a.size + 3 * units)
     return c.num_layers * block + c.vocab_size * c.hidden_size

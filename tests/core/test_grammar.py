@@ -546,7 +546,7 @@ class TestLaw:
         open_: dict[tuple[int, ...], float] = {(): 1.0}
         while open_:
             said, chance = open_.popitem()
-            batch = Batch.pack([Rows(np.array([*PROMPT, *said]), 0)], group=model.config.group)
+            batch = Batch.pack([Rows(np.array([*PROMPT, *said]), 0)], group=model.spec.group)
             logits = model.logits(model(batch)[0]).double()[-1]
             weights = [math.exp(x) * self.may(said, t) for t, x in enumerate(logits.tolist())]
             for token, weight in enumerate(weights):

@@ -57,7 +57,7 @@ def drafters(models: list[Transformer]) -> dict[str, DrafterSpec]:
 def enumerate_law(model: Transformer, params: SamplingParams) -> dict[Said, float]:
     """Every sequence and its probability, from the model's logits in one pass without a cache."""
     law = dict.fromkeys(product(range(VOCAB), repeat=LENGTH), 1.0)
-    batch = Batch.pack([Rows(np.array([*PROMPT, *said[:-1]]), 0) for said in law], group=model.config.group)
+    batch = Batch.pack([Rows(np.array([*PROMPT, *said[:-1]]), 0) for said in law], group=model.spec.group)
     hidden, _ = model(batch)
     logits = model.logits(hidden).double().view(len(law), -1, VOCAB)[:, len(PROMPT) - 1 :]
     p = (logits / params.temperature).softmax(-1).numpy()  # [sequences, LENGTH, V]

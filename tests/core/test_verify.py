@@ -103,7 +103,7 @@ class Prophet(NoDrafter):
         for seen in observations:
             assert seen.start == seen.request.cached
             rows = Rows(seen.request.tokens[: seen.start + seen.num_pending], 0, None, seen.tree)
-            batch = Batch.pack([rows], group=model.config.group, windows=model.config.windows)
+            batch = Batch.pack([rows], group=model.spec.group, windows=model.spec.windows)
             hidden, taps = model(batch, taps=self.taps)  # all of it anew, without a cache
             for own, tap in zip(seen.taps, taps, strict=True):
                 torch.testing.assert_close(own, tap[seen.start :], rtol=1e-4, atol=1e-4)

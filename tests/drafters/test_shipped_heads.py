@@ -38,7 +38,7 @@ def test_a_target_that_a_head_fits_finds_it() -> None:
 
 
 def test_auto_does_not_ask_for_it(sibyl: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    known, c = sibyl.engine.target, sibyl.model.config
+    known, c = sibyl.engine.target, sibyl.model.spec
     monkeypatch.setitem(SHIPPED, known.vocabulary, "smollm2")
     monkeypatch.setitem(HEADS_FOR, "smollm2", (c.num_layers, c.hidden_size))
     monkeypatch.setattr(registry, "suffix_store", lambda _: None)

@@ -61,7 +61,7 @@ def make_kind(kind: str, directory: Path) -> dict[str, str]:
         random_oracle(case, max_position_embeddings=POSITIONS, **SIZES.get(kind, {})).save_pretrained(
             directory
         )
-    config, own = load(directory).config, directory / "drafters"
+    config, own = load(directory).spec, directory / "drafters"
     plain = directory / "plain"  # a Llama of the same sizes, which heads are made from
     layers = {"num_hidden_layers": config.num_layers}
     random_oracle("llama1", max_position_embeddings=POSITIONS, **layers).save_pretrained(plain)

@@ -767,7 +767,7 @@ def run(
 
 
 def pack(model: Transformer, requests: Sequence[Rows]) -> Batch:
-    config = model.config
+    config = model.spec
     return Batch.pack(requests, block_size=BLOCK, group=config.group, windows=config.windows)
 
 

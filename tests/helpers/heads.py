@@ -156,7 +156,7 @@ def untrained(name: str, target: str = "sibyl") -> Path:
     torch.manual_seed(0)
     model = load_model(open_checkpoint(target), "float32", kernels=TrainingKernels())
     if name == "assistant":
-        write_assistant(model.config, directory / name)
+        write_assistant(model.spec, directory / name)
         return directory / name
     write_head(makers(range(0, 8192, 3))[name](model), directory / name, target)
     return directory / name

@@ -53,7 +53,7 @@ def randomize(head: nn.Module, seed: int = 0) -> nn.Module:
 
 def taps_of(target: Transformer, tokens: Sequence[int], taps: Sequence[int]) -> tuple[Tensor, ...]:
     """Compute the features of a sequence, `[n, H]` for each tap, in one pass."""
-    batch = Batch.pack([Rows(np.array(tokens), 0)], group=target.config.group, windows=target.config.windows)
+    batch = Batch.pack([Rows(np.array(tokens), 0)], group=target.spec.group, windows=target.spec.windows)
     return target(batch, taps=taps)[1]
 
 
@@ -178,9 +178,9 @@ def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
 def make_eagle_head(
     target: Transformer, *, bias: bool = True, kernels: Kernels | None = None, **changes: Any
 ) -> EagleHead:
-    block = adapted(target.config, num_layers=1, windows=(None,), **changes)
+    block = adapted(target.spec, num_layers=1, windows=(None,), **changes)
     torch.manual_seed(5)
-    head = EagleHead(EagleConfig(block, bias, target.config.num_layers), kernels or StockKernels())
+    head = EagleHead(EagleConfig(block, bias, target.spec.num_layers), kernels or StockKernels())
     with torch.no_grad():
         for name, parameter in head.named_parameters():
             parameter.normal_(1, 0.2) if "norm" in name else parameter.mul_(0.7)
@@ -214,8 +214,8 @@ def make_eagle3_head(
     kernels: Kernels | None = None,
     **changes: Any,
 ) -> Eagle3Head:
-    block = adapted(target.config, num_layers=1, windows=(None,), hidden_size=hidden, intermediate_size=80)
-    config = Eagle3Config(block, target.config.hidden_size, len(says), TAPS, own_embedding=True)
+    block = adapted(target.spec, num_layers=1, windows=(None,), hidden_size=hidden, intermediate_size=80)
+    config = Eagle3Config(block, target.spec.hidden_size, len(says), TAPS, own_embedding=True)
     torch.manual_seed(6)
     head = Eagle3Head(replace(config, **changes), kernels or StockKernels())
     head.d2t = torch.tensor(says) - torch.arange(len(says))
@@ -275,9 +275,9 @@ class Eagle31Oracle(Eagle3Oracle):
 def make_mtp_head(
     target: Transformer, modules: int = 1, kernels: Kernels | None = None, **changes: bool
 ) -> MTPHead:
-    block = adapted(target.config, num_layers=modules, windows=(None,) * modules, intermediate_size=80)
+    block = adapted(target.spec, num_layers=modules, windows=(None,) * modules, intermediate_size=80)
     torch.manual_seed(7)
-    head = MTPHead(MTPConfig(block, target.config.num_layers, **changes), kernels or StockKernels())
+    head = MTPHead(MTPConfig(block, target.spec.num_layers, **changes), kernels or StockKernels())
     with torch.no_grad():
         for name, parameter in head.named_parameters():
             parameter.normal_(1, 0.2) if "norm" in name else parameter.mul_(1.3)

@@ -29,7 +29,7 @@ def model(dtype: str) -> Transformer:
 
 def logits(target: Transformer, cache: KVPool, rows: list[Rows]) -> list[Tensor]:
     """Compute the logits `[nodes, V]` of each request's tree nodes."""
-    c = target.config
+    c = target.spec
     batch = Batch.pack(rows, block_size=BLOCK, group=c.group, windows=c.windows)
     with torch.inference_mode():
         out = target.logits(target(batch, cache)[0].index_select(0, batch.logit_rows))
@@ -64,7 +64,7 @@ def path_to(tree: DraftTree, node: int) -> list[int]:
 def test_random_trees_in_random_batches(dtype: str) -> None:
     """Contexts of up to 400 tokens cross several of the attention's blocks of keys."""
     target, rng = model(dtype), random.Random(0)
-    vocab_size = target.config.vocab_size
+    vocab_size = target.spec.vocab_size
     trees_seen = nodes_seen = branching = 0
     while trees_seen < TREES:
         together, alone = target.new_cache(NUM_BLOCKS, BLOCK), target.new_cache(NUM_BLOCKS, BLOCK)

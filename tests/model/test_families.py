@@ -288,7 +288,7 @@ def test_taps_are_inputs_of_layers(pairs: Pairs, name: str) -> None:
     with torch.no_grad():
         hidden, taps = pair.model(
             pack(pair.model, [Rows(array(sequence), 0) for sequence in sequences]),
-            taps=(0, 1, pair.model.config.num_layers),
+            taps=(0, 1, pair.model.spec.num_layers),
         )
     assert_close([*taps, hidden], pair.expected_states(sequences, (0, 1)))
 
@@ -306,7 +306,7 @@ def test_a_short_context_takes_the_short_factors_of_longrope(pairs: Pairs) -> No
 
 
 def test_dynamic_scaling_ends_where_it_would_begin(pairs: Pairs) -> None:
-    assert pairs("llama_rope_dynamic").model.config.max_positions == 256
+    assert pairs("llama_rope_dynamic").model.spec.max_positions == 256
 
 
 @pytest.mark.parametrize("name", ["phi4_mini", "glm", "glm4_moe", "cohere2", "gemma3", "olmo3"])
@@ -541,7 +541,7 @@ def with_scaled_outputs(model: Transformer) -> None:
 def with_sliding_windows(model: Transformer) -> None:
     for block in model.blocks:
         block.attention.window = None if block.attention.window is None else -block.attention.window  # type: ignore[union-attr, operator, assignment]
-    model.config = model.config.with_attention(
+    model.spec = model.spec.with_attention(
         lambda own: replace(own, window=None if own.window is None else -own.window)
     )
 
@@ -840,7 +840,7 @@ def test_experts_that_are_stacked_as_in_published_files(pairs: Pairs, tmp_path: 
     for name in [name for name in stacked if name.endswith("gate_proj")]:
         parts = [stacked.pop(name), stacked.pop(name.replace("gate_proj", "up_proj"))]
         stacked[name.replace("gate_proj", "gate_up_proj")] = torch.cat(parts, dim=1)
-    assert len(stacked) == 2 * pair.model.config.num_layers
+    assert len(stacked) == 2 * pair.model.spec.num_layers
     save_file({**tensors, **stacked}, tmp_path / "model.safetensors", metadata={"format": "pt"})
     shutil.copy(pair.directory / "config.json", tmp_path)
     rows = [Rows(array(sequence), 0)]
@@ -885,7 +885,7 @@ def test_kimi_is_read_as_deepseek() -> None:
 @pytest.mark.parametrize("name", ["gemma3n", "falcon_h1", "nemotron_h_experts", "granite4_experts"])
 def test_weights_are_counted_from_the_configuration(pairs: Pairs, name: str) -> None:
     matrices = (weight.numel() for weight in pairs(name).oracle.parameters() if weight.ndim > 1)
-    assert pairs(name).model.config.num_parameters == sum(matrices)
+    assert pairs(name).model.spec.num_parameters == sum(matrices)
 
 
 @torch.no_grad()
@@ -964,4 +964,4 @@ def test_the_pool_holds_one_latent_row_for_all_heads(pairs: Pairs, name: str) ->
     rank, rotated = 64, 32
     assert {tuple(layer.shape) for layer in model.new_cache(2, 8).layers} == {(1, 16, rank + rotated)}
     matrices = (weight.numel() for weight in pairs(name).oracle.parameters() if weight.ndim > 1)
-    assert model.config.num_parameters == sum(matrices)
+    assert model.spec.num_parameters == sum(matrices)

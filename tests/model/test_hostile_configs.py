@@ -126,7 +126,7 @@ def loads(directory: Path, config: dict[str, Any], expected: ModelSpec | None = 
     """
     (directory / "config.json").write_text(json.dumps(config))
     try:
-        parsed = load_model(open_checkpoint(directory), "float32").config
+        parsed = load_model(open_checkpoint(directory), "float32").spec
         if parsed != expected:
             llm = LLM(directory, dtype="float32", drafter="none", kv_tokens=256)
             result = llm.generate([1, 2], SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
@@ -306,7 +306,7 @@ def test_links_out_of_the_directory_are_the_users_own(tmp_path: Path, directory:
     names = load_file(directory / "model.safetensors")
     index = {"weight_map": dict.fromkeys(names, "model-00001.safetensors")}
     (linked / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert load_model(open_checkpoint(linked), "float32").config.num_layers == 2
+    assert load_model(open_checkpoint(linked), "float32").spec.num_layers == 2
 
 
 QUANTIZED: list[Any] = [

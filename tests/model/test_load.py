@@ -209,7 +209,7 @@ def test_missing_bias(tmp_path: Path) -> None:
 def test_a_tied_head_need_not_be_there(tmp_path: Path) -> None:
     write_json(write(tmp_path) / "config.json", {**CONFIG, "tie_word_embeddings": True})
     change_weights(tmp_path, lambda weights: weights.pop("lm_head.weight"))
-    assert load_model(open_checkpoint(tmp_path)).config.head.tied
+    assert load_model(open_checkpoint(tmp_path)).spec.head.tied
 
 
 @pytest.mark.parametrize(

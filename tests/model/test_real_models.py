@@ -97,7 +97,7 @@ def test_logits_are_those_of_transformers(name: str) -> None:
         expected = theirs(torch.tensor([ids])).logits[0]
         del theirs
         model = load_model(checkpoint, "float32")
-        batch = Batch.pack([Rows(np.array(ids), 0)], group=model.config.group, windows=model.config.windows)
+        batch = Batch.pack([Rows(np.array(ids), 0)], group=model.spec.group, windows=model.spec.windows)
         logits = model.logits(model(batch)[0])
     error = ((logits - expected).abs().max() / (expected.max() - expected.min())).item()
     print(f"{name}: {len(ids)} tokens, largest difference {error:.1e} of the range")

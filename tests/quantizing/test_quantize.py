@@ -122,7 +122,7 @@ def restored(source: Path, out: Path, blocks: int = 99) -> Transformer:
     """The model with the weights of the first blocks as `out` has them, in float32."""
     checkpoint, written = open_checkpoint(source), open_checkpoint(out)
     model = load_model(checkpoint, "float32")
-    names, stored = TensorNames(model.config, checkpoint), open_format(written.config, out)
+    names, stored = TensorNames(model.spec, checkpoint), open_format(written.config, out)
     assert stored is not None
     with checkpoint.open() as plain, written.open() as read:
         for name, layer in list(model.named_modules()):
@@ -139,7 +139,7 @@ def restored(source: Path, out: Path, blocks: int = 99) -> Transformer:
 def run_text(model: Transformer, text: Tensor) -> Tensor:
     """Final states of samples `[n, tokens]`, normed: `[n, tokens, hidden]`."""
     rows = [Rows(sample.numpy(), 0) for sample in text]
-    hidden, _ = model(Batch.pack(rows, group=model.config.group, windows=model.config.windows))
+    hidden, _ = model(Batch.pack(rows, group=model.spec.group, windows=model.spec.windows))
     return hidden.view(*text.shape, -1)
 
 
@@ -377,7 +377,7 @@ def test_errors_of_rounding(sources: Sources, tmp_path: Path) -> None:
     source = sources("llama")
     report = run(source, tmp_path / "out", method="round")
     plain, model = load_model(open_checkpoint(source), "float32"), restored(source, tmp_path / "out")
-    stored, names = open_checkpoint(source), TensorNames(plain.config, open_checkpoint(source))
+    stored, names = open_checkpoint(source), TensorNames(plain.spec, open_checkpoint(source))
     with stored.open() as read:
         for number, error in enumerate(report.errors["attention.qkv"]):
             weight = torch.cat(

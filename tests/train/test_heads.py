@@ -54,7 +54,7 @@ def test_answers_that_are_shorter_than_a_draft_teach_what_they_can(
     tiny: Callable[..., Transformer], regression: float
 ) -> None:
     """The answer has no fourth token, so the deepest draft tokens have a loss of 0, not 0 / 0."""
-    target = Transformer(tiny(1).config, TrainingKernels())
+    target = Transformer(tiny(1).spec, TrainingKernels())
     recipe = RecurrentRecipe(
         target, new_heads.eagle(target), lambda _: {}, lambda *_: None, depth=5, regression=regression
     )
@@ -67,7 +67,7 @@ def test_answers_that_are_shorter_than_a_draft_teach_what_they_can(
 
 
 def new_block(target: Transformer) -> Head:
-    return new_heads.block(Transformer(target.config, TrainingKernels()), [conversation(20, range(12, 14))])
+    return new_heads.block(Transformer(target.spec, TrainingKernels()), [conversation(20, range(12, 14))])
 
 
 @pytest.mark.parametrize("make", [new_heads.eagle, new_heads.mtp, new_block])

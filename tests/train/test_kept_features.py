@@ -18,7 +18,7 @@ def example(length: int) -> Example:
 
 
 def test_later_epochs_read_what_was_kept(tiny: Callable[..., Transformer]) -> None:
-    model = Transformer(tiny(0).config, TrainingKernels())
+    model = Transformer(tiny(0).spec, TrainingKernels())
     calls: list[int] = []
     model.register_forward_hook(lambda _, inputs, out: calls.append(inputs[0].num_slots))
     long, short, third = example(9), example(5), example(7)
@@ -41,7 +41,7 @@ def test_later_epochs_read_what_was_kept(tiny: Callable[..., Transformer]) -> No
 
 
 def test_nothing_is_kept_unless_it_is_asked_for(tiny: Callable[..., Transformer]) -> None:
-    model, one = Transformer(tiny(0).config, TrainingKernels()), example(6)
+    model, one = Transformer(tiny(0).spec, TrainingKernels()), example(6)
     calls: list[int] = []
     model.register_forward_hook(lambda *_: calls.append(1))
     store = FeatureStore(model, (0,))

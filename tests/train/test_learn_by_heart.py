@@ -111,7 +111,7 @@ def test_training_on_two_conversations_raises_acceptance(
     def save(head: Head, directory: Path) -> None:
         write_head(head, directory, "tiny")
 
-    trained = Transformer(target.config, TrainingKernels()).to(device)
+    trained = Transformer(target.spec, TrainingKernels()).to(device)
     trained.load_state_dict(target.state_dict())
     torch.manual_seed(0)
     head = make(trained)

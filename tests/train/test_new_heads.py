@@ -20,7 +20,7 @@ from soothsay.train.sequences import Sequences, TrainingKernels
 def test_a_redrafter_begins_with_the_best_linear_guess(tiny: Callable[..., Transformer]) -> None:
     """The weights equal those of NumPy's least squares, with a row for each input that keeps them small."""
     torch.manual_seed(0)
-    target = Transformer(tiny(0).config, TrainingKernels())
+    target = Transformer(tiny(0).spec, TrainingKernels())
     rng = np.random.default_rng(0)
     examples = [
         Example(rng.integers(0, 97, n), np.ones(n, dtype=bool)) for n in rng.integers(5, 30, 40).tolist()
@@ -48,7 +48,7 @@ def test_features_are_brought_to_equal_sizes(tiny: Callable[..., Transformer]) -
 
     And the head begins as that layer and a norm: its block adds nothing.
     """
-    target = Transformer(tiny(0).config, TrainingKernels())
+    target = Transformer(tiny(0).spec, TrainingKernels())
     rng = np.random.default_rng(0)
     examples = [
         Example(rng.integers(0, 97, n), np.ones(n, dtype=bool)) for n in rng.integers(5, 30, 40).tolist()
@@ -75,13 +75,11 @@ def test_features_are_brought_to_equal_sizes(tiny: Callable[..., Transformer]) -
 def test_features_are_kept_of_the_layers_that_a_new_head_reads(
     method: str, tiny: Callable[..., Transformer]
 ) -> None:
-    target = Transformer(tiny(0).config, TrainingKernels())
+    target = Transformer(tiny(0).spec, TrainingKernels())
     examples = [Example(np.arange(9), np.ones(9, dtype=bool))]
     more = {
         "eagle3": (examples, [1, 2]),
         "block": (examples, 2),
         "redrafter": (examples, 2, 16, 16),
     }.get(method, ())
-    assert getattr(new_heads, method)(target, *more).taps == new_heads.taps_of(
-        method, target.config.num_layers
-    )
+    assert getattr(new_heads, method)(target, *more).taps == new_heads.taps_of(method, target.spec.num_layers)

@@ -86,7 +86,7 @@ EXAMPLES = [
 
 def trainable(model: Transformer) -> Transformer:
     """The same weights, on the kernels that train."""
-    made = Transformer(model.config, TrainingKernels())
+    made = Transformer(model.spec, TrainingKernels())
     made.load_state_dict(model.state_dict())
     return made
 
@@ -347,7 +347,7 @@ def test_a_language_model_learns_each_next_token_of_all_texts(modules: int) -> N
     for parameter in recipe.trained.parameters():
         if parameter.ndim == 2:
             parameter.mul_(3.0)  # sharper distributions: a wrong label costs much
-    reference = Transformer(recipe.model.config)
+    reference = Transformer(recipe.model.spec)
     reference.load_state_dict(recipe.model.state_dict())
     oracle = None if recipe.mtp is None else MTPOracle(recipe.mtp, reference)
     costs: list[list[float]] = [[] for _ in range(1 + modules)]
@@ -487,6 +487,6 @@ def comparisons(
 
 def answer(model: Transformer, tokens: list[int]) -> Tensor:
     """`[V]` logits of the next token."""
-    layers = model.config.num_layers
+    layers = model.spec.num_layers
     (state,) = taps_of(model, tokens, [layers])
     return model.logits(rms_norm(state, model.norm))[-1]

@@ -110,7 +110,7 @@ def test_a_damaged_file_is_named(folder: Path, damage: str) -> None:
 @pytest.mark.parametrize("change", ["vocab_size", "hidden_size"])
 def test_features_of_another_model_are_refused(folder: Path, trainable: Transformer, change: str) -> None:
     (first, *_) = recorded_examples(folder, 1000)
-    smaller = replace(trainable.config, **{change: 16})
+    smaller = replace(trainable.spec, **{change: 16})
     with pytest.raises(TrainingError, match="is of another model"):
         read_states(first, TAPS, smaller)
 

@@ -315,7 +315,7 @@ def _tensors(
     names: TensorNames, read: Reader, outer: _Rules, block: _Rules, origins: Sequence[int]
 ) -> Iterator[GrownTensor]:
     """All tensors of the grown model, with the names of a text-only decoder."""
-    c = names.config
+    c = names.spec
     biased = {
         "attention.qkv": c.first(AttentionSpec).bias,
         "attention.o": c.first(AttentionSpec).o_bias,

@@ -46,7 +46,7 @@ class Work:
     @classmethod
     def of(cls, model: Transformer, rows: int, context: int) -> Work:
         """Return the work of a pass of `rows` rows. Mixtures of experts count with all experts."""
-        c, layers = model.config, linear_layers(model)
+        c, layers = model.spec, linear_layers(model)
         kv, attention, element = 0, 0, model.dtype.itemsize
         heads_of_all = [0 if layer.attention is None else layer.attention.heads for layer in c.layers]
         for window, queries, (heads, size) in zip(c.windows, heads_of_all, c.kv_shapes, strict=True):
@@ -69,7 +69,7 @@ class Work:
 def linear_layers(model: Transformer) -> list[tuple[nn.Module, torch.Size]]:
     """Return every linear layer with its shape `[out, in]`, which not all kinds of layers store."""
     with torch.device("meta"):
-        plain = Transformer(model.config)
+        plain = Transformer(model.spec)
     shapes = {name: part.weight.shape for name, part in plain.named_modules() if isinstance(part, Dense)}
     return [(model.get_submodule(name), shape) for name, shape in shapes.items()]
 

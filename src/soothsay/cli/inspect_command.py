@@ -132,14 +132,14 @@ class Inspect:
         from soothsay.model.weights.numeric_mode import numeric_mode
         from soothsay.model.weights.tensor_names import TensorNames
 
-        names, kernels = TensorNames(model.config, checkpoint), best_kernels(model.config)
+        names, kernels = TensorNames(model.spec, checkpoint), best_kernels(model.spec)
         mode = numeric_mode(names, self.dtype)
         probe = kernels.linear(mode.convert("probe", torch.zeros(64, 64)), None, mode.dtype)
         yield "runs here", f"{mode.name}; linear layers {probe.name}"
         yield "kernels", kernels.name
         embeddings, weights = table_bytes(names, mode), weight_bytes(model, mode, names=names)
         yield "weights", f"{decimal(weights)} in memory, {decimal(embeddings)} of embeddings mapped"
-        yield from self._kv_cache(model.config, mode, kernels)
+        yield from self._kv_cache(model.spec, mode, kernels)
 
 
 def _files(checkpoint: Checkpoint) -> Rows:

@@ -50,7 +50,7 @@ class Target:
     def vocabulary(self) -> str:
         """A string that identifies the vocabulary."""
         if self.tokenizer is None:
-            return f"{self.model.config.vocab_size} tokens"
+            return f"{self.model.spec.vocab_size} tokens"
         return self.tokenizer.fingerprint.hex()
 
 

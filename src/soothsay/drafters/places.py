@@ -37,7 +37,7 @@ def _shipped_folder(target: Target) -> Path | None:
 
 def shipped_heads(target: Target) -> Path | None:
     """The folder of the package with the heads that fit a target; None if there are none."""
-    folder, config = _shipped_folder(target), target.model.config
+    folder, config = _shipped_folder(target), target.model.spec
     if folder is None or HEADS_FOR.get(folder.name) != (config.num_layers, config.hidden_size):
         return None
     return folder / "drafters"

@@ -228,7 +228,7 @@ def _check_members(drafter: Drafter, target: Target) -> None:
     taps = drafter.taps
     if isinstance(taps, Sequence) and not taps:
         return
-    layers = target.model.config.num_layers
+    layers = target.model.spec.num_layers
     if not isinstance(taps, Sequence) or any(tap not in range(layers + 1) for tap in taps):
         raise DrafterError(
             f"drafter {drafter.name!r}: taps={taps!r} must be a tuple of layers of the target, 0 to "

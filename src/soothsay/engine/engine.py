@@ -234,7 +234,7 @@ class Engine:
         for drafter, own in _by_drafter(turn for turn in turns if turn.reaches_end).items():
             proposed = drafter.propose([turn.request for turn in own])
             roots = [int(turn.request.tokens[-1]) for turn in own]
-            trees = check_drafts(drafter, proposed, roots, self.model.config.vocab_size)
+            trees = check_drafts(drafter, proposed, roots, self.model.spec.vocab_size)
             for turn, tree in zip(own, trees, strict=True):
                 turn.tree = _fitted(turn.request, tree)
 

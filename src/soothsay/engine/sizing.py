@@ -30,7 +30,7 @@ def complete_config(config: EngineConfig, model: Transformer) -> EngineConfig:
 
     Raises `ModelError` if there is no memory for a KV pool.
     """
-    context = config.max_context or model.config.max_positions
+    context = config.max_context or model.spec.max_positions
     config = _with_states(config, model)
     if config.kv_tokens is not None:
         _check_memory(config, model)
@@ -43,18 +43,18 @@ def complete_config(config: EngineConfig, model: Transformer) -> EngineConfig:
 
 def num_snapshots(config: EngineConfig, model: Transformer) -> int:
     """Copies of states that `snapshot_bytes` is enough for."""
-    if not model.config.states or not config.prefix_caching:
+    if not model.spec.states or not config.prefix_caching:
         return 0
-    return (config.snapshot_bytes or 0) // model.config.state_bytes(model.dtype.itemsize)
+    return (config.snapshot_bytes or 0) // model.spec.state_bytes(model.dtype.itemsize)
 
 
 def _with_states(config: EngineConfig, model: Transformer) -> EngineConfig:
     """The configuration with numbers that fit the states of a model, if it has any."""
-    if not model.config.states:
+    if not model.spec.states:
         return config
     share = int(_free(available_memory()) * STATE_SHARE / config.engines)
-    state = model.config.state_bytes(model.dtype.itemsize)
-    one = state + config.max_tree * model.config.journal_bytes(model.dtype.itemsize)
+    state = model.spec.state_bytes(model.dtype.itemsize)
+    one = state + config.max_tree * model.spec.journal_bytes(model.dtype.itemsize)
     if share < one:
         raise ModelError(
             f"no memory of {usable_memory().whole} is left for states ({one} bytes a request); "
@@ -70,7 +70,7 @@ def _check_memory(config: EngineConfig, model: Transformer) -> None:
     """Raise `ModelError` if `kv_tokens` need more than all free memory."""
     tokens, most = config.kv_tokens or 0, _affordable_tokens(config, model, 1.0)
     if tokens > most:
-        needed = tokens * kv_bytes(model.config.kv_shapes, model.kv_dtype) / 1e9
+        needed = tokens * kv_bytes(model.spec.kv_shapes, model.kv_dtype) / 1e9
         raise ModelError(
             f"kv_tokens={tokens:,} needs {needed:,.1f} GB, and what is free of {usable_memory().whole} holds "
             f"{most:,} tokens; lower it, or leave it out"
@@ -79,7 +79,7 @@ def _check_memory(config: EngineConfig, model: Transformer) -> None:
 
 def _affordable_tokens(config: EngineConfig, model: Transformer, share: float) -> int:
     """The tokens that a KV pool of a share of the free memory holds."""
-    shapes = model.config.kv_shapes
+    shapes = model.spec.kv_shapes
     stages = [(model.own.layers, available_memory(), platform.node())]
     stages += [(stage.layers, stage.memory, stage.machine) for stage in model.rest]
     affordable = None

@@ -167,7 +167,7 @@ class Transformer(nn.Module):
         kv_dtype: torch.dtype | None = None,
     ):
         super().__init__()
-        self.config = spec
+        self.spec = spec
         self.kernels = kernels = kernels or StockKernels()
         hidden, own = spec.hidden_size, spec.embedding.layers
         self.embedding = Embedding(normal(spec.vocab_size, hidden, std=0.02), spec.embedding.scale)
@@ -256,7 +256,7 @@ class Transformer(nn.Module):
                 request has no slot for its state, or a larger tree than the slot has room for.
             StageError: a process that runs some of the layers has ended.
         """
-        x, last = self.embedding(batch.tokens), self.config.num_layers
+        x, last = self.embedding(batch.tokens), self.spec.num_layers
         own = None if self.layer_embeddings is None else self.layer_embeddings(batch.tokens, x)
         layers, streams = range(last) if layers is None else layers, dict[int, Tensor]()
         x = self.stream.enter(x)
@@ -274,7 +274,7 @@ class Transformer(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The logits of final states: `[M, hidden]` -> `[M, V]` float32."""
-        return finished_logits(self.head(hidden), self.config.head.scale, self.config.head.softcap)
+        return finished_logits(self.head(hidden), self.spec.head.scale, self.spec.head.softcap)
 
     def pack(self, requests: Sequence[Rows], block_size: int = 1) -> Batch:
         """Lay out a pass of this model. `block_size` is that of the KV pool."""

@@ -106,7 +106,7 @@ def write_samples(
 
 def _opening(llm: LLM, seed: int) -> list[int]:
     """The tokens that a sample begins with."""
-    token = random.Random(seed).randrange(llm.model.config.vocab_size)
+    token = random.Random(seed).randrange(llm.model.spec.vocab_size)
     if llm.tokenizer is None:
         return [token]
     word = llm.tokenizer.decode([token])
@@ -201,10 +201,10 @@ def quantize(
     """
     require_free(out)
     names, scheme = _plan(checkpoint, dtype, group_size)
-    modules = list(layers_to_quantize(names.config))
+    modules = list(layers_to_quantize(names.spec))
     method, run = method or ("gptq" if dtype == "int4" else "round"), None
     if method == "gptq":
-        run = _calibration_run(checkpoint, names.config, calibration, samples, tokens, progress)
+        run = _calibration_run(checkpoint, names.spec, calibration, samples, tokens, progress)
         layers = compensate_layers(names, scheme, modules, run)
     elif calibration is not None:
         raise RequestError("rounding takes no calibration text; leave it out, or choose the method gptq")
@@ -246,7 +246,7 @@ def _plan(checkpoint: Checkpoint, dtype: str, group_size: int) -> tuple[TensorNa
         raise ModelError(f"dtype {dtype!r} is not one to quantize to; choose int8 or int4")
     if group_size not in GROUP_SIZES:
         raise ModelError(f"groups of {group_size} are not possible; choose one of {GROUP_SIZES}")
-    inputs = layers_to_quantize(names.config)
+    inputs = layers_to_quantize(names.spec)
     for size in GROUP_SIZES:
         if size <= group_size and not any(count % size for count in inputs.values()):
             return names, Scheme(4, size)

@@ -42,7 +42,7 @@ class FeatureRecorder(NoDrafter):
 
     def __init__(self, target: Target, taps: Sequence[int]):
         super().__init__(target)
-        self.taps = (target.model.config.num_layers, *taps)
+        self.taps = (target.model.spec.num_layers, *taps)
         self._states: dict[Request, list[Tensor]] = {}  # of each pass, [1 + taps, rows, H] bfloat16
 
     def observe(self, observations: Sequence[Observation]) -> None:
@@ -192,7 +192,7 @@ class FeatureStore:
     def _known(self, example: Example) -> Tensor | None:
         """The states of an example in memory or on disk, `[1 + taps, n, H]` bfloat16; None if not kept."""
         kept = self._kept.get(id(example))
-        return read_states(example, self.taps, self.target.config) if kept is None else kept[1]
+        return read_states(example, self.taps, self.target.spec) if kept is None else kept[1]
 
     def _restored(self, kept: Sequence[Tensor], batch: Sequences) -> tuple[Tensor, tuple[Tensor, ...]]:
         whole = kept[0].new_zeros(len(kept[0]), *batch.shape, kept[0].shape[-1])
@@ -251,7 +251,7 @@ def linear_guess(store: FeatureStore, examples: Sequence[Example], inputs: Input
         mean, xx, xy = mean + x.sum(0), xx + x.t() @ x, xy + x.t() @ y
         yy, rows = yy + y.square().mean(1).sum(), rows + len(x)
     xx, xy = xx / rows, xy / rows
-    of_taps = len(store.taps) * store.target.config.hidden_size
+    of_taps = len(store.taps) * store.target.spec.hidden_size
     scale = xx.diagonal().clamp(min=SMALLEST).rsqrt()
     scale[of_taps:] = 1
     xx = xx * scale * scale[:, None]

@@ -41,19 +41,19 @@ def medusa(target: Transformer, heads: int = 4, layers: int = 1, own_heads: bool
 
     With `own_heads` each has an output matrix of its own. Else all use the target's.
     """
-    c = target.config
+    c = target.spec
     return MedusaHead(MedusaConfig(c.hidden_size, c.vocab_size, c.num_layers, heads, layers, own_heads))
 
 
 def hydra(target: Transformer, heads: int = 4, layers: int = 1) -> HydraHead:
     """Make Hydra heads for `heads` draft tokens."""
-    return HydraHead(HydraConfig(target.config.hidden_size, target.config.num_layers, heads, layers))
+    return HydraHead(HydraConfig(target.spec.hidden_size, target.spec.num_layers, heads, layers))
 
 
 @torch.no_grad()
 def eagle(target: Transformer) -> EagleHead:
     """Make an EAGLE head: one block of the target's kind."""
-    config = EagleConfig(_blocks(target.config, 1), bias=True, target_layers=target.config.num_layers)
+    config = EagleConfig(_blocks(target.spec, 1), bias=True, target_layers=target.spec.num_layers)
     head = EagleHead(config, TrainingKernels())
     last = cast(Block, target.blocks[-1])
     block = head.block
@@ -74,10 +74,10 @@ def eagle3(target: Transformer, examples: Sequence[Example], vocabulary: Sequenc
     prediction of the target's next final state.
     """
     config = Eagle3Config(
-        block=_blocks(target.config, 1),
-        target_hidden_size=target.config.hidden_size,
+        block=_blocks(target.spec, 1),
+        target_hidden_size=target.spec.hidden_size,
         draft_vocab_size=len(vocabulary),
-        taps=spread_layers(target.config.num_layers),
+        taps=spread_layers(target.spec.num_layers),
         norm_taps="each",
     )
     head = Eagle3Head(config, TrainingKernels())
@@ -106,7 +106,7 @@ def _normed_taps(batch: Sequences, taps: Sequence[Tensor]) -> Tensor:
 @torch.no_grad()
 def mtp(target: Transformer, modules: int = 1) -> MTPHead:
     """Make MTP modules for a target that was trained without them."""
-    config = MTPConfig(_blocks(target.config, modules), target.config.num_layers)
+    config = MTPConfig(_blocks(target.spec, modules), target.spec.num_layers)
     head = MTPHead(config, TrainingKernels())
     for step in head.steps:
         module = cast(MTPModule, step)
@@ -139,9 +139,9 @@ def block(
         shortlist: tokens that it guesses; empty: all.
     """
     config = BlockConfig(
-        block=_blocks(target.config, layers),
-        target_hidden_size=target.config.hidden_size,
-        taps=spread_layers(target.config.num_layers),
+        block=_blocks(target.spec, layers),
+        target_hidden_size=target.spec.hidden_size,
+        taps=spread_layers(target.spec.num_layers),
         size=size,
         cell_size=cell,
         shortlist_size=len(shortlist),
@@ -184,14 +184,14 @@ def redrafter(
         shortlist: tokens that it guesses; empty: all.
     """
     config = RedrafterConfig(
-        target_hidden_size=target.config.hidden_size,
-        vocab_size=target.config.vocab_size,
-        taps=spread_layers(target.config.num_layers),
+        target_hidden_size=target.spec.hidden_size,
+        vocab_size=target.spec.vocab_size,
+        taps=spread_layers(target.spec.num_layers),
         size=size,
         hidden_size=hidden,
         cell_size=cell,
         shortlist_size=len(shortlist),
-        norm_eps=target.config.norm.eps,
+        norm_eps=target.spec.norm.eps,
     )
     head = RedrafterHead(config).to(target.device)
     linear = _begin_with_linear_guess(head, target, examples, shortlist)

@@ -36,7 +36,7 @@ def search(
         progress: called with the number of layers left out so far, the number of layers of the model, and
             the number of tokens compared.
     """
-    judge, c, found, skip = SkipEvaluator(model, samples), model.config, list[SkipSet](), list[int]()
+    judge, c, found, skip = SkipEvaluator(model, samples), model.spec, list[SkipSet](), list[int]()
     agreement = dict.fromkeys(range(c.num_layers), 1.0)  # with this layer left out too, when last measured
     while agreement:
         progress(len(skip), c.num_layers, judge.judged)
@@ -67,9 +67,9 @@ class SkipEvaluator:
     """
 
     def __init__(self, model: Transformer, samples: Tensor):
-        if model.config.states:
+        if model.spec.states:
             raise DrafterError(
-                f"layers to skip cannot be searched for in family {model.config.family!r}: its states cannot "
+                f"layers to skip cannot be searched for in family {model.spec.family!r}: its states cannot "
                 "be shared between tries; name them, as in layer-skip(skip='4,5')"
             )
         count, size = samples.shape
@@ -87,7 +87,7 @@ class SkipEvaluator:
     def agreement(self, skip: set[int]) -> float:
         """Return the share of tokens that stay the same without the layers `skip`, in 0 to 1."""
         self.judged += sum(len(tokens) for tokens in self._expected)
-        layers = [layer for layer in range(self._model.config.num_layers) if layer not in skip]
+        layers = [layer for layer in range(self._model.spec.num_layers) if layer not in skip]
         same = [
             (self._run(batch, layers) == tokens).float().mean().item()
             for batch, tokens in zip(self._tries, self._expected, strict=True)

@@ -73,7 +73,7 @@ class LanguageModel:
             if fresh
             else trainable(load_model(checkpoint, "float32", device, kernels))
         ).to(device)
-        c = self.model.config
+        c = self.model.spec
         self.mtp = None
         if mtp_modules:
             layer = replace(c.layers[0], mixer=replace(c.first(AttentionSpec), window=None))
@@ -139,7 +139,7 @@ class LanguageModel:
 def trainable(model: Transformer) -> Transformer:
     """Make the weights of a loaded model trainable, in float32. A tied head shares the embedding's table."""
     model.embedding.weight = nn.Parameter(model.embedding.weight.detach().float().clone())
-    if model.config.head.tied:
+    if model.spec.head.tied:
         model.head.weight = model.embedding.weight
     return model.requires_grad_(True)
 
@@ -154,19 +154,19 @@ def write_model(model: Transformer, like: Checkpoint, config: Mapping[str, Any],
 
 def named_tensors(model: Transformer, checkpoint: Checkpoint) -> dict[str, Tensor]:
     """Return the weights of `model` under their names in `checkpoint`, from which the model was loaded."""
-    names = TensorNames(model.config, checkpoint)
-    rows = {"attention.qkv": _heads(model.config.parts(AttentionSpec)[0]), "gate_up": [0.5, 0.5]}
+    names = TensorNames(model.spec, checkpoint)
+    rows = {"attention.qkv": _heads(model.spec.parts(AttentionSpec)[0]), "gate_up": [0.5, 0.5]}
     out: dict[str, Tensor] = {}
     for full, tensor in model.state_dict().items():
         module, _, suffix = full.rpartition(".")
-        if module == "head" and model.config.head.tied:
+        if module == "head" and model.spec.head.tied:
             continue
         parts = names.of(module)
         shares = next((share for end, share in rows.items() if module.endswith(end)), [1.0])
         sizes = [round(share * tensor.shape[0]) for share in shares] if len(parts) > 1 else [len(tensor)]
         if (order := names.row_order(module)) is not None:
             tensor = tensor[order.argsort()]
-        values = tensor - 1 if model.config.zero_centred_norms and module.endswith("norm") else tensor
+        values = tensor - 1 if model.spec.zero_centred_norms and module.endswith("norm") else tensor
         for part, value in zip(parts, values.split(sizes), strict=True):
             out[f"{part}.{suffix}"] = value.detach().clone()
     return out
@@ -286,13 +286,13 @@ def draft_config(
 
 def served(model: Transformer) -> Transformer:
     """Copy a model in training to fast kernels, in float32 on the same device, to generate with it."""
-    made = Transformer(model.config, best_kernels(model.config, model.device)).to(model.device)
+    made = Transformer(model.spec, best_kernels(model.spec, model.device)).to(model.device)
     made.load_state_dict(model.state_dict())
     return serve(made, made.kernels, torch.float32)
 
 
 def _identity(recipe: LanguageModel | DraftRecipe) -> dict[str, Any]:
     """What must be equal in a saved state, whatever the recipe."""
-    c = recipe.model.config
+    c = recipe.model.spec
     sizes = {"layers": c.num_layers, "hidden_size": c.hidden_size, "vocabulary": c.vocab_size}
     return {"recipe": recipe.name, **sizes}

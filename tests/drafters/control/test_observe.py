@@ -66,7 +66,7 @@ def test_features_are_those_of_the_tokens(tiny: Callable[..., Transformer]) -> N
         assert sorted(features) == list(range(len(tokens)))
         with torch.inference_mode():
             _, taps = model(
-                Batch.pack([Rows(np.array(tokens), 0)], group=model.config.group), taps=Watcher.taps
+                Batch.pack([Rows(np.array(tokens), 0)], group=model.spec.group), taps=Watcher.taps
             )
         for position, seen in features.items():
             assert torch.allclose(seen, torch.stack([tap[position] for tap in taps]), atol=1e-3)

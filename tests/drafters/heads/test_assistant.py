@@ -84,7 +84,7 @@ def test_trees_against_transformers(name: str, clustered: bool, tmp_path: Path) 
     target.save_pretrained(tmp_path)
     model = load(tmp_path)
     own = {"use_ordered_embeddings": True, "num_centroids": 12, "centroid_intermediate_top_k": 3}
-    assistant = write_assistant(model.config, tmp_path / "assistant", **(own if clustered else {}))
+    assistant = write_assistant(model.spec, tmp_path / "assistant", **(own if clustered else {}))
     passes = record(model, tmp_path / "assistant")
     assert max(len(path) for p in passes for path in p.paths) == 3
     assert {len(p.paths) for p in passes} >= {1, 2}
@@ -100,7 +100,7 @@ def test_trees_against_transformers(name: str, clustered: bool, tmp_path: Path) 
 
 def test_it_is_found_beside_the_target(tmp_path: Path) -> None:
     random_oracle("gemma4").save_pretrained(tmp_path)
-    write_assistant(load(tmp_path).config, tmp_path / "drafters" / "assistant")
+    write_assistant(load(tmp_path).spec, tmp_path / "drafters" / "assistant")
     llm = LLM(tmp_path, dtype="float32", kv_tokens=1024)
     plain, params = LLM(load(tmp_path), drafter="none", kv_tokens=1024), SamplingParams(max_tokens=40, seed=1)
     for spec in ("assistant", "auto", "suffix + assistant"):
@@ -127,7 +127,7 @@ def test_it_is_found_beside_the_target(tmp_path: Path) -> None:
 def test_assistants_that_do_not_fit(change: dict[str, Any], named: str, tmp_path: Path) -> None:
     random_oracle("gemma4").save_pretrained(tmp_path)
     model = load(tmp_path)
-    write_assistant(model.config, tmp_path / "a")
+    write_assistant(model.spec, tmp_path / "a")
     config = json.loads((tmp_path / "a" / "config.json").read_text())
     for key, value in change.items():
         config[key] = {**config[key], **value} if isinstance(value, dict) else value
@@ -138,7 +138,7 @@ def test_assistants_that_do_not_fit(change: dict[str, Any], named: str, tmp_path
 
 def test_a_target_without_windows_takes_no_assistant_with_windows(tmp_path: Path) -> None:
     random_oracle("gemma4").save_pretrained(tmp_path)
-    write_assistant(load(tmp_path).config, tmp_path / "a")
+    write_assistant(load(tmp_path).spec, tmp_path / "a")
     random_oracle("llama1").save_pretrained(tmp_path / "llama")
     with pytest.raises(DrafterError, match="target has none"):
         LLM(load(tmp_path / "llama"), drafter=f"assistant(model={tmp_path / 'a'})", kv_tokens=256)

@@ -51,7 +51,7 @@ def prompts(lengths: Sequence[int] = (40, 3, 17, 64, 30, 8)) -> list[list[int]]:
 
 def logits_of(model: Transformer, rows: Sequence[Rows]) -> tuple[Tensor, tuple[tuple[int, int], ...]]:
     """Compute the logits of the trees' nodes in one pass without a cache. Also returns each tree's rows."""
-    batch = Batch.pack(rows, group=model.config.group, windows=model.config.windows)
+    batch = Batch.pack(rows, group=model.spec.group, windows=model.spec.windows)
     hidden, _ = model(batch)
     return model.logits(hidden[batch.logit_rows]), batch.spans
 
@@ -59,10 +59,10 @@ def logits_of(model: Transformer, rows: Sequence[Rows]) -> tuple[Tensor, tuple[t
 def with_vocab(model: Transformer, size: int) -> Transformer:
     """The same model, its vocabulary cut or padded with random rows."""
     torch.manual_seed(size)
-    other = Transformer(replace(model.config, vocab_size=size)).eval().requires_grad_(False)
+    other = Transformer(replace(model.spec, vocab_size=size)).eval().requires_grad_(False)
     weights = model.state_dict()
     for name in ("embedding.weight", "head.weight"):
-        padding = torch.randn(size, model.config.hidden_size) * weights[name].std()
+        padding = torch.randn(size, model.spec.hidden_size) * weights[name].std()
         padding[: len(weights[name])] = weights[name][:size]
         weights[name] = padding
     other.load_state_dict(weights)

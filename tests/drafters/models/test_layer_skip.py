@@ -53,8 +53,8 @@ def prompts() -> list[list[int]]:
 
 def without(model: Transformer, skip: Sequence[int]) -> Transformer:
     """A model that has not got these layers; the rest are the same."""
-    kept = [layer for layer in range(model.config.num_layers) if layer not in skip]
-    config = replace(model.config, layers=tuple(model.config.layers[layer] for layer in kept))
+    kept = [layer for layer in range(model.spec.num_layers) if layer not in skip]
+    config = replace(model.spec, layers=tuple(model.spec.layers[layer] for layer in kept))
     smaller = Transformer(config).eval().requires_grad_(False)
     for mine, theirs in zip(smaller.blocks, kept, strict=True):
         mine.load_state_dict(model.blocks[theirs].state_dict())
@@ -76,7 +76,7 @@ def test_a_pass_through_some_layers_is_that_of_a_model_that_has_no_others(
 ) -> None:
     model = tiny(0, **FOUR)
     layers = [layer for layer in range(4) if layer not in skip]
-    batch = Batch.pack([Rows(np.arange(20), 0)], group=model.config.group, windows=model.config.windows)
+    batch = Batch.pack([Rows(np.arange(20), 0)], group=model.spec.group, windows=model.spec.windows)
     if skip != (0, 1, 2, 3):
         assert torch.equal(model(batch, layers=layers)[0], without(model, skip)(batch)[0])
     cache = model.new_cache(2, 16)
@@ -130,7 +130,7 @@ def test_a_first_guess_is_what_the_other_layers_say_with_the_targets_keys(
     layers = [layer for layer in range(4) if layer not in skip]
     for tokens, guess in guesses[::7]:
         cache, table = model.new_cache(1, 128), np.array([0])
-        shape = {"block_size": 128, "group": model.config.group, "windows": model.config.windows}
+        shape = {"block_size": 128, "group": model.spec.group, "windows": model.spec.windows}
         model(Batch.pack([Rows(np.array(tokens[:-1]), 0, table)], **shape), cache)
         root = Batch.pack([Rows(np.array(tokens[-1:]), len(tokens) - 1, table)], **shape)
         assert model.logits(model(root, cache, layers=layers)[0]).argmax().item() == guess
@@ -259,7 +259,7 @@ def agreements(
 
     One pass for each token and each set of layers. The tokens before have the whole model's keys and values.
     """
-    c, skips = model.config, list(skips)
+    c, skips = model.spec, list(skips)
     shape = {"block_size": 16, "group": c.group, "windows": c.windows}
     same: dict[tuple[int, ...], list[bool]] = {skip: [] for skip in skips}
     for tokens in samples.numpy():

@@ -370,7 +370,7 @@ class Watched(UniversalDraftModel):
         self.most_run = max(self.most_run, max(len(view.tokens) - view.cached for view in views))
         logits = super().run(views)
         rows = [Rows(np.array(v.tokens), 0, None, DraftTree(v.tokens[-1])) for v in views]
-        batch = Batch.pack(rows, group=self.model.config.group, windows=self.model.config.windows)
+        batch = Batch.pack(rows, group=self.model.spec.group, windows=self.model.spec.windows)
         alone = self.model.logits(self.model(batch)[0][batch.logit_rows])
         assert torch.allclose(logits, alone, atol=1e-3), "as in a pass without a cache"
         return logits
@@ -424,7 +424,7 @@ class Scripted(UniversalDraftModel):
 
     def run(self, views: Sequence[DraftView]) -> Tensor:
         draft = self.translation.draft
-        logits = torch.full((len(views), self.model.config.vocab_size), -1e9)
+        logits = torch.full((len(views), self.model.spec.vocab_size), -1e9)
         for row, view in enumerate(views):
             said = draft.join(view.tokens)
             assert self.text.startswith(said)

@@ -39,7 +39,7 @@ def test_rows_see_nothing_below_their_first_key(
     """The result equals that of a context that begins there, since attention is relative."""
     model = tiny(4, windows=(None, window), head_dim=32, hidden_size=64)
     if kind == "best":
-        other = Transformer(model.config, best_kernels(model.config)).eval().requires_grad_(False)
+        other = Transformer(model.spec, best_kernels(model.spec)).eval().requires_grad_(False)
         other.load_state_dict(model.state_dict())
         model = other
     rng = np.random.default_rng(first_key)
@@ -52,7 +52,7 @@ def test_rows_see_nothing_below_their_first_key(
 
     def run(rows: list[Rows], cache: object) -> torch.Tensor:
         batch = Batch.pack(
-            rows, block_size=BLOCK if cache else 1, group=model.config.group, windows=model.config.windows
+            rows, block_size=BLOCK if cache else 1, group=model.spec.group, windows=model.spec.windows
         )
         return model(batch, cache)[0]
 

@@ -173,7 +173,7 @@ def test_weights_stay_the_integers_that_they_are(mixed: tuple[Path, transformers
     )
     embedding = model.embedding.table.data.nbytes
     assert held < 1.3 * (checkpoint.num_bytes() - embedding)
-    names = TensorNames(model.config, checkpoint)
+    names = TensorNames(model.spec, checkpoint)
     assert weight_bytes(model, numeric_mode(names), names=names) <= checkpoint.num_bytes()
 
 

@@ -51,7 +51,7 @@ def test_each_part_opens_all(parts: list[Path], tmp_path: Path) -> None:
         found = tensors(part)
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[name], expected[name]) for name in expected)
-    assert load_model(open_checkpoint(parts[2]), "float32").config.num_layers == LAYERS
+    assert load_model(open_checkpoint(parts[2]), "float32").spec.num_layers == LAYERS
 
 
 def test_a_first_part_without_tensors(tmp_path: Path) -> None:

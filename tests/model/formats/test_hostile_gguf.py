@@ -259,7 +259,7 @@ def whole(path: Path, changes: dict[str, Any] | None = None) -> Path:
 def test_the_model_that_is_damaged_below_loads(tmp_path: Path) -> None:
     checkpoint = GGUFCheckpoint(whole(tmp_path / "model.gguf"))
     assert checkpoint.tokenizer() is not None
-    assert load_model(checkpoint, "float32").config.max_positions == 64
+    assert load_model(checkpoint, "float32").spec.max_positions == 64
 
 
 @pytest.mark.parametrize(

@@ -205,12 +205,12 @@ def test_an_output_head_may_be_quantized_too(kind: str, tmp_path: Path) -> None:
 def test_memory_is_that_of_each_layer(kind: str, tmp_path: Path) -> None:
     checkpoint = open_checkpoint(write(tmp_path, kind))
     model = load_model(checkpoint)
-    names = TensorNames(model.config, checkpoint)
+    names = TensorNames(model.spec, checkpoint)
     size = SIZES["hidden_size"] * SIZES["intermediate_size"]
     mixed = weight_bytes(model, numeric_mode(names), names=names)  # layers that are loaded are not counted
     assert mixed == 0
     with torch.device("meta"):
-        shapes = type(model)(model.config)
+        shapes = type(model)(model.spec)
     mixed = weight_bytes(shapes, numeric_mode(names), names=names)
     whole = weight_bytes(shapes, numeric_mode(names))  # as if qkv, gate_up and down were in integers
     assert mixed > whole + size

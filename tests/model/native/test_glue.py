@@ -127,7 +127,7 @@ def test_rows_that_buffers_have_room_for() -> None:
 
 
 def test_a_model_takes_load_native_where_they_fit(tiny: Callable[..., Transformer]) -> None:
-    config = load_model(open_checkpoint("sibyl")).config
+    config = load_model(open_checkpoint("sibyl")).spec
     native = load_native()
     assert best_kernels(config).name == (native or STOCK).name
     misfits: tuple[dict[str, Any], ...] = (

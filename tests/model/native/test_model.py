@@ -53,8 +53,8 @@ def test_families_agree(tiny: Callable[..., Transformer], family: str) -> None:
     if native is None:
         pytest.skip("no native kernels: they were not compiled")
     stock = tiny(1, **COMMON, **FAMILIES[family])
-    assert native.fit(stock.config)
-    other = Transformer(stock.config, native).eval().requires_grad_(False)
+    assert native.fit(stock.spec)
+    other = Transformer(stock.spec, native).eval().requires_grad_(False)
     other.load_state_dict(stock.state_dict())
     tree = DraftTree(5)
     tree.extend([6, 7])
@@ -64,7 +64,7 @@ def test_families_agree(tiny: Callable[..., Transformer], family: str) -> None:
         Rows(np.arange(40), 0, np.arange(10), DraftTree(39)),
         Rows(np.array([3, 4, 5]), 0, np.arange(10, 20), tree),
     ]
-    batch = Batch.pack(rows, block_size=8, group=stock.config.group, windows=stock.config.windows)
+    batch = Batch.pack(rows, block_size=8, group=stock.spec.group, windows=stock.spec.windows)
     results = []
     for model in (stock, other):
         hidden, taps = model(batch, model.new_cache(20, 8), taps=(1, 2))
@@ -74,6 +74,6 @@ def test_families_agree(tiny: Callable[..., Transformer], family: str) -> None:
     with pytest.raises(ValueError, match="the batch uses 87 slots, and 47 are available"):
         other(batch)  # packed for a pool
     alone = Batch.pack(
-        [replace(row, table=None) for row in rows], group=stock.config.group, windows=batch.windows
+        [replace(row, table=None) for row in rows], group=stock.spec.group, windows=batch.windows
     )
     torch.testing.assert_close(other.logits(other(alone)[0]), results[1][0])

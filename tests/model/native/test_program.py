@@ -135,7 +135,7 @@ def batch(model: Transformer, *, pooled: bool) -> Batch:
         Rows(np.arange(40), 0, tables[0], DraftTree(39), state=0 if pooled else None),
         Rows(np.array([3, 4, 5]), 0, tables[1], tree, state=1 if pooled else None),
     ]
-    return Batch.pack(rows, block_size=8, group=model.config.group, windows=model.config.windows)
+    return Batch.pack(rows, block_size=8, group=model.spec.group, windows=model.spec.windows)
 
 
 def cuts(blocks: object) -> list[int]:
@@ -186,7 +186,7 @@ def test_bits_are_the_same(
     if mode == "bfloat16" and not kernels.multiplies_bfloat16:
         pytest.skip(f"{kernels.variant} does not multiply bfloat16")
     torch.manual_seed(0)
-    config = tiny(1, **COMMON | FAMILIES[family]).config
+    config = tiny(1, **COMMON | FAMILIES[family]).spec
     kv_dtype = MODES[mode].kv_dtype(config, kernels)
     assert (kv_dtype is torch.int16) == (mode != "bfloat16")
     model = Transformer(config, kernels, kv_dtype=kv_dtype)
@@ -217,7 +217,7 @@ def test_experts_have_room_for_sums_wider_than_all_heads(
 ) -> None:
     if not kernels.multiplies_bfloat16:
         pytest.skip(f"{kernels.variant} does not multiply bfloat16")
-    config = tiny(1, **COMMON | FAMILIES["mixtral"] | {"hidden_size": 256}).config
+    config = tiny(1, **COMMON | FAMILIES["mixtral"] | {"hidden_size": 256}).spec
     model = Transformer(config, kernels)
     pack(model, kernels, MODES["int8"])
     record(model)
@@ -233,9 +233,9 @@ def test_experts_may_be_chosen_by_other_rows_than_they_read(
     if mode == "bfloat16" and not kernels.multiplies_bfloat16:
         pytest.skip(f"{kernels.variant} does not multiply bfloat16")
     torch.manual_seed(0)
-    model = Transformer(tiny(1, **COMMON | {"experts": mixtures(8, 2, 48, layers=(1,))}).config, kernels)
+    model = Transformer(tiny(1, **COMMON | {"experts": mixtures(8, 2, 48, layers=(1,))}).spec, kernels)
     pack(model, kernels, MODES[mode])
-    experts, hidden = model.blocks[1].mlp, model.config.hidden_size
+    experts, hidden = model.blocks[1].mlp, model.spec.hidden_size
     assert isinstance(experts, Experts)
 
     def by_others(ops: Kernels, x: Tensor, at: LayerPass) -> Tensor:
@@ -261,7 +261,7 @@ def test_attention_may_read_rows_of_its_own(
         pytest.skip(f"{kernels.variant} does not multiply bfloat16")
     torch.manual_seed(0)
     model = tiny(1, **COMMON)
-    block = Block(model.config.layers[0], model.config.hidden_size, kernels, in_features=size)
+    block = Block(model.spec.layers[0], model.spec.hidden_size, kernels, in_features=size)
     pack(block, kernels, MODES[mode])
     assert block.attention_norm is None
     rows = batch(model, pooled=False)
@@ -279,7 +279,7 @@ def test_attention_may_read_rows_of_its_own(
 def test_layers_of_other_kinds_are_called_one_by_one(
     tiny: Callable[..., Transformer], kernels: NativeKernels
 ) -> None:
-    model = Transformer(tiny(1, **COMMON).config, kernels)
+    model = Transformer(tiny(1, **COMMON).spec, kernels)
     pack(model.blocks[0], kernels, MODES["int8"])
     model.eval().requires_grad_(False)
     rows = batch(model, pooled=False)
@@ -295,7 +295,7 @@ def test_a_model_that_nobody_holds_is_gone_at_once(
     tiny: Callable[..., Transformer], kernels: NativeKernels
 ) -> None:
     """Gigabytes are not to wait for a search for cycles."""
-    model = Transformer(tiny(1, **COMMON).config, kernels)
+    model = Transformer(tiny(1, **COMMON).spec, kernels)
     pack(model, kernels, MODES["int8"])
     record(model)
     assert model.blocks.recorded is not None
@@ -312,7 +312,7 @@ def test_states_are_written_to_their_own_pool(
     tiny: Callable[..., Transformer], kernels: NativeKernels
 ) -> None:
     """A part of a pool may be where one of a pool that is gone was."""
-    model = Transformer(tiny(1, **COMMON | FAMILIES["qwen3_5"]).config, kernels)
+    model = Transformer(tiny(1, **COMMON | FAMILIES["qwen3_5"]).spec, kernels)
     pack(model, kernels, MODES["int8"])
     record(model)
     pool = model.new_cache(20, 8, requests=2, nodes=4)
@@ -335,7 +335,7 @@ def test_some_layers_and_what_they_read(
     taps: tuple[int, ...],
 ) -> None:
     torch.manual_seed(0)
-    model = Transformer(tiny(1, **COMMON, num_layers=3, windows=(None,) * 3).config, kernels)
+    model = Transformer(tiny(1, **COMMON, num_layers=3, windows=(None,) * 3).spec, kernels)
     pack(model, kernels, MODES["int8"])
     taps = tuple(tap for tap in taps if layers is None or tap in (*layers, 3))
     results = []

@@ -82,7 +82,7 @@ def test_number_formats(dtype: str) -> None:
 def test_each_process_has_its_own_layers_only() -> None:
     llm = piped()
     own, (rest,) = llm.model.own.layers, llm.model.rest
-    assert [*own, *rest.layers] == [*range(llm.model.config.num_layers)]
+    assert [*own, *rest.layers] == [*range(llm.model.spec.num_layers)]
     assert len(llm.model.blocks) == len(own) > 0
     assert len(llm.engine.cache.layers) == len(own)
     held = sum(part.numel() for part in llm.model.blocks.parameters())
@@ -349,9 +349,9 @@ def test_stages_are_closed_if_one_of_them_cannot_load() -> None:
 
 
 def test_layers_of_another_stage_are_refused(llm: LLM) -> None:
-    (stage,), size = llm.model.rest, llm.model.config.stream_size
+    (stage,), size = llm.model.rest, llm.model.spec.stream_size
     batch = llm.model.pack([Rows(np.arange(4), 0)])
-    first, last = llm.model.own.layers[0], llm.model.config.num_layers - 1
+    first, last = llm.model.own.layers[0], llm.model.spec.num_layers - 1
     for layers in ([first], [first, last], [last + 1], []):
         with pytest.raises(RuntimeError, match=r"layers \[.*\] of range"):
             stage.run(torch.zeros(4, size), batch, None, layers, [], None)

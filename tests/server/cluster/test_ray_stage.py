@@ -40,7 +40,7 @@ def test_stages_are_actors_with_the_same_bits(cluster: None) -> None:
 
     llm = LLM("sibyl", dtype="float32", stages=[RayStage()], drafter="none", kv_tokens=8192)
     own, (rest,) = llm.model.own.layers, llm.model.rest
-    assert [*own, *rest.layers] == [*range(llm.model.config.num_layers)]
+    assert [*own, *rest.layers] == [*range(llm.model.spec.num_layers)]
     assert isinstance(rest, RemoteStage)
     assert rest.machine
     for drafter in ("none", "suffix", "eagle3", "mtp"):

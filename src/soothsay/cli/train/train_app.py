@@ -93,7 +93,7 @@ class AnswerConversations:
             from soothsay.train.features import FeatureFolder
             from soothsay.train.new_heads import taps_of
 
-            taps = taps_of(features, llm.model.config.num_layers)
+            taps = taps_of(features, llm.model.spec.num_layers)
             folder = FeatureFolder(self.out.with_suffix(".features"), taps)
         with progress_bar("answering", "conversations") as progress:
             report = write_answers(
@@ -167,7 +167,7 @@ class FindSkippedLayers:
             found = search(target, pieces, progress)
         best = max(found, key=lambda one: one.speedup)
         directory = out or skip_directory(checkpoint.path)
-        best.save(directory, target.config.num_layers)
+        best.save(directory, target.spec.num_layers)
         _show_skipped(found, best, directory)
 
 

@@ -222,7 +222,7 @@ def _shortlist(target: Transformer, examples: list[Example], size: int) -> list[
         return []
     from soothsay.train.examples import common_tokens
 
-    total = target.config.vocab_size
+    total = target.spec.vocab_size
     return common_tokens(examples, min(size, total), total)
 
 

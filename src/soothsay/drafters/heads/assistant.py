@@ -243,7 +243,7 @@ class Assistant(StateGrownDrafter[AssistantHead]):
         shape = ConfidentShape.within("assistant", target, depth, width, branch)
         super().__init__(target, load_head(AssistantHead, model, target, dtype), shape)
         pool = target.pool
-        block, sources = self.head.config.block, target.model.config.last_kv_layers
+        block, sources = self.head.config.block, target.model.spec.last_kv_layers
         needed = [sources[window is None] for window in block.windows]
         if not all(layer in target.model.own.layers for layer in needed):
             raise DrafterError("assistant reads keys and values that another stage of the model has")

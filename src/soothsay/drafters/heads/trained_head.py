@@ -49,7 +49,7 @@ class TargetEnds(nn.Module):
     @classmethod
     def of(cls, model: Transformer) -> TargetEnds:
         """The ends of `model`."""
-        return cls(model.embedding, model.norm, model.head, model.kernels, model.config.head)
+        return cls(model.embedding, model.norm, model.head, model.kernels, model.spec.head)
 
     @property
     def hidden_size(self) -> int:

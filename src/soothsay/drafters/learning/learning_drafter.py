@@ -218,7 +218,7 @@ class Learning(LevelwiseDrafter, ReadingDrafter):
 
     def restore(self, tenant: Tenant, state: State) -> None:
         """See `Learned`."""
-        size = self.target.model.config.vocab_size
+        size = self.target.model.spec.vocab_size
         restored = Experience.restored(CONTEXTS, state, size)
         self.experiences[tenant].merge(restored)
 

@@ -221,9 +221,9 @@ def open_store(store: str | Path, target: Target) -> Datastore:
         )
     opened = Datastore(path)
     check_tokenizer(opened, target.tokenizer, str(target.path or "the target"))
-    if opened.largest >= target.model.config.vocab_size:
+    if opened.largest >= target.model.spec.vocab_size:
         raise DrafterError(
             f"{path} has token {opened.largest}, and the target only tokens below "
-            f"{target.model.config.vocab_size}: build a datastore for it"
+            f"{target.model.spec.vocab_size}: build a datastore for it"
         )
     return opened

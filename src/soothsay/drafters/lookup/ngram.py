@@ -202,7 +202,7 @@ class NGram(Drafter):
 
     def restore(self, tenant: Tenant, state: State) -> None:
         """See `Learned`."""
-        size = self.target.model.config.vocab_size
+        size = self.target.model.spec.vocab_size
         restored = Counts.restored(self.order, self.memory, state, size)
         self.counts[tenant].merge(restored)
 

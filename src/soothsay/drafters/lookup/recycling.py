@@ -96,7 +96,7 @@ class Recycling(Drafter):
         if tree not in TREE_KINDS:
             raise DrafterError(f"recycling(tree={tree!r}) is not known; choose {', '.join(TREE_KINDS)}")
         self.target, self.ops = target, target.model.kernels.sampling
-        self.vocab_size = target.model.config.vocab_size
+        self.vocab_size = target.model.spec.vocab_size
         self.branch, self.depth, self.nodes, self.tree = min(branch, self.vocab_size), depth, nodes, tree
         self.max_nodes = 1 + nodes
         self.reset()

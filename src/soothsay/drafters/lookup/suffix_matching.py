@@ -265,7 +265,7 @@ class Suffix(SignalingDrafter):
 
     def _restored(self, state: State, memory: TextMemory) -> TextMemory:
         """A memory with the texts in arrays, still unread. Raises `DrafterError` if these are impossible."""
-        texts = texts_in(state, self.target.model.config.vocab_size)
+        texts = texts_in(state, self.target.model.spec.vocab_size)
         after = np.cumsum([0, *(len(text) for text in texts[:0:-1])])[::-1]  # tokens after each text
         for text, newer in zip(texts, after.tolist(), strict=False):
             if newer < memory.size:  # older ones do not fit

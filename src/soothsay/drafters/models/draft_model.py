@@ -124,15 +124,15 @@ class DraftModel(GrownDrafter[None], ReadingDrafter):
     ):
         check_at_least_one("draft-model", depth=depth, width=width, branch=branch)
         _check_states(model)
-        if (longest := model.config.max_positions) < (target.config.max_context or 0):
+        if (longest := model.spec.max_positions) < (target.config.max_context or 0):
             raise DrafterError(
                 f"the draft model has a context of {longest} tokens, the target's is "
                 f"{target.config.max_context}: set max_context to {longest} or less"
             )
         super().__init__(target, ConfidentShape(depth, width, branch))
         self.model = model
-        known = torch.arange(model.config.vocab_size) if tokens is None else tokens
-        known = known[known < target.model.config.vocab_size]  # the draft model may have more tokens
+        known = torch.arange(model.spec.vocab_size) if tokens is None else tokens
+        known = known[known < target.model.spec.vocab_size]  # the draft model may have more tokens
         self._first = int((known == torch.arange(len(known))).sum())  # these are 0, 1, 2, ...
         self._others = known[self._first :].to(model.device)
         self.kv = TokenKV(target, model.new_cache(target.num_blocks, target.config.block_size))
@@ -179,16 +179,16 @@ class DraftModel(GrownDrafter[None], ReadingDrafter):
 
     def run(self, rows: Sequence[Rows]) -> Tensor:
         """Compute a pass of the draft model; `[M, V]` logits of its logit rows."""
-        vocab_size = self.model.config.vocab_size
+        vocab_size = self.model.spec.vocab_size
         # the target may have more tokens
         known = [replace(r, tokens=r.tokens.clip(max=vocab_size - 1)) for r in rows]
-        batch = pack(known, self.target, self.model.config)
+        batch = pack(known, self.target, self.model.spec)
         return self.model.run(batch, self.kv.pool)[2]
 
     def _whole(self, logits: Tensor) -> Tensor:
         """Return `[M, V]` logits of the target's tokens, minus infinity for those that are not guessed."""
         first, others = self._first, self._others
-        whole = logits.new_full((len(logits), self.target.model.config.vocab_size), -math.inf)
+        whole = logits.new_full((len(logits), self.target.model.spec.vocab_size), -math.inf)
         whole[:, :first] = logits[:, :first]
         whole[:, others] = logits[:, first : first + len(others)]
         return whole
@@ -205,9 +205,9 @@ def common_tokens(checkpoint: Checkpoint, count: int) -> Tensor | None:
 
 def _check_states(model: Transformer) -> None:
     """Raise `DrafterError` if the draft model has states."""
-    if model.config.states:
+    if model.spec.states:
         raise DrafterError(
-            f"a draft model of family {model.config.family!r} keeps states instead of keys and values, which "
+            f"a draft model of family {model.spec.family!r} keeps states instead of keys and values, which "
             "drafters cannot take back: choose a draft model without recurrent layers, or the drafter mtp"
         )
 

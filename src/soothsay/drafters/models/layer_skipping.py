@@ -153,7 +153,7 @@ class LayerSkip(GrownDrafter[None]):
         branch: int = 1,
     ):
         check_at_least_one(METHOD, width=width, branch=branch)
-        num_layers = target.model.config.num_layers
+        num_layers = target.model.spec.num_layers
         if depth < 0 or not 0 <= exit <= num_layers:
             raise DrafterError(
                 f"{METHOD}(exit={exit}, depth={depth}): neither can be below 0, nor exit above the target's "
@@ -193,7 +193,7 @@ class LayerSkip(GrownDrafter[None]):
 
     def _logits(self, rows: Sequence[Rows]) -> Tensor:
         """Compute a pass through the layers that are left; `[M, V]` logits of its logit rows."""
-        packed = pack(rows, self.target, self.target.model.config)
+        packed = pack(rows, self.target, self.target.model.spec)
         hidden: Tensor = self.target.model(packed, self.pool, layers=self.layers)[0]
         return self.target.model.logits(packed.select_logit_rows(hidden))
 
@@ -209,4 +209,4 @@ def _searched(model: str | Path, target: Target) -> SkipSet | None:
     directory = user_path(model) if named else target.path and skip_directory(target.path)
     if directory is None or not (named or directory.is_dir()):
         return None
-    return SkipSet.load(directory, target.model.config.num_layers)
+    return SkipSet.load(directory, target.model.spec.num_layers)

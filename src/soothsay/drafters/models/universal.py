@@ -79,9 +79,9 @@ class UniversalDraftModel(ReadingDrafter):
         size = target.num_blocks, target.config.block_size
         self.pool, self.allocator = model.new_cache(*size), BlockAllocator(*size, share=False)
         self.views: dict[Request, DraftView] = {}
-        vocab_size = target.model.config.vocab_size
-        stands_for = torch.full((model.config.vocab_size,), vocab_size)  # this number means: for no token
-        known = torch.tensor(translation.stands_for[: model.config.vocab_size])
+        vocab_size = target.model.spec.vocab_size
+        stands_for = torch.full((model.spec.vocab_size,), vocab_size)  # this number means: for no token
+        known = torch.tensor(translation.stands_for[: model.spec.vocab_size])
         stands_for[: len(known)] = torch.where((known < 0) | (known >= vocab_size), vocab_size, known)
         self._stands_for = stands_for.to(model.device)  # [D] int64, for each of the draft model's tokens
 
@@ -116,14 +116,14 @@ class UniversalDraftModel(ReadingDrafter):
 
     def project(self, logits: Tensor) -> Tensor:
         """Return log-probabilities of the target's tokens, `[R, V]` float32, from draft logits `[R, D]`."""
-        vocab_size = self.target.model.config.vocab_size
+        vocab_size = self.target.model.spec.vocab_size
         probs = logits.new_zeros(len(logits), vocab_size + 1)
         probs.index_add_(1, self._stands_for, logits.softmax(-1))
         return probs[:, :vocab_size].log()
 
     def run(self, views: Sequence[DraftView]) -> Tensor:
         """Compute all tokens without KV. Return `[R, D]` logits after the last token of each view."""
-        c, hidden = self.model.config, dict[int, Tensor]()
+        c, hidden = self.model.spec, dict[int, Tensor]()
         waiting = dict(enumerate(views))
         while waiting:
             rows, ends, room = list[Rows](), list[int](), self.target.config.max_rows
@@ -173,7 +173,7 @@ class UniversalDraftModel(ReadingDrafter):
         """Allocate blocks for the committed text and a draft. Return whether there are enough."""
         size = view.committed + self.depth
         missing = -(-size // self.allocator.block_size) - len(view.blocks)
-        fits = 0 < view.committed <= size <= self.model.config.max_positions
+        fits = 0 < view.committed <= size <= self.model.spec.max_positions
         if not fits or missing > self.allocator.num_free:
             return False
         view.blocks += self.allocator.allocate(max(missing, 0))

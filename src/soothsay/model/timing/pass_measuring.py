@@ -52,7 +52,7 @@ class VerifyPass:
         tree = DraftTree(0)
         for node in range(1, rows):
             parent = node - 1 if layout == "chain" else (node - 1) // 2
-            tree.add(parent, node % model.config.vocab_size)
+            tree.add(parent, node % model.spec.vocab_size)
         self.rows = Rows(
             tokens=np.array(tree.tokens[:1], dtype=np.int64),
             start=context,
@@ -236,7 +236,7 @@ def _identity(model: Transformer, context: int) -> str:
     """A file name that is a digest of everything that T depends on."""
     kinds = sorted({f"{type(module).__name__} {_kind(module)}" for module in model.modules()})
     facts = [
-        model.config,
+        model.spec,
         model.dtype,
         model.kv_dtype,
         model.device,

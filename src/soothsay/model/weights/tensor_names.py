@@ -19,7 +19,7 @@ class TensorNames:
     """Maps our module names to the tensor names of a checkpoint. The first of our blocks is `first_layer`."""
 
     def __init__(self, spec: ModelSpec, checkpoint: Checkpoint, first_layer: int = 0):
-        self.config, self.checkpoint, self.first_layer = spec, checkpoint, first_layer
+        self.spec, self.checkpoint, self.first_layer = spec, checkpoint, first_layer
         self.all = checkpoint.names()
         self._names = names_of(spec.family)
         table = f"{self._names['embedding'][0]}.weight"
@@ -31,7 +31,7 @@ class TensorNames:
     def of(self, module: str) -> list[str]:
         """Names of the tensors, without `.weight` and `.bias`, whose rows in order are those of `module`."""
         if module == "head":
-            if not self.config.head.tied:
+            if not self.spec.head.tied:
                 return [self._head()]
             module = "embedding"
         if module in OUTER_NAMES:
@@ -59,7 +59,7 @@ class TensorNames:
     @property
     def first_linear(self) -> str:
         """Our name of a linear layer of the first block."""
-        first = self.config.layers[self.first_layer]
+        first = self.spec.layers[self.first_layer]
         if first.mixer is not None:
             return "blocks.0.attention.o"
         return f"blocks.0.mlp.{'experts.0.' if isinstance(first.mlp, ExpertsSpec) else ''}down"
@@ -68,7 +68,7 @@ class TensorNames:
         """The number of a module's layer, the layer, and the module's name within it."""
         _, block, part = module.split(".", 2)
         number = self.first_layer + int(block)
-        return number, self.config.layers[number], part
+        return number, self.spec.layers[number], part
 
     def _head(self) -> str:
         """The innermost `lm_head` among those beside the decoder and around it."""
@@ -102,7 +102,7 @@ class TensorNames:
         """Raises `ModelError` if the checkpoint has no tensor `name`."""
         if name not in self.all:
             raise ModelError(
-                f"{self.checkpoint.path} has no tensor {name!r}, which {self.config.family} with this "
+                f"{self.checkpoint.path} has no tensor {name!r}, which {self.spec.family} with this "
                 "config.json needs; the download is incomplete, or the configuration belongs to another model"
             )
 

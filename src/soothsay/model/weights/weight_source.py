@@ -51,8 +51,8 @@ class WeightSource:
     ):
         self.names, self.mode, self.chosen = names, mode, chosen or {}
         self._kernels, self._kv_dtype = kernels, kv_dtype
-        self.zero_centred_norms = names.config.zero_centred_norms
-        self.rounds_scale = names.config.embedding.scale_rounded
+        self.zero_centred_norms = names.spec.zero_centred_norms
+        self.rounds_scale = names.spec.embedding.scale_rounded
         self._opened = ExitStack()
         self.used = set[str]()
         self._mapped = 0  # bytes read since the files were mapped
@@ -209,7 +209,7 @@ def warn_of_unused(names: TensorNames, used: Collection[str], layers: range) -> 
         if (found := block.match(name))
         and int(found[1][:9]) in layers
         and not MEANINGLESS.search(name, found.end())
-        and not (names.config.kv_layers[int(found[1])] != int(found[1]) and KEYS.search(name, found.end()))
+        and not (names.spec.kv_layers[int(found[1])] != int(found[1]) and KEYS.search(name, found.end()))
     ]
     with names.checkpoint.open() as read:  # GPTQ's writers give each of their layers a bias, of zeros
         added = {name for name in left if re.sub(r"\.bias$", ".qweight", name) in names.all - {name}}
@@ -217,7 +217,7 @@ def warn_of_unused(names: TensorNames, used: Collection[str], layers: range) -> 
     if left:
         more = f" and {len(left) - MAX_NAMES:,} more" if len(left) > MAX_NAMES else ""
         warnings.warn(
-            f"{names.checkpoint.path} has tensors that {names.config.family} with this config.json does not "
+            f"{names.checkpoint.path} has tensors that {names.spec.family} with this config.json does not "
             f"use: {', '.join(left[:MAX_NAMES])}{more}. Answers may be wrong; compare config.json with the "
             "model's origin",
             stacklevel=3,

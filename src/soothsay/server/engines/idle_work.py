@@ -28,7 +28,7 @@ def numerics(llm: LLM) -> Numerics:
 def _probe(llm: LLM) -> str:
     """A digest of the log-probabilities of a fixed prompt and of the token after it."""
     size = min(PROBE, (llm.config.max_context or 2) // 2)
-    prompt = [index * 37 % llm.model.config.vocab_size for index in range(size)]
+    prompt = [index * 37 % llm.model.spec.vocab_size for index in range(size)]
     params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, logprobs=1, prompt_logprobs=0)
     tenant = Tenant("numeric mode")  # whose blocks nobody shares
     try:

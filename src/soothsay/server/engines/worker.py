@@ -94,7 +94,7 @@ def _listen(pipe: Connection, inbox: Inbox, saves: threading.Event) -> None:
 def _model(llm: LLM) -> messages.LoadedModel:
     return messages.LoadedModel(
         tokenizer=llm.tokenizer,
-        vocab_size=llm.model.config.vocab_size,
+        vocab_size=llm.model.spec.vocab_size,
         max_context=llm.config.max_context or 0,
         max_requests=llm.config.max_requests,
         block_size=llm.engine.allocator.block_size,

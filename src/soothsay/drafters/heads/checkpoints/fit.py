@@ -85,13 +85,13 @@ class FeatureView:
 
     def ends(self, target: Transformer) -> TargetEnds:
         """The view's ends, which compute in the dtype of `target`."""
-        kernels = kernels_for(replace(target.config, hidden_size=self.size), target.kernels)
+        kernels = kernels_for(replace(target.spec, hidden_size=self.size), target.kernels)
         mode = NumericMode(target.dtype, target.bits)
         norm = RMSNorm(self.size, self.norm_eps)
         norm.weight = nn.Parameter(self.norm)
         head = kernels.linear(mode.convert("head", self.head), None, torch.float32)
         embedding = Embedding(self.embedding, self.embedding_scale)
-        ends = TargetEnds(embedding, norm, head, kernels, target.config.head)
+        ends = TargetEnds(embedding, norm, head, kernels, target.spec.head)
         return ends.to(target.device).requires_grad_(False)
 
 
@@ -177,10 +177,10 @@ class TargetFit:
 
     def __init__(self, target: Target, files: DrafterFiles):
         model = target.model
-        self.config, self.embedding, self.kernels = model.config, model.embedding, model.kernels
-        self.context = target.config.max_context or model.config.max_positions  # of the longest request
+        self.config, self.embedding, self.kernels = model.spec, model.embedding, model.kernels
+        self.context = target.config.max_context or model.spec.max_positions  # of the longest request
         self.files = files
-        self.view = read_view(files, model.config)  # None: the head reads whole features
+        self.view = read_view(files, model.spec)  # None: the head reads whole features
 
     @property
     def hidden_size(self) -> int:
