@@ -1,1 +1,1 @@
-"""How the `config.json` of a model family becomes a `ModelSpec`. `parsing` has the function of each family."""
+"""How the `config.json` of a model family becomes a `ModelSpec`. `parsing` finds the function of each."""
