@@ -20,11 +20,12 @@ from soothsay.drafters.registry import DrafterSpec, build_drafter
 from soothsay.engine.engine import Engine
 from soothsay.engine.sizing import complete_config
 from soothsay.errors import DrafterError, ModelError, RequestError
+from soothsay.model.kernel_sets import named_kernels
 from soothsay.model.pipeline.pipeline import Stages, load_pipeline
 from soothsay.model.transformer import Transformer
 from soothsay.model.weights.checkpoint import open_checkpoint
 from soothsay.model.weights.generation_config import sampling_in_folder
-from soothsay.model.weights.load import load_model, named_kernels
+from soothsay.model.weights.load import load_model
 from soothsay.model.weights.numeric_mode import described_mode
 from soothsay.request_builder import Prompt, RequestBuilder, check_params, for_each, listed
 from soothsay.result import Result, Stream, Submitted, refusal

@@ -88,8 +88,9 @@ class Inspect:
 
         from soothsay.files import read_json_object
         from soothsay.model.families.parsing import parse_model_config
+        from soothsay.model.kernel_sets import best_kernels
         from soothsay.model.transformer import Transformer
-        from soothsay.model.weights.load import best_kernels, for_context, weight_bytes
+        from soothsay.model.weights.load import for_context, weight_bytes
         from soothsay.model.weights.numeric_mode import declared_mode
 
         raw = read_json_object(file)
@@ -128,7 +129,8 @@ class Inspect:
     def _needs(self, checkpoint: Checkpoint, model: Transformer) -> Rows:
         import torch
 
-        from soothsay.model.weights.load import best_kernels, table_bytes, weight_bytes
+        from soothsay.model.kernel_sets import best_kernels
+        from soothsay.model.weights.load import table_bytes, weight_bytes
         from soothsay.model.weights.numeric_mode import numeric_mode
         from soothsay.model.weights.tensor_names import TensorNames
 

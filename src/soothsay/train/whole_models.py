@@ -26,10 +26,11 @@ from soothsay.drafters.heads.trained_head import TargetEnds
 from soothsay.errors import TrainingError
 from soothsay.llm import LLM
 from soothsay.model.families.parsing import parse_model_config
+from soothsay.model.kernel_sets import best_kernels
 from soothsay.model.specs.attention_spec import AttentionSpec
 from soothsay.model.transformer import Transformer
 from soothsay.model.weights.checkpoint import Checkpoint
-from soothsay.model.weights.load import best_kernels, load_model
+from soothsay.model.weights.load import load_model
 from soothsay.model.weights.tensor_names import TensorNames
 from soothsay.model.weights.writing import writing
 from soothsay.train.examples import Example

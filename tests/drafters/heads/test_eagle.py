@@ -22,8 +22,8 @@ from soothsay import LLM, SamplingParams
 from soothsay.drafters.heads.eagle import Eagle, Eagle2
 from soothsay.drafters.heads.recurrent_drafter import RecurrentDrafter
 from soothsay.drafters.trees.templates import EAGLE_TEMPLATE
+from soothsay.model.kernel_sets import best_kernels
 from soothsay.model.transformer import Transformer
-from soothsay.model.weights.load import best_kernels
 
 
 @pytest.mark.parametrize("kind", [Eagle, Eagle2])

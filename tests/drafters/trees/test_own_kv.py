@@ -15,9 +15,9 @@ from soothsay.core.batch import Batch, Rows
 from soothsay.core.request import Request
 from soothsay.drafters.base import NoDrafter
 from soothsay.drafters.trees.own_kv import TokenKV
+from soothsay.model.kernel_sets import best_kernels
 from soothsay.model.native.layout import FlatPaths
 from soothsay.model.transformer import Transformer
-from soothsay.model.weights.load import best_kernels
 
 Make = Callable[..., Transformer]
 BLOCK = 4

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from soothsay import LLM, ModelError, SamplingParams
 from soothsay.core.batch import Rows
+from soothsay.model.kernel_sets import named_kernels
 from soothsay.model.native.native_linear import NativeLinear
 from soothsay.model.ops.linear import multiplies_bfloat16
 from soothsay.model.weights.checkpoint import open_checkpoint, read_model_config
-from soothsay.model.weights.load import load_model, named_kernels, weight_bytes
+from soothsay.model.weights.load import load_model, weight_bytes
 from soothsay.model.weights.numeric_mode import numeric_mode
 from soothsay.model.weights.quantized import round_to_nearest
 from soothsay.model.weights.tensor_names import TensorNames

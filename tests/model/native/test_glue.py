@@ -13,13 +13,14 @@ from torch import Tensor
 from soothsay.core.integer_keys import read_values, row_size
 from soothsay.model.decoder.norm import RMSNorm
 from soothsay.model.decoder.rope import Rope
+from soothsay.model.kernel_sets import best_kernels
 from soothsay.model.native.native_kernels import NativeKernels, load_native
 from soothsay.model.ops.kernels import StockKernels
 from soothsay.model.specs.attention_spec import LatentSpec
 from soothsay.model.specs.rope_spec import HeadRotation, RopeSpec
 from soothsay.model.transformer import Transformer
 from soothsay.model.weights.checkpoint import open_checkpoint
-from soothsay.model.weights.load import best_kernels, load_model
+from soothsay.model.weights.load import load_model
 
 STOCK = StockKernels()
 DTYPES = [torch.float32, torch.bfloat16]

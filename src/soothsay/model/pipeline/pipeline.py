@@ -18,11 +18,12 @@ import torch
 from soothsay.config import DType
 from soothsay.errors import ModelError
 from soothsay.handshake import call
+from soothsay.model.kernel_sets import named_kernels
 from soothsay.model.pipeline.remote_stage import RemoteStage
 from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.transformer import Transformer
 from soothsay.model.weights.checkpoint import open_checkpoint, read_model_config
-from soothsay.model.weights.load import load_model, named_kernels
+from soothsay.model.weights.load import load_model
 from soothsay.model.weights.numeric_mode import described_mode
 from soothsay.own_process import module_environment
 

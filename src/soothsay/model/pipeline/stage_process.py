@@ -20,11 +20,12 @@ from soothsay.core.cache import KVPool
 from soothsay.errors import SoothsayError
 from soothsay.handshake import CALLERS, Caller, CallerGate
 from soothsay.machine import available_memory
+from soothsay.model.kernel_sets import named_kernels
 from soothsay.model.pipeline.frames import Frame, FrameError, read_moves, read_rows, receive, send
 from soothsay.model.stage import PoolSize
 from soothsay.model.transformer import LocalStage
 from soothsay.model.weights.checkpoint import open_checkpoint
-from soothsay.model.weights.load import load_stage, named_kernels
+from soothsay.model.weights.load import load_stage
 from soothsay.model.weights.numeric_mode import described_mode
 
 log = logging.getLogger("soothsay.stage")

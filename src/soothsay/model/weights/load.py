@@ -14,8 +14,7 @@ from soothsay.model.decoder.blocks import record
 from soothsay.model.decoder.embedding import Embedding, IntegerEmbedding
 from soothsay.model.decoder.loaded_part import LoadedPart
 from soothsay.model.formats.weight_format import WeightFormat
-from soothsay.model.native.library import VARIANTS
-from soothsay.model.native.native_kernels import NativeKernels, load_native
+from soothsay.model.kernel_sets import best_kernels
 from soothsay.model.native.native_linear import NativeLinear, PackedTable
 from soothsay.model.ops.kernels import Kernels, StockKernels
 from soothsay.model.ops.linear import Dense
@@ -194,21 +193,3 @@ def check_memory(model: Transformer, mode: NumericMode, names: TensorNames, pref
             f"{names.checkpoint.path} needs {needed / 1e9:.1f} GB of memory in {mode.name}; "
             f"{free / 1e9:.1f} GB are free of {usable_memory().whole}: {advice}"
         )
-
-
-def best_kernels(spec: ModelSpec, device: torch.device | str = "cpu") -> Kernels:
-    """The fastest kernels for a model: native ones on a CPU if they fit, else stock operations."""
-    native = load_native() if torch.device(device).type == "cpu" else None
-    return StockKernels() if native is None or not native.fit(spec) else native
-
-
-def named_kernels(name: str) -> Kernels | None:
-    """The kernels of a name: an instruction set, or "stock"; None for "auto". Raises `ModelError`."""
-    if name in ("auto", "stock"):
-        return StockKernels() if name == "stock" else None
-    if name not in VARIANTS:
-        raise ModelError(f"there are no kernels {name!r}; choose from auto, stock, {', '.join(VARIANTS)}")
-    try:
-        return NativeKernels(name)
-    except OSError as error:
-        raise ModelError(str(error)) from None
