@@ -59,6 +59,9 @@ WINGS = (
 )
 """Layers below `soothsay.drafters`, the lowest first. Names of one wing must not import each other."""
 
+PARTS = ("specs", "ops", "decoder", "transformer")
+"""Layers below `soothsay.model`, the lowest first. Other rooms stand beside them."""
+
 ROOMS = (
     ("server_config",),
     ("http",),
@@ -120,6 +123,8 @@ def is_upward(name: str, other: str) -> bool:
     if mine == "drafters" and below and its_below and below[0] != its_below[0]:
         own, others = level(WINGS, below[0]), level(WINGS, its_below[0])
         return own < others or (own == others and own > 0)
+    if mine == "model" and below and its_below and {below[0], its_below[0]} <= {*PARTS}:
+        return PARTS.index(below[0]) < PARTS.index(its_below[0])
     if mine == "server" and below and its_below:
         return is_upward_in_server(below, its_below)
     return False

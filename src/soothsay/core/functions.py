@@ -69,3 +69,8 @@ def log_total(x: Tensor) -> Tensor:
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """`x / rms(x) * weight`: `[..., n]` float32."""
     return x * torch.rsqrt(total(x.square()) / x.shape[-1] + eps) * weight
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate heads `[N, H, d]`. Dimension i is paired with i + d/2."""
+    return x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin

@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from soothsay.core.batch import Batch
+from soothsay.core.functions import rotate
 from soothsay.core.strands import Strands
 from soothsay.errors import TrainingError
 from soothsay.model.decoder.blocks import Block
-from soothsay.model.decoder.norm import Norm
-from soothsay.model.decoder.rope import rotate
 from soothsay.model.ops.kernels import StockKernels
 from soothsay.model.ops.linear import Dense
+from soothsay.model.ops.operands import Norm
 from soothsay.model.weights.quantized import Integers, dequantized
 from soothsay.train.examples import Example
 

@@ -20,8 +20,8 @@ from soothsay.core.functions import silu
 from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.ops.automaton import Automaton, StockAutomaton
-from soothsay.model.decoder.norm import Norm
 from soothsay.model.decoder.rope import Rope
+from soothsay.model.ops.operands import Norm
 
 
 @dataclass(frozen=True)

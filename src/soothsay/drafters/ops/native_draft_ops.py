@@ -25,10 +25,10 @@ from soothsay.drafters.ops.draft_ops import (
     Refinement,
 )
 from soothsay.drafters.ops.native_recurrent import NativeRecurrentDrafts
-from soothsay.model.decoder.norm import Norm
 from soothsay.model.native.library import Library
 from soothsay.model.native.native_linear import NativeLinear
 from soothsay.model.ops.kernels import Kernels
+from soothsay.model.ops.operands import Norm
 
 _NO_NOISE = False, 0, 0, 0.0, 0.0
 

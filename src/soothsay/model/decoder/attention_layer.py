@@ -10,12 +10,13 @@ from soothsay.core.states import LayerStates
 from soothsay.model.decoder.convolution_layer import ConvolutionLayer
 from soothsay.model.decoder.delta_layer import DeltaLayer
 from soothsay.model.decoder.layer_pass import LayerPass
-from soothsay.model.decoder.loaded_part import FloatPart
-from soothsay.model.decoder.norm import Norm, RMSNorm, UnitNorm
+from soothsay.model.decoder.norm import RMSNorm, UnitNorm
 from soothsay.model.decoder.rope import QueryGrowth
 from soothsay.model.decoder.state_space_layer import StateSpaceLayer
+from soothsay.model.loaded_part import FloatPart
 from soothsay.model.ops.kernels import Kernels
 from soothsay.model.ops.linear import Dense
+from soothsay.model.ops.operands import Norm
 from soothsay.model.specs.attention_spec import AttentionSpec
 from soothsay.model.specs.state_specs import BesideStatesSpec
 

@@ -19,7 +19,8 @@ from soothsay.model.decoder.norm import RMSNorm, Vector
 from soothsay.model.decoder.parts import build_mixer, build_mlp
 from soothsay.model.decoder.single_part import SinglePart
 from soothsay.model.decoder.stream import Stream
-from soothsay.model.ops.kernels import Kernels, RecordedBlocks, Ropes
+from soothsay.model.ops.kernels import Kernels, RecordedBlocks
+from soothsay.model.ops.operands import Ropes
 from soothsay.model.specs.model_spec import LayerSpec, ModelSpec
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from soothsay.core.accepted import Accepted
 from soothsay.core.states import LayerStates
 from soothsay.model.decoder.layer_pass import LayerPass
-from soothsay.model.decoder.loaded_part import FloatPart
+from soothsay.model.loaded_part import FloatPart
 from soothsay.model.ops.kernels import Kernels
 from soothsay.model.ops.linear import Dense
 from soothsay.model.specs.state_specs import ConvolutionSpec

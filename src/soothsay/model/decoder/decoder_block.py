@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from soothsay.core.batch import Batch
 from soothsay.core.cache import LayerMemory
-from soothsay.model.decoder.layer_pass import LayerPass, Rotation
+from soothsay.model.decoder.layer_pass import LayerPass
 from soothsay.model.ops.kernels import Kernels, RecordedBlocks
+from soothsay.model.ops.operands import Rotation
 
 
 class DecoderBlock(nn.Module, ABC):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from soothsay.model.decoder.loaded_part import LoadedPart, StoredWeights, Table
+from soothsay.model.loaded_part import LoadedPart, StoredWeights, Table
 
 
 class Embedding(LoadedPart):

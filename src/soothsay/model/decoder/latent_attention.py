@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from soothsay.model.decoder.layer_pass import LayerPass
-from soothsay.model.decoder.loaded_part import StoredWeights
 from soothsay.model.decoder.norm import RMSNorm
+from soothsay.model.loaded_part import StoredWeights
 from soothsay.model.ops.kernels import Kernels
 from soothsay.model.ops.linear import Dense
 from soothsay.model.specs.attention_spec import LatentSpec

@@ -9,9 +9,7 @@ from torch import Tensor
 from soothsay.core.batch import Batch
 from soothsay.core.cache import KVAndStates, LayerMemory
 from soothsay.core.states import LayerStates
-
-Rotation = tuple[Tensor, Tensor]
-"""Cosines and sines of the rows, `[N, 1, d]` float32 each; see `soothsay.model.decoder.rope.Rope`."""
+from soothsay.model.ops.operands import Rotation
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,28 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from soothsay.model.decoder.loaded_part import FloatPart, LoadedPart, StoredWeights
-
-
-class Norm(Protocol):
-    """A root mean square norm: `x / rms(x) * weight` in float32. Centred, it norms `x - mean(x)`."""
-
-    @property
-    def weight(self) -> Tensor:
-        """`[size]` float32."""
-
-    @property
-    def eps(self) -> float:
-        """The number that is added to the mean square."""
-
-    @property
-    def centred(self) -> bool:
-        """Whether the mean is subtracted first. Only `Kernels.norm` takes such a norm."""
+from soothsay.model.loaded_part import FloatPart, LoadedPart, StoredWeights
 
 
 class RMSNorm(LoadedPart):

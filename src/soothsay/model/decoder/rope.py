@@ -57,11 +57,6 @@ class QueryGrowth(nn.Module):
         return self.factors[spans][:, None, None]
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate heads `[N, H, d]`. Dimension i is paired with i + d/2."""
-    return x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin
-
-
 def inverse_frequencies(config: RopeSpec, head_dim: int) -> Tensor:
     """`[d / 2]` radians per position, where d are the dimensions that rotate."""
     if config.kind == "none":

@@ -19,7 +19,7 @@ from soothsay.model.native.native_states import States, places_of
 from soothsay.model.native.program import EMBEDDING, INPUTS, KV_FORMATS, SCRATCH, STREAM, LayerRun, Op, Pass
 from soothsay.model.native.recorded import Program, Recorded, Value
 from soothsay.model.native.recorder import record
-from soothsay.model.ops.kernels import Ropes
+from soothsay.model.ops.operands import Ropes
 
 WITH_STATES = ("delta", "state_space", "convolve")
 """Operations that read the plan of the strands."""

@@ -13,12 +13,11 @@ from torch import Tensor
 from soothsay.core.batch import Batch
 from soothsay.core.states import LayerStates
 from soothsay.core.strands import Strands
-from soothsay.model.decoder.layer_pass import Rotation
-from soothsay.model.decoder.norm import Norm
 from soothsay.model.native.experts import ACTIVATIONS
 from soothsay.model.native.native_states import Convolution, Delta, StateSpaceWeights
 from soothsay.model.native.program import Reads
 from soothsay.model.ops.delta_rule import Recurrence
+from soothsay.model.ops.operands import Norm, Rotation
 from soothsay.model.ops.state_space import StateSpace
 from soothsay.model.specs.feed_forward_spec import SQUARED_RELU
 

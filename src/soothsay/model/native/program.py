@@ -12,10 +12,9 @@ from torch import Tensor
 from soothsay.core.batch import Batch
 from soothsay.core.states import LayerStates
 from soothsay.core.strands import Strands
-from soothsay.model.decoder.layer_pass import Rotation
 from soothsay.model.native.layout import path_pointers, strand_plan
 from soothsay.model.native.native_linear import address
-from soothsay.model.ops.kernels import Ropes
+from soothsay.model.ops.operands import Ropes, Rotation
 
 KV_FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.int16: 2}
 """Element type of a KV pool -> `soothsay_format` of csrc/kernels.h."""

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from soothsay.core.functions import rms_norm, sigmoid, silu, softplus, total
 from soothsay.core.states import LayerStates
 from soothsay.core.strands import Strands
-from soothsay.model.decoder.loaded_part import FloatPart
+from soothsay.model.loaded_part import FloatPart
 from soothsay.model.ops.token_rule import State, run_rows
 from soothsay.model.specs.state_specs import DeltaSpec
 

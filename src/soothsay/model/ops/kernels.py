@@ -15,33 +15,21 @@ from torch import Tensor, nn
 
 from soothsay.core.batch import Batch, LayoutOps
 from soothsay.core.cache import LayerMemory
-from soothsay.core.functions import ACTIVATIONS, clipped_swiglu, rms_norm, sigmoid
+from soothsay.core.functions import ACTIVATIONS, clipped_swiglu, rms_norm, rotate, sigmoid
 from soothsay.core.integer_keys import written
 from soothsay.core.sampling_ops import SamplingOps
 from soothsay.core.states import LayerStates
 from soothsay.core.strands import Strands
-from soothsay.model.decoder.layer_pass import Rotation
-from soothsay.model.decoder.norm import Norm
-from soothsay.model.decoder.rope import rotate
 from soothsay.model.ops.attention import attend
 from soothsay.model.ops.convolution import convolve
 from soothsay.model.ops.delta_rule import Recurrence, delta_rule
 from soothsay.model.ops.linear import stock_linear
+from soothsay.model.ops.operands import Mixture, Norm, Ropes, Rotation
 from soothsay.model.ops.routing import route
 from soothsay.model.ops.state_space import StateSpace, state_space
 from soothsay.model.specs.feed_forward_spec import CLIPPED, SQUARED_RELU, RoutingSpec
 from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.weights.quantized import Integers
-
-Ropes = Sequence[Rotation]
-"""Cosines and sines of the ways in which heads rotate, as `Rope` returns them."""
-
-
-class Mixture(Protocol):
-    """A mixture of experts: `soothsay.model.decoder.feed_forward.Experts`."""
-
-    def mixed(self, x: Tensor, scores: Tensor | None = None) -> Tensor:
-        """`[N, in] -> [N, in]` float32, of the router's scores `[N, experts]`."""
 
 
 class RecordedBlocks(Protocol):

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from soothsay.model.decoder.loaded_part import LoadedPart, StoredWeights
+from soothsay.model.loaded_part import LoadedPart, StoredWeights
 from soothsay.model.weights.quantized import Integers, Mixed, Quantized
 
 

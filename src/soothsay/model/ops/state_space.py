@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from soothsay.core.functions import rms_norm, silu, softplus
 from soothsay.core.states import LayerStates
 from soothsay.core.strands import Strands
-from soothsay.model.decoder.loaded_part import FloatPart
+from soothsay.model.loaded_part import FloatPart
 from soothsay.model.ops.delta_rule import STORED
 from soothsay.model.ops.token_rule import State, run_rows
 from soothsay.model.specs.state_specs import StateSpaceSpec

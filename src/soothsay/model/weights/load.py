@@ -12,9 +12,9 @@ from soothsay.errors import ModelError
 from soothsay.machine import available_memory, usable_memory
 from soothsay.model.decoder.blocks import record
 from soothsay.model.decoder.embedding import Embedding, IntegerEmbedding
-from soothsay.model.decoder.loaded_part import LoadedPart
 from soothsay.model.formats.weight_format import WeightFormat
 from soothsay.model.kernel_sets import best_kernels
+from soothsay.model.loaded_part import LoadedPart
 from soothsay.model.native.native_linear import NativeLinear, PackedTable
 from soothsay.model.ops.kernels import Kernels, StockKernels
 from soothsay.model.ops.linear import Dense
