@@ -22,10 +22,10 @@ from typer.testing import CliRunner
 from virtual import BETWEEN, FIRST, Fake, in_thread, run
 
 from soothsay.bench.chat_client import ChatClient
-from soothsay.bench.serve.load import PAUSE, Arrivals, Mix, UserTurns, default_conversations
 from soothsay.bench.serve.load_page import notes, tables
 from soothsay.bench.serve.serve_bench import LoadPlan, LoadTarget, Progress, ServeBench
 from soothsay.bench.serve.serve_results import MEASURES, LoadResults, LoadRow, Sample, Slo, median_of
+from soothsay.bench.serve.server_load import PAUSE, Arrivals, Mix, UserTurns, default_conversations
 from soothsay.cli.app import app
 from soothsay.cli.bench.load_commands import parse_target, seconds
 from soothsay.errors import RequestError, SoothsayError

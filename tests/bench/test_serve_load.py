@@ -13,7 +13,14 @@ import pytest
 import scipy.stats
 from virtual import run
 
-from soothsay.bench.serve.load import PAUSE, Arrivals, Mix, UserTurns, read_conversations, read_spec_bench
+from soothsay.bench.serve.server_load import (
+    PAUSE,
+    Arrivals,
+    Mix,
+    UserTurns,
+    read_conversations,
+    read_spec_bench,
+)
 from soothsay.errors import RequestError
 
 

@@ -13,8 +13,8 @@ from soothsay.bench.chat_client import ChatClient, ChatError, now
 from soothsay.bench.journal import Journal, conditions
 from soothsay.bench.measure import Meter, Progress, rotated
 from soothsay.bench.prompts import QUESTION
-from soothsay.bench.serve.load import Arrivals, Mix
 from soothsay.bench.serve.serve_results import LoadResults, Sample, Trial
+from soothsay.bench.serve.server_load import Arrivals, Mix
 from soothsay.errors import RequestError
 from soothsay.tokenizer import Message
 

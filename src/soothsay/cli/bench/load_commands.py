@@ -23,9 +23,9 @@ from soothsay.files import write_text
 from soothsay.options import FILE, PROMPTS, argument, flag, option, optional, shared
 
 if TYPE_CHECKING:
-    from soothsay.bench.serve.load import Arrivals, Kind, Mix
     from soothsay.bench.serve.serve_bench import LoadTarget, ServeBench
     from soothsay.bench.serve.serve_results import LoadResults, Slo
+    from soothsay.bench.serve.server_load import Arrivals, Kind, Mix
 
 
 CONCURRENCY = "4"
@@ -63,7 +63,7 @@ class LoadOptions:
 
     def loads(self) -> list[Arrivals]:
         """The loads, one for each level. Raises `typer.BadParameter`."""
-        from soothsay.bench.serve.load import Arrivals
+        from soothsay.bench.serve.server_load import Arrivals
 
         kinds = {"concurrency": self.concurrency, "rate": self.rate, "burst": self.burst}
         chosen = {kind: text for kind, text in kinds.items() if text is not None}
@@ -99,7 +99,12 @@ class PromptOptions:
 
     def mix(self, seed: int) -> Mix:
         """The prompts of a file, or the default ones. Raises `typer.BadParameter` if two files are given."""
-        from soothsay.bench.serve.load import Mix, default_conversations, read_conversations, read_spec_bench
+        from soothsay.bench.serve.server_load import (
+            Mix,
+            default_conversations,
+            read_conversations,
+            read_spec_bench,
+        )
 
         if self.spec_bench is not None and self.prompts is not None:
             raise typer.BadParameter("give --spec-bench FILE or --prompts FILE, not both")
