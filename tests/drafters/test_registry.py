@@ -19,7 +19,7 @@ from soothsay.drafters.lookup.exact_matches import PromptLookup
 from soothsay.drafters.places import drafter_directory
 from soothsay.drafters.registry import DrafterSpec, build_drafter
 
-MODEL = SimpleNamespace(kernels=FASTEST, config=SimpleNamespace(vocab_size=97, num_layers=2, hidden_size=48))
+MODEL = SimpleNamespace(kernels=FASTEST, spec=SimpleNamespace(vocab_size=97, num_layers=2, hidden_size=48))
 TARGET = Target(MODEL, None, EngineConfig(), 0)  # type: ignore[arg-type]
 
 

@@ -27,7 +27,7 @@ def target(layers: int, hidden: int, path: Path | None = None, vocabulary: str =
         pass
 
     Known.vocabulary = vocabulary  # type: ignore[assignment, method-assign]
-    model = cast(Any, SimpleNamespace(config=SimpleNamespace(num_layers=layers, hidden_size=hidden)))
+    model = cast(Any, SimpleNamespace(spec=SimpleNamespace(num_layers=layers, hidden_size=hidden)))
     return Known(model, None, EngineConfig(), 0, path)
 
 

@@ -12,7 +12,8 @@ import torch
 
 from soothsay.config import EngineConfig
 from soothsay.core.integer_keys import kv_bytes
-from soothsay.core.states import StatePool, StateShape
+from soothsay.core.state_shape import StateShape
+from soothsay.core.states import StatePool
 from soothsay.engine import sizing
 from soothsay.engine.sizing import MEMORY_SHARE, STATE_SHARE, WORKING_MEMORY, complete_config
 from soothsay.model.transformer import Transformer
@@ -35,7 +36,7 @@ def model(own: int = 4, states: Sequence[StateShape] = (), rest: Any = ()) -> Tr
     )
     parts = {"own": SimpleNamespace(layers=range(own)), "rest": rest}
     dtypes = {"dtype": torch.float32, "kv_dtype": torch.float32}
-    return cast(Transformer, SimpleNamespace(config=config, **parts, **dtypes))
+    return cast(Transformer, SimpleNamespace(spec=config, **parts, **dtypes))
 
 
 def stage(layers: range, tokens: int, machine: str) -> SimpleNamespace:

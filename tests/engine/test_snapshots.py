@@ -10,7 +10,8 @@ import torch
 
 from soothsay import SamplingParams
 from soothsay.core.request import Request
-from soothsay.core.states import StatePool, StateShape
+from soothsay.core.state_shape import StateShape
+from soothsay.core.states import StatePool
 from soothsay.core.tenant import EVERYBODY, Tenant
 from soothsay.drafters.base import NoDrafter
 from soothsay.engine.snapshots import Snapshots

@@ -120,7 +120,7 @@ def test_a_whole_checkpoint_loads(tmp_path: Path) -> None:
     shard(tmp_path)
     sharded = load_model(open_checkpoint(str(tmp_path)))
     assert torch.equal(sharded.embedding.weight, single.embedding.weight)
-    assert single.config.num_layers == 2
+    assert single.spec.num_layers == 2
     assert not any(parameter.requires_grad for parameter in single.parameters())
 
 

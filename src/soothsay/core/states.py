@@ -1,36 +1,17 @@
-"""What layers keep of a request instead of keys and values: sizes, and the memory of all requests."""
+"""The memory of states that layers keep instead of keys and values."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from soothsay.core.state_shape import StateShape
 from soothsay.core.strands import Marks
 from soothsay.machine import mapped_zeros
-
-
-@dataclass(frozen=True)
-class StateShape:
-    """The sizes of what one layer keeps of a request: a convolution's last inputs, and perhaps matrices."""
-
-    channels: int  # size of a token's input of the convolution
-    taps: int  # tokens that the convolution reads, its own included
-    matrices: tuple[int, int, int] = (0, 0, 0)
-    gates: int = 0  # numbers by which a token changes and keeps the matrices
-
-    def state_bytes(self, element_size: int) -> int:
-        """Bytes of the state of one request."""
-        return 4 * math.prod(self.matrices) + (self.taps - 1) * self.channels * element_size
-
-    def journal_bytes(self, element_size: int) -> int:
-        """Bytes that a node of a draft tree takes until the tree is verified."""
-        return (self.channels + self.gates) * element_size
 
 
 class LayerStates(NamedTuple):

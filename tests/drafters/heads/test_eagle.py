@@ -124,7 +124,7 @@ def test_a_template_says_which_ranks_are_there(tiny: Make) -> None:
 @pytest.mark.parametrize("stress", ["at ease", "after prefixes it never saw"])
 def test_with_the_fastest_kernels_that_are_here(stress: str, tiny: Make) -> None:
     slow = tiny(0, hidden_size=64, head_dim=32, attention_scale=32**-0.5)
-    target = Transformer(slow.config, best_kernels(slow.config)).eval().requires_grad_(False)
+    target = Transformer(slow.spec, best_kernels(slow.spec)).eval().requires_grad_(False)
     target.load_state_dict(slow.state_dict())
     head = make_eagle_head(target, kernels=target.kernels)
     check_all(stress, target, head, EagleOracle, lambda t: Eagle2(t, head), branch=3)

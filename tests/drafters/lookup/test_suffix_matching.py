@@ -26,7 +26,7 @@ from soothsay.drafters.ops.native_draft_ops import draft_ops
 from soothsay.drafters.registry import build_drafter
 
 VOCABULARY = 1000
-MODEL = SimpleNamespace(config=SimpleNamespace(vocab_size=VOCABULARY), kernels=FASTEST)
+MODEL = SimpleNamespace(spec=SimpleNamespace(vocab_size=VOCABULARY), kernels=FASTEST)
 TARGET = Target(MODEL, None, EngineConfig(), 0, ops=draft_ops(FASTEST))  # type: ignore[arg-type]
 
 

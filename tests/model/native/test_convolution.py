@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from soothsay.core.states import LayerStates, StatePool, StateShape
+from soothsay.core.state_shape import StateShape
+from soothsay.core.states import LayerStates, StatePool
 from soothsay.core.strands import Strand, Strands
 from soothsay.model.native.native_kernels import NativeKernels
 from soothsay.model.ops.kernels import Kernels, StockKernels

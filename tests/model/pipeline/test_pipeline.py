@@ -111,7 +111,7 @@ def test_families(family: str, tmp_path: Path) -> None:
 def test_a_pass_within_itself_and_taps_of_all_layers() -> None:
     alone, llm = LLM("sibyl", dtype="float32", drafter="none").model, piped(stages=3).model
     rows = [Rows(torch.arange(5, 25).numpy(), 0), Rows(torch.arange(7).numpy(), 0)]
-    taps = range(alone.config.num_layers + 1)
+    taps = range(alone.spec.num_layers + 1)
     with torch.inference_mode():
         hidden, tapped = alone(alone.pack(rows), taps=taps)
         found, found_taps = llm(llm.pack(rows), taps=taps)

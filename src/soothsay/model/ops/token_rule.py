@@ -13,7 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from soothsay.core.states import LayerStates, StateShape
+from soothsay.core.state_shape import StateShape
+from soothsay.core.states import LayerStates
 from soothsay.core.strands import WITHIN, Strand, Strands
 
 

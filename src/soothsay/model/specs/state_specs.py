@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from soothsay.core.states import StateShape
+from soothsay.core.state_shape import StateShape
 from soothsay.model.specs.attention_spec import AttentionSpec
 
 
