@@ -51,7 +51,7 @@ STRANGERS = {("bench", "server"), ("bench", "train"), ("train", "server")}
 """Pairs of layers that are side by side: the first must not import the second, although it is above."""
 
 WINGS = (
-    ("ops", "spec_parser", "base", "places", "learned_files"),
+    ("ops", "base", "places", "learned_files"),
     ("trees",),
     ("lookup", "heads", "models"),
     ("control", "learning"),

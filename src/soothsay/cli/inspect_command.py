@@ -246,8 +246,8 @@ def architecture(c: ModelSpec) -> Rows:
         chosen = f"{e.routing.chosen} for each token{beside}, in {len(mixtures)} layers"
         yield "experts", f"{e.routing.count} of {e.expert.size:,}, {chosen}"
     yield from _mixers(c)
-    if (parts := c.stream_size // c.hidden_size) > 1:
-        yield "streams", f"{parts} of {c.hidden_size:,}, predicted and corrected in each layer"
+    if (alternating := c.layers[0].alternating) is not None:
+        yield "streams", f"{alternating.parts} of {c.hidden_size:,}, predicted and corrected in each layer"
     if c.num_sharing_layers:
         yield "shared KV", f"the last {c.num_sharing_layers} layers read that of layers before them"
     tied = "the head shares the embedding" if c.head.tied else "with a head of its own"

@@ -213,7 +213,7 @@ class DraftOps:
     def grow_paths(
         self, refinement: Refinement, candidates: Candidates, nodes: int, depth: int
     ) -> DraftOutput:
-        """Grow the best tree over refined guesses; see `soothsay.drafters.ops.refinement.grow_refined_tree`.
+        """Grow the best tree over refined guesses; see `grow_refined_tree`.
 
         The native one sums in another order, so trees may differ where scores nearly tie.
         """

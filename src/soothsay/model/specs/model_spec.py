@@ -48,6 +48,10 @@ class AlternatingSpec:
         """Weights of one layer in matrices."""
         return (2 * self.laurel_rank + self.parts) * hidden + (self.parts + 1) * self.parts**2
 
+    def num_stream_parameters(self, hidden: int) -> int:
+        """Weights that spread embeddings over the stream, and merge it."""
+        return 2 * (self.parts - 1) * hidden**2
+
 
 @dataclass(frozen=True)
 class LayerInputSpec:
@@ -258,7 +262,8 @@ class ModelSpec:
         total += sum(layer.num_parameters(hidden) for layer in self.layers)
         if own is not None:  # a table, and its projection
             total += (own.rows + hidden) * own.size * self.num_layers
-        return total + 2 * hidden * (self.stream_size - hidden)  # a stream of parts is spread and merged
+        alternating = self.layers[0].alternating
+        return total + (0 if alternating is None else alternating.num_stream_parameters(hidden))
 
     def with_layers(self, change: Callable[[LayerSpec], LayerSpec]) -> ModelSpec:
         """The model with each layer changed."""

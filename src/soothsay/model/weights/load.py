@@ -58,22 +58,23 @@ def load_model(
     that are missing or do not fit the configuration.
     """
     check_device(device)
-    config = for_context(read_model_config(checkpoint), max_context)
-    names = TensorNames(config, checkpoint)
+    spec = for_context(read_model_config(checkpoint), max_context)
+    names = TensorNames(spec, checkpoint)
     mode = numeric_mode(names, dtype, device, coarse)
-    kernels = kernels or best_kernels(config, device)
+    kernels = kernels or best_kernels(spec, device)
     with torch.device("meta"):
-        model = Transformer(config, kernels, layers, mode.kv_dtype(config, kernels))
-    if not config.head.tied and mode.format_of(names.all, *names.of("head")) is None:
+        model = Transformer(spec, kernels, layers, mode.kv_dtype(spec, kernels))
+    if not spec.head.tied and mode.format_of(names.all, *names.of("head")) is None:
         names.require("head")
     _load_modules(model, names, mode, device, tokens=tokens)
     embedding, head = model.embedding, model.head
-    is_table = config.head.tied and not mode.coarse and tokens is None
+    is_table = spec.head.tied and not mode.coarse and tokens is None
     if is_table and isinstance(embedding, IntegerEmbedding) and isinstance(head, NativeLinear):
         embedding.table = PackedTable(head)  # the same integers, read in one native call
     model.bits = mode.stored_bits
+    model.to(device).eval().requires_grad_(False)
     record(model)
-    return model.to(device).eval().requires_grad_(False)
+    return model
 
 
 def check_device(device: torch.device | str) -> None:
@@ -99,12 +100,12 @@ def load_stage(
 
     Returns the layers, and the bits of their weights as `Transformer.bits`. Raises `ModelError`.
     """
-    config = for_context(read_model_config(checkpoint), max_context)
-    names = TensorNames(config, checkpoint, layers.start)
+    spec = for_context(read_model_config(checkpoint), max_context)
+    names = TensorNames(spec, checkpoint, layers.start)
     mode = numeric_mode(names, dtype)
-    kernels = kernels or best_kernels(config)
+    kernels = kernels or best_kernels(spec)
     with torch.device("meta"):
-        model = Transformer(config, kernels, layers, mode.kv_dtype(config, kernels))
+        model = Transformer(spec, kernels, layers, mode.kv_dtype(spec, kernels))
     _load_modules(model, names, mode, "cpu", "blocks.")
     stage = model.own
     record(stage.blocks)
