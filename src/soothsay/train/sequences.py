@@ -12,13 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from soothsay.core.batch import Batch
-from soothsay.core.functions import rotate
 from soothsay.core.strands import Strands
 from soothsay.errors import TrainingError
 from soothsay.model.decoder.blocks import Block
 from soothsay.model.ops.kernels import StockKernels
 from soothsay.model.ops.linear import Dense
-from soothsay.model.ops.operands import Norm
 from soothsay.model.weights.quantized import Integers, dequantized
 from soothsay.train.examples import Example
 
@@ -166,36 +164,10 @@ class TrainingKernels(StockKernels):
 
     name = "stock PyTorch operations, for training"
 
-    def rotate_store(
-        self,
-        qkv: Tensor,
-        norms: tuple[Norm, Norm] | None,
-        rope: tuple[Tensor, Tensor],
-        scale: float,
-        kv: Tensor,
-        slots: Tensor,
-        value_norm: Norm | None = None,
-        *,
-        gates: int = 0,
-        keys: int | None = None,
-    ) -> Tensor:
-        """See `Kernels`. Keys and values go to the last rows of `kv`; `slots` is not used."""
-        keys = kv.shape[0] // 2 if keys is None else keys
-        queries = qkv.shape[1] - gates - 2 * keys
-        qkv = torch.cat([qkv[:, :queries], qkv[:, queries + gates :]], dim=1) if gates else qkv
-        qk, v = qkv[:, : queries + keys].float(), qkv[:, queries + keys :]
-        if norms is not None:
-            q, k = qk[:, :queries], qk[:, queries:]
-            qk = torch.cat([self.norm(q, norms[0], q.dtype), self.norm(k, norms[1], k.dtype)], dim=1)
-        if value_norm is not None:
-            v = self.norm(v.float(), value_norm, v.dtype)
-        qk = rotate(qk, *rope)
-        if not keys:
-            return qk * scale
-        own = kv[:, kv.shape[1] - len(qkv) :]
-        own[:keys] = qk[:, queries:].transpose(0, 1)
-        own[keys:] = v.transpose(0, 1)
-        return qk[:, :queries] * scale
+    def write(self, k: Tensor, v: Tensor, kv: Tensor, slots: Tensor) -> None:
+        """See `Kernels`. They go to the last rows of `kv`; `slots` is not used."""
+        own = kv[:, kv.shape[1] - k.shape[1] :]
+        own[: len(k)], own[len(k) :] = k, v
 
     def attend(
         self,

@@ -18,7 +18,7 @@ from soothsay.model.formats.gguf_metadata import Metadata
 
 Config = dict[str, Any]
 Shapes = Mapping[str, tuple[int, ...]]
-"""Of the tensors, by GGUF's names."""
+"""The shape of each tensor, by its name in the GGUF file."""
 
 SOFTMAX, SIGMOID = 1, 2
 """Values of `expert_gating_func`."""

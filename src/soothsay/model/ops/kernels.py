@@ -131,10 +131,13 @@ class Kernels(LayoutOps):
         qk = rotate(qk, *rope)
         if not keys:
             return qk * scale
-        k, v = qk[:, queries:].transpose(0, 1), v.transpose(0, 1)  # [H_kv, N, d]
+        self.write(qk[:, queries:].transpose(0, 1), v.transpose(0, 1), kv, slots)
+        return qk[:, :queries] * scale
+
+    def write(self, k: Tensor, v: Tensor, kv: Tensor, slots: Tensor) -> None:
+        """Write keys and values `[H_kv, N, d]` float32 to the pool, for the stock `rotate_store`."""
         new = written(k, v) if kv.dtype == torch.int16 else torch.cat([k, v]).to(kv.dtype)
         kv.index_copy_(1, slots, new)
-        return qk[:, :queries] * scale
 
     def attend(
         self,

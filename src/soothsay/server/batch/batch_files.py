@@ -1,7 +1,7 @@
 """The files of a batch: the lines of its input, its output, and what the answers depend on.
 
-Lines are read one by one, within bounds, as often as needed. Each answer is one line, written at once.
-If the process is killed, only the last line can be torn. It is dropped when the batch goes on.
+A batch reads one line at a time, within bounds, and again where it needs one again. It writes each answer as
+one line. If the process is killed, only the last line can be torn. It is dropped when the batch goes on.
 """
 
 from __future__ import annotations

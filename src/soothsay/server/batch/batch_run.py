@@ -147,11 +147,10 @@ def run_batch(
     target = user_path(output)
     if target.exists() and target.samefile(requests.path):
         raise RequestError(f"{target} is the input; write to another file")
-    path = user_path(model)
     state = {
         "version of soothsay": __version__,
         "input (SHA-256)": requests.sha256,
-        "model": str(path.resolve()) if path.exists() else model,
+        "model": _place(model),
         "model's name in requests": name,
         "dtype": dtype,
         "context": max_context,
@@ -172,6 +171,12 @@ def run_batch(
             answers.sync()
             tokens = batch.tokens
         return BatchSummary(len(requests.keys), answers.failed, len(answers.keys), tokens)
+
+
+def _place(model: str) -> str:
+    """The path of a model; its name if it has none."""
+    path = user_path(model)
+    return str(path.resolve()) if path.exists() else model
 
 
 class BatchRun:
