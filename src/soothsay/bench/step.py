@@ -6,7 +6,6 @@ is the time to read the weights once or the time of the arithmetic, whichever is
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -15,15 +14,13 @@ from typing import Any
 
 import torch
 from rich.table import Table
-from torch import Tensor, nn
 
 from soothsay.bench.measure import Rates, Workload, interleave
 from soothsay.bench.random_models import LlamaShape, RandomCheckpoint
 from soothsay.bench.tables import records_table
 from soothsay.config import DType
-from soothsay.core.integer_keys import kv_bytes
-from soothsay.model.ops.linear import Dense
 from soothsay.model.timing.pass_measuring import Layout, VerifyPass, filled_cache
+from soothsay.model.timing.pass_predicting import Work, linear_layers
 from soothsay.model.transformer import Transformer
 from soothsay.model.weights.checkpoint import open_checkpoint
 from soothsay.model.weights.load import load_model
@@ -31,54 +28,6 @@ from soothsay.plotting import new_figure, tidy
 
 PRODUCT_ROWS = 256
 """Rows of the product that measures the arithmetic rate. With as many, reading the weights hardly counts."""
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """The least work of a pass."""
-
-    bytes: int
-    """Bytes read: weights and scales of all linear layers, keys and values of the context, and states."""
-
-    operations: int
-    """Operations of linear layers and attention; a multiplication and an addition are two."""
-
-    @classmethod
-    def of(cls, model: Transformer, rows: int, context: int) -> Work:
-        """Return the work of a pass of `rows` rows. Mixtures of experts count with all experts."""
-        c, layers = model.spec, linear_layers(model)
-        kv, attention, element = 0, 0, model.dtype.itemsize
-        heads_of_all = [0 if layer.attention is None else layer.attention.heads for layer in c.layers]
-        for window, queries, (heads, size) in zip(c.windows, heads_of_all, c.kv_shapes, strict=True):
-            keys = 0 if not heads else context if window is None else min(abs(window), context)
-            kv += kv_bytes([(heads, size)], model.kv_dtype) * keys
-            attention += 4 * queries * size * keys
-        kv += c.state_bytes(element)
-        # a state is read once, and each row multiplies it four times
-        attention += 8 * sum(math.prod(state.matrices) for state in c.states.values())
-        return cls(
-            bytes=sum(held_bytes(layer) for layer, _ in layers) + kv,
-            operations=rows * (2 * sum(shape.numel() for _, shape in layers) + attention),
-        )
-
-    def floor(self, bandwidth: float, rate: float) -> float:
-        """Return the lower bound in seconds, for rates in bytes and operations a second."""
-        return max(self.bytes / bandwidth, self.operations / rate)
-
-
-def linear_layers(model: Transformer) -> list[tuple[nn.Module, torch.Size]]:
-    """Return every linear layer with its shape `[out, in]`, which not all kinds of layers store."""
-    with torch.device("meta"):
-        plain = Transformer(model.spec)
-    shapes = {name: part.weight.shape for name, part in plain.named_modules() if isinstance(part, Dense)}
-    return [(model.get_submodule(name), shape) for name, shape in shapes.items()]
-
-
-def held_bytes(layer: nn.Module) -> int:
-    """Return the bytes of all tensors of a linear layer: weights, scales, zeros, bias."""
-    holders = layer, *getattr(layer, "parts", ())
-    attributes = [value for one in holders for value in vars(one).values() if isinstance(value, Tensor)]
-    return sum(tensor.nbytes for tensor in (*layer.parameters(), *layer.buffers(), *attributes))
 
 
 @dataclass(frozen=True, slots=True)

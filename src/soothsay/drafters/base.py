@@ -38,7 +38,7 @@ class Target:
     num_blocks: int  # of the KV pool; a drafter's own pool has the same number, at the same addresses
     path: Path | None = None  # of the model; drafters that were trained for it are looked for there
     cache: KVPool | None = None  # the model's own keys and values; None where nothing is served
-    times: Callable[[], PassTimes] | None = None  # of the model's passes; the first call measures them
+    times: Callable[[], PassTimes] | None = None  # the best that is known of the model's passes
     ops: DraftOps = field(default_factory=DraftOps)  # the operations of drafters on the model's device
 
     @property
@@ -124,6 +124,9 @@ class Drafter(ABC):
             nodes: nodes without the root. Each comes after its parent, unless that is the root.
         """
         return [self.name] * len(nodes)
+
+    def finish_loading(self) -> None:  # noqa: B027
+        """Wait for what is read in the background. The times of passes are not measured beside it."""
 
     def num_known(self, request: Request, blocks: Sequence[int]) -> int:
         """How many of the blocks that hold a prompt's beginning this drafter can go on after.
@@ -279,6 +282,7 @@ class DrafterProxy(Drafter):
     propose: Any = _Forwarded()
     observe: Any = _Forwarded()
     authors: Any = _Forwarded()
+    finish_loading: Any = _Forwarded()
     num_known: Any = _Forwarded()
     release: Any = _Forwarded()
     reset: Any = _Forwarded()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -33,7 +33,8 @@ from soothsay.engine.sizing import num_snapshots
 from soothsay.engine.snapshots import Snapshots
 from soothsay.engine.verification import verify
 from soothsay.errors import RequestError, StageError
-from soothsay.model.timing.pass_measuring import known_or_measured
+from soothsay.model.timing.known_times import KnownTimes
+from soothsay.model.timing.pass_times import PassTimes
 from soothsay.model.transformer import Transformer
 from soothsay.tokenizer import Tokenizer
 
@@ -84,9 +85,8 @@ class Engine:
             snapshots=num_snapshots(config, model),
             nodes=config.max_tree,
         )
-        times = cache(partial(known_or_measured, model, config.max_context))
-        ops = draft_ops(model.kernels)
-        self.target = Target(model, tokenizer, config, num_blocks, path, self.cache, times, ops)
+        self._known_times, ops = KnownTimes(model, config.max_context), draft_ops(model.kernels)
+        self.target = Target(model, tokenizer, config, num_blocks, path, self.cache, self._pass_times, ops)
         snapshots = Snapshots(self.cache.states, config.block_size, partial(model.copy_state, self.cache))
         self.scheduler = Scheduler(config, self.allocator, snapshots)
         self.recovery = Recovery(self.scheduler)
@@ -131,12 +131,12 @@ class Engine:
             return 0 if self.kept is None else self.kept.save(list(self._used))
 
     def study(self) -> bool:
-        """Let drafters learn from what waits. Call it while there is nothing else to do.
+        """Let drafters learn from what waits, and measure a pass. Call it while there is nothing else to do.
 
         Returns whether more waits, which may be done some milliseconds later.
         """
         with self.lock:
-            return sum(drafter.study() for drafter in list(self._used)) > 0
+            return sum([self._known_times.study(), *(drafter.study() for drafter in list(self._used))]) > 0
 
     def forget_learned(self) -> None:
         """Let the drafters forget what they have learned, and remove the files of it.
@@ -183,7 +183,7 @@ class Engine:
             for request in [*self.scheduler.running, *self.scheduler.waiting]:
                 self.cancel(request)
             self.lock.closed = True
-            del self.model, self.cache, self.target, self.scheduler, self.recovery
+            del self.model, self.cache, self.target, self.scheduler, self.recovery, self._known_times
 
     def advance(self, request: Request) -> None:
         """Step until `request` has new tokens or has ended. One waiting thread steps for all of them."""
@@ -217,6 +217,11 @@ class Engine:
                 return False
             self.recovery.passed(alone, turns)
             return True
+
+    def _pass_times(self) -> PassTimes:
+        """The times of passes. They are measured briefly if nothing is known, and no request waits for it."""
+        with self.lock:
+            return self._known_times(may_measure=not self.has_work)
 
     def _run(self, turns: Sequence[Turn]) -> None:
         """Run the stages of a step after `schedule`."""

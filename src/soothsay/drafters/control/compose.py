@@ -58,6 +58,11 @@ class Composite(Drafter):
             self._watch(index, observations)
         self._trees.clear()
 
+    def finish_loading(self) -> None:
+        """Wait for all parts."""
+        for part in self.parts:
+            part.finish_loading()
+
     def num_known(self, request: Request, blocks: Sequence[int]) -> int:
         """The blocks that every part can go on after."""
         return min(part.num_known(request, blocks) for part in self.parts)

@@ -40,7 +40,7 @@ class Controller(Composite):
     Args:
         target: the model to draft for.
         parts: the drafters to choose from.
-        times: of the target's passes; None: `target.times`, measured at the first step.
+        times: of the target's passes; None: `target.times`.
         clock: returns seconds since an arbitrary moment.
 
     Attributes:
@@ -63,9 +63,10 @@ class Controller(Composite):
     ):
         super().__init__(target, parts)
         self._clock, self.step = clock, 0
+        self.finish_loading()
         self.states: dict[Request, RequestState] = {}
         self.shared_forecasts: PerTenant[dict[tuple[int, int, bool], SharedForecast]] = PerTenant(dict)
-        self.costs = CostModel(len(parts), lambda: times or _measured_times(target), clock)
+        self.costs = CostModel(len(parts), _times_of(target) if times is None else lambda: times, clock)
         reading = self.costs.target_reading
         self.backlogs = [Backlog(*own, clock, reading) for own in zip(parts, self._taps, strict=True)]
         self._polling = SignalPolling(parts, self.costs, clock, self._new_forecast)
@@ -225,7 +226,7 @@ class Controller(Composite):
         return not self._state(request).forecasts[drafter].probes.retired
 
 
-def _measured_times(target: Target) -> PassTimes:
+def _times_of(target: Target) -> Callable[[], PassTimes]:
     if target.times is None:
         raise ValueError("a controller needs the times of the target's passes")
-    return target.times()
+    return target.times

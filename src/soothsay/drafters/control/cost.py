@@ -140,13 +140,13 @@ class CostModel:
 
     Args:
         num_drafters: drafters of the controller.
-        times: returns the times of the target's passes. They are measured at the first call.
+        times: returns the times of the target's passes. Better ones may be measured in idle time.
         clock: returns seconds since an arbitrary moment.
     """
 
     def __init__(self, num_drafters: int, times: Callable[[], PassTimes], clock: Callable[[], float]):
         self._load_times, self._clock = times, clock
-        self._times: PassTimes | None = None
+        self.times = times()
         self.drafting = [RunningCost() for _ in range(num_drafters)]  # of a draft
         self._level_shares = [LevelShare() for _ in range(num_drafters)]
         self.deciding = RunningCost()  # of the controller itself, for each drafter that it asks
@@ -164,13 +164,6 @@ class CostModel:
         self._begin = self._end = 0.0  # of this step's decision
         self._followed = 0.0  # the begin of the last step whose pass was compared with `times`
 
-    @property
-    def times(self) -> PassTimes:
-        """The times of the target's passes."""
-        if self._times is None:
-            self._times = self._load_times()
-        return self._times
-
     def target_reading(self) -> float:
         """Seconds in which the target reads a token of a prompt."""
         rows = self.times.rows[-1]
@@ -178,7 +171,7 @@ class CostModel:
 
     def begin_step(self) -> None:
         """Begin the decision of a step."""
-        _ = self.times  # the first measurement must not count as deciding
+        self.times = self._load_times()
         self._begin, self._outside, self.proposing, self._asked = self._clock(), 0.0, 0.0, 0
         if self._begin - self._followed >= FOLLOW_INTERVAL:
             self._followed = self._begin

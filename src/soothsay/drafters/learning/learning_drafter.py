@@ -141,6 +141,10 @@ class Learning(LevelwiseDrafter, ReadingDrafter):
         trees = self.inner.propose(requests)
         return [self._join(request, tree) for request, tree in zip(requests, trees, strict=True)]
 
+    def finish_loading(self) -> None:
+        """Wait for the inner drafter."""
+        self.inner.finish_loading()
+
     def unread(self, request: Request) -> int:
         """See `ReadingDrafter`."""
         return self.inner.unread(request) if isinstance(self.inner, ReadingDrafter) else 0

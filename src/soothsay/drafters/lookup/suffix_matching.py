@@ -206,7 +206,7 @@ class Suffix(SignalingDrafter):
 
     def reset(self) -> None:
         """Forget all requests. Texts that were loaded stay, and from now on no thread reads them."""
-        self._end_reading()
+        self.finish_loading()
         self._texts: WeakKeyDictionary[Request, _Text] = WeakKeyDictionary()
         self.memories = PerTenant(self._new_memory)
 
@@ -233,6 +233,12 @@ class Suffix(SignalingDrafter):
         self._stored = memory.generations
         self._reader = Thread(target=memory.read, args=(room,), name="soothsay suffix store")
         self._reader.start()
+
+    def finish_loading(self) -> None:
+        """Wait until the texts that were loaded have been read."""
+        if self._reader is not None:
+            self._reader.join()
+            self._reader = None
 
     kind = KIND
 
@@ -284,18 +290,12 @@ class Suffix(SignalingDrafter):
 
     def _matches(self, request: Request) -> Matcher:
         """The matches of the request's text, after reading all of it."""
-        self._end_reading()
+        self.finish_loading()
         text = self._texts.get(request)
         if text is None:
             text = self._texts[request] = _Text(self._new_automaton())
         generations = self._stored + self.memories[request.tenant].generations
         return text.matches(request.tokens, [one for one in generations if one.automaton.size])
-
-    def _end_reading(self) -> None:
-        """Wait until the texts that were loaded have been read."""
-        if self._reader is not None:
-            self._reader.join()
-            self._reader = None
 
     def _new_memory(self) -> TextMemory:
         return TextMemory(self.memory, MEMORY_DOUBT, self._new_automaton)

@@ -1,8 +1,8 @@
 """T(rows, context): the seconds that one pass of the target takes, as a curve that follows the machine.
 
 Speculation pays because a pass of 16 rows costs little more than a pass of one row. How much more depends on
-the model, the number format and the machine. So it is measured (`pass_measuring`), and remembered on disk.
-Files are checked: anybody may have written them.
+the model, the number format and the machine. So it is measured (`pass_measuring`), and remembered on disk
+(`known_times`). Files are checked: anybody may have written them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import stat
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -127,8 +128,8 @@ def _interpolate(xs: IntArray, ys: FloatArray, x: FloatArray) -> FloatArray:
 
 
 KEPT_MEASUREMENTS = 5
-"""Measurements that are made and kept on disk, each at a start of the engine. Their median is neither from a
-busy moment nor from a lucky one. Later starts read it, and `PassTimes.follow` finds the machine's speed."""
+"""Measurements that are kept on disk. Their median is neither from a busy moment nor from a lucky one. Later
+starts read it, and `PassTimes.follow` finds the machine's speed."""
 
 MAX_FILE = 1 << 16
 """Limit of bytes in a file of measurements. It is written with about 4 KB."""
@@ -140,18 +141,55 @@ MAX_NUMBER = 1 << 30
 """Limit of rows and of context tokens in a file."""
 
 
-def read_measurements(file: Path) -> list[PassTimes]:
-    """The measurements in a file, the newest last; none if there is no file.
+@dataclass(frozen=True, slots=True)
+class Measurements:
+    """Measurements of the same passes, the newest last.
 
-    Raises `OSError`, `ValueError` or `RecursionError` if the file cannot be read, or is damaged.
+    Example:
+        On a busy machine two brief ones are kept, and both are disturbed. The first that nothing disturbs
+        takes their place. The first one of all sizes takes its place, unless something disturbed it.
     """
-    try:
-        found = file.stat()
-    except FileNotFoundError:
-        return []
-    if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_FILE:  # a pipe would keep its reader waiting
-        raise ValueError(f"it is not a file of at most {MAX_FILE} bytes")
-    return parse_measurements(json.loads(file.read_text("utf-8")))
+
+    passes: Sequence[PassTimes] = ()
+    is_quiet: bool = True  # whether other processes left the machine alone
+
+    @property
+    def agreed(self) -> PassTimes | None:
+        """What they say together; None if there are none."""
+        return PassTimes.agreed(self.passes) if self.passes else None
+
+    def with_newest(self, newest: PassTimes, is_quiet: bool) -> Measurements:
+        """These with one more. A disturbed one never takes the place of quiet ones."""
+        if self.passes and self.is_quiet and not is_quiet:
+            return self
+        sizes = newest.rows, newest.contexts
+        same = [old for old in self.passes if (old.rows, old.contexts) == sizes]
+        same = same if is_quiet == self.is_quiet else []
+        return Measurements([*same, newest][-KEPT_MEASUREMENTS:], is_quiet)
+
+    @classmethod
+    def read(cls, file: Path) -> Measurements:
+        """Those in a file; none if there is no file.
+
+        Raises `OSError`, `ValueError` or `RecursionError` if the file cannot be read, or is damaged.
+        """
+        try:
+            found = file.stat()
+        except FileNotFoundError:
+            return cls()
+        if (
+            not stat.S_ISREG(found.st_mode) or found.st_size > MAX_FILE
+        ):  # a pipe would keep its reader waiting
+            raise ValueError(f"it is not a file of at most {MAX_FILE} bytes")
+        content = json.loads(file.read_text("utf-8"))
+        return cls(parse_measurements(content), content.get("quiet") is True)
+
+    def write(self, file: Path) -> None:
+        """Keep them on disk for the next start. Raises `OSError` if the disk cannot be written."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if file.exists() and not file.is_file():  # a pipe would keep its writer waiting
+            raise OSError("it is not a file")
+        write_json(file, {**measurements_as_json(self.passes), "quiet": self.is_quiet})
 
 
 def measurements_as_json(measured: Sequence[PassTimes]) -> dict[str, Any]:
@@ -197,11 +235,3 @@ def _seconds(table: object, shape: tuple[int, ...]) -> list[list[float]]:
     if not all(isinstance(number, float) and 0 < number <= MAX_SECONDS for number in numbers):
         raise ValueError(f"a time is not a number above 0 and at most {MAX_SECONDS}")
     return rows
-
-
-def write_measurements(file: Path, measured: Sequence[PassTimes]) -> None:
-    """Keep measurements on disk for the next start. Raises `OSError` if the disk cannot be written."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    if file.exists() and not file.is_file():  # a pipe would keep its writer waiting
-        raise OSError("it is not a file")
-    write_json(file, measurements_as_json(measured))
