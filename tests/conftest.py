@@ -17,7 +17,7 @@ from tiny import TINY, adapted
 from typer import testing
 
 from soothsay import LLM
-from soothsay.model.timing import pass_measuring
+from soothsay.model.timing import known_times, pass_measuring
 from soothsay.model.transformer import Transformer
 
 pytest_plugins = ["skips", "shares"]
@@ -70,13 +70,13 @@ def _commands_once() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _few_passes() -> None:
-    """Measure 12 passes for a controller, in place of 230, which take longer than most tests.
+    """Measure 6 passes for a controller, in place of 30, which take longer than most tests.
 
     They are kept, though another worker tests meanwhile. Else each start would measure them.
     """
-    pass_measuring.ROWS, pass_measuring.CONTEXTS = (1, 16, 128), (64,)
+    pass_measuring.ROWS, pass_measuring.CONTEXTS, pass_measuring.BRIEF_ROWS = (1, 16, 64), (64,), (1, 16)
     pass_measuring.SETTLING = pass_measuring.COUNTED = 1
-    pass_measuring.processor_seconds_of_others = lambda: None
+    known_times.processor_seconds_of_others = lambda: None
 
 
 @pytest.fixture(scope="session")

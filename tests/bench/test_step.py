@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from soothsay.bench import step as step_module
 from soothsay.bench.measure import Rates, Workload
 from soothsay.bench.random_models import LlamaShape, RandomCheckpoint
-from soothsay.bench.step import Work, bench_step, held_bytes, linear_layers, multiplying, step_chart
+from soothsay.bench.step import bench_step, multiplying, step_chart
 from soothsay.cli.app import app
 from soothsay.core.batch import Batch, Rows
 from soothsay.errors import ModelError
@@ -25,6 +25,7 @@ from soothsay.model.specs.feed_forward_spec import DenseSpec
 from soothsay.model.specs.rope_spec import RopeSpec
 from soothsay.model.specs.state_specs import DeltaSpec
 from soothsay.model.timing.pass_measuring import VerifyPass, filled_cache
+from soothsay.model.timing.pass_predicting import Work, held_bytes, linear_layers
 from soothsay.model.transformer import Transformer
 from soothsay.model.weights.load import load_model
 from soothsay.plotting import save_png

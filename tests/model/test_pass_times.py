@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,19 +21,20 @@ from tiny import mixtures
 from soothsay.errors import ModelError
 from soothsay.files import user_path
 from soothsay.machine import processor_seconds_of_others
+from soothsay.model.timing import known_times, pass_times
 from soothsay.model.timing import pass_measuring as timing
-from soothsay.model.timing import pass_times
+from soothsay.model.timing.known_times import KnownTimes
 from soothsay.model.timing.pass_measuring import (
+    BRIEF_ROWS,
     CONTEXTS,
     COUNTED,
     ROWS,
     SETTLING,
-    TRIES,
     VerifyPass,
-    known_or_measured,
     measure_passes,
 )
-from soothsay.model.timing.pass_times import KEPT_MEASUREMENTS, PassTimes, parse_measurements
+from soothsay.model.timing.pass_predicting import predicted_times
+from soothsay.model.timing.pass_times import KEPT_MEASUREMENTS, Measurements, PassTimes, parse_measurements
 from soothsay.model.transformer import Transformer
 from soothsay.model.weights.checkpoint import open_checkpoint
 
@@ -68,14 +70,15 @@ def test_more_rows_never_seem_to_cost_less_once_times_have_followed_passes() -> 
 def others(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """What other processes have used at each question: nothing, unless a test says otherwise."""
     used = list[float]()
-    monkeypatch.setattr(timing, "processor_seconds_of_others", lambda: used.pop(0) if used else 0.0)
+    monkeypatch.setattr(known_times, "processor_seconds_of_others", lambda: used.pop(0) if used else 0.0)
     return used
 
 
 @pytest.fixture(autouse=True)
 def _all_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure as many passes as users do. Other tests measure fewer."""
-    for name, value in {"ROWS": ROWS, "CONTEXTS": CONTEXTS, "SETTLING": SETTLING, "COUNTED": COUNTED}.items():
+    usual = {"ROWS": ROWS, "BRIEF_ROWS": BRIEF_ROWS, "CONTEXTS": CONTEXTS}
+    for name, value in {**usual, "SETTLING": SETTLING, "COUNTED": COUNTED}.items():
         monkeypatch.setattr(timing, name, value)
 
 
@@ -88,31 +91,74 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def instant(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measurements take no time."""
-    times = PassTimes([*ROWS], [64], [[1e-3 * rows for rows in ROWS]])
-    monkeypatch.setattr(timing, "measure_passes", lambda *_, **__: times)
+    times = PassTimes([*BRIEF_ROWS], [64], [[1e-3 * rows for rows in BRIEF_ROWS]])
+    monkeypatch.setattr(known_times, "measure_briefly", lambda *_: times)
+
+
+def loaded(model: Transformer, context: int = 512) -> PassTimes:
+    """The times that a start of the engine finds or measures."""
+    return KnownTimes(model, context)(may_measure=True)
+
+
+def idle(model: Transformer, context: int = 512) -> PassTimes:
+    """The times after a start and as much idle time as the engine uses."""
+    known = KnownTimes(model, context)
+    known(may_measure=True)
+    while known.study():
+        pass
+    return known()
+
+
+def on_disk(cache: Path) -> dict[str, Any]:
+    (file,) = cache.glob("*.json")
+    content: dict[str, Any] = json.loads(file.read_text())
+    return content
+
+
+def test_a_request_never_waits_for_a_measurement(
+    tiny: Make, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(VerifyPass, "__call__", None)
+    known = KnownTimes(tiny(), 512)
+    assert not known.study(), "nobody asks for times"
+    assert known()(8) > known()(1) > 0
+    assert not cache.exists()
+
+
+def test_rows_are_predicted_to_be_free_until_arithmetic_takes_longer_than_reading(tiny: Make) -> None:
+    times = predicted_times(tiny(), 512)
+    assert times(2) < 1.5 * times(1)
+    assert times(64) > 1.8 * times(32)
+    assert times(1, 512) > times(1, 0)
+
+
+def test_loading_measures_a_few_rows_and_idle_time_all(tiny: Make, cache: Path) -> None:
+    model = tiny()
+    assert loaded(model).rows == [*BRIEF_ROWS]
+    assert on_disk(cache)["rows"] == [*BRIEF_ROWS]
+    everything = idle(model)
+    assert everything.rows == on_disk(cache)["rows"] == [*ROWS]
+    assert loaded(model).seconds == everything.seconds
 
 
 def test_what_was_measured_is_remembered_by_model(tiny: Make, cache: Path) -> None:
-    model = tiny()
-    first = known_or_measured(model, 512)
-    assert first.rows == list(ROWS)
-    (file,) = cache.glob("*.json")
-    (measured,) = json.loads(file.read_text())["measured"]
+    first = loaded(tiny())
+    (measured,) = on_disk(cache)["measured"]
     assert measured == [pytest.approx(times) for times in first.seconds]
-    known_or_measured(tiny(num_layers=1, windows=(None,)), 512)
+    loaded(tiny(num_layers=1, windows=(None,)))
     assert len(list(cache.glob("*.json"))) == 2
 
 
 def test_measured_passes_count_the_experts_that_they_run(tiny: Make, cache: Path) -> None:
-    model = tiny(experts=mixtures(16, 2, 32, layers=(0, 1)))
-    first = known_or_measured(model, 512)
+    first = measure_passes(model := tiny(experts=mixtures(16, 2, 32, layers=(0, 1))), 512)
     assert first.experts is not None
     assert first.experts.experts[0] == 2
     assert 4 < first.experts.experts[3] <= first.experts.experts[-1] <= 16
-    (file,) = cache.glob("*.json")
-    (known,) = parse_measurements(json.loads(file.read_text()))
+    known = loaded(model)
+    (kept,) = parse_measurements(on_disk(cache))
     assert known.experts is not None
-    assert known.experts.experts == first.experts.experts
+    assert kept.experts is not None
+    assert kept.experts.experts == known.experts.experts
 
 
 def test_rows_that_share_experts_count_as_fewer_rows() -> None:
@@ -151,22 +197,19 @@ def test_the_first_passes_after_loading_do_not_count(tiny: Make, monkeypatch: py
     assert measure_passes(tiny(), 512, repeats=1)(1) == pytest.approx(0.039)
 
 
-def test_the_first_starts_measure_a_small_model_again(
-    tiny: Make, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_starts_measure_again(tiny: Make, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "_seconds_of", lambda run, _: 1e-3 * (1 + len(run.rows.tree) / 32))
     model = tiny()
-    times = known_or_measured(model, 512)
+    times = loaded(model)
     (file,) = cache.glob("*.json")
     flat = [[0.01 for _ in own] for own in times.seconds]
-    raw = json.loads(file.read_text())
-    file.write_text(json.dumps(raw | {"measured": [flat]}))
+    file.write_text(json.dumps(on_disk(cache) | {"measured": [flat]}))
     for starts in range(2, KEPT_MEASUREMENTS + 1):
-        again = known_or_measured(model, 512)
-        assert len(json.loads(file.read_text())["measured"]) == starts
-    assert again(128) > 1.5 * again(1), "and what was wrong is outvoted"
-    monkeypatch.setattr(timing, "measure_passes", None)
-    assert known_or_measured(model, 512).seconds == again.seconds
+        again = loaded(model)
+        assert len(on_disk(cache)["measured"]) == starts
+    assert again(16) > 1.4 * again(1), "and what was wrong is outvoted"
+    monkeypatch.setattr(known_times, "measure_briefly", None)
+    assert loaded(model).seconds == again.seconds
 
 
 def test_of_many_measurements_the_newest_count() -> None:
@@ -176,23 +219,33 @@ def test_of_many_measurements_the_newest_count() -> None:
     assert [times.seconds for times in read] == many[-KEPT_MEASUREMENTS:]
 
 
-def test_what_others_disturbed_is_not_kept(
+def test_what_others_disturbed_is_kept_until_something_better_is_there(
     tiny: Make, cache: Path, others: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def measured(*seconds: float) -> PassTimes:
-        tries = iter([PassTimes([*ROWS], [64], [[one * rows for rows in ROWS]]) for one in seconds])
-        monkeypatch.setattr(timing, "measure_passes", lambda *_, **__: next(tries))
-        return known_or_measured(tiny(), 512)
+    def start(seconds: float) -> float:
+        measured = PassTimes([*BRIEF_ROWS], [64], [[seconds * rows for rows in BRIEF_ROWS]])
+        monkeypatch.setattr(known_times, "measure_briefly", lambda *_: measured)
+        return loaded(tiny())(1)
 
-    others += [7.0, 9.0] * TRIES  # two seconds of processors, in no time
-    assert measured(3e-3, 1e-3, 2e-3)(1) == pytest.approx(1e-3), "the fastest of all"
-    assert not list(cache.glob("*.json"))
-    others += [7.0, 9.0, 9.0, 9.0]
-    assert measured(1e-3, 1e-5)(1) == pytest.approx(1e-5), "the first that is not disturbed"
-    (file,) = cache.glob("*.json")
-    others += [9.0, 11.0]
-    assert measured(1e-3)(1) == pytest.approx(1e-5), "the kept one serves"
-    assert len(json.loads(file.read_text())["measured"]) == 1
+    busy = [0.0, 7.0, 9.0]  # two seconds of processors, in no time
+    others += busy
+    assert start(3e-3) == pytest.approx(3e-3)
+    others += busy
+    assert start(2e-3) == pytest.approx(2e-3)
+    assert (on_disk(cache)["quiet"], len(on_disk(cache)["measured"])) == (False, 2)
+    assert start(1e-3) == pytest.approx(1e-3)
+    assert (on_disk(cache)["quiet"], len(on_disk(cache)["measured"])) == (True, 1)
+    others += busy
+    assert start(1e-5) == pytest.approx(1e-3), "the quiet one serves"
+    assert len(on_disk(cache)["measured"]) == 1
+
+
+def test_a_disturbed_measurement_of_all_sizes_never_replaces_a_quiet_brief_one() -> None:
+    brief, whole = PassTimes([1, 4], [64], [[1.0, 2.0]]), PassTimes([1, 2, 4], [64], [[1.0, 1.5, 2.0]])
+    quiet = Measurements().with_newest(brief, True)
+    assert quiet.with_newest(whole, False) == quiet
+    assert Measurements().with_newest(brief, False).with_newest(whole, False).passes == [whole]
+    assert quiet.with_newest(whole, True).passes == [whole]
 
 
 def test_others_are_the_processes_beside_this_one() -> None:
@@ -213,16 +266,17 @@ def test_others_are_the_processes_beside_this_one() -> None:
     assert 0 < now - before < left + 0.1
 
 
-def test_a_large_model_is_measured_only_once(
+def test_a_pass_that_takes_long_is_measured_in_idle_time_alone_and_once(
     tiny: Make, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(timing, "_seconds_of", lambda *_: 1.0)
     model = tiny()
-    times = known_or_measured(model, 512)
-    (file,) = cache.glob("*.json")
-    slow = [[1.0 for _ in own] for own in times.seconds]
-    file.write_text(json.dumps({"rows": times.rows, "contexts": times.contexts, "measured": [slow]}))
-    monkeypatch.setattr(timing, "measure_passes", None)
-    assert known_or_measured(model, 512).seconds == [pytest.approx(own) for own in slow]
+    loaded(model)
+    assert not cache.exists()
+    assert idle(model)(1) == pytest.approx(1.0)
+    assert len(on_disk(cache)["measured"]) == 1
+    monkeypatch.setattr(known_times, "measuring", None)
+    assert idle(model)(1) == pytest.approx(1.0)
 
 
 ANEW = "the times of passes are measured anew"
@@ -267,29 +321,29 @@ ANEW = "the times of passes are measured anew"
 @pytest.mark.usefixtures("instant")
 def test_a_file_that_is_of_no_use_is_measured_anew(tiny: Make, cache: Path, content: str | bytes) -> None:
     model = tiny()
-    known_or_measured(model, 512)
+    loaded(model)
     (file,) = cache.glob("*.json")
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.warns(UserWarning, match=ANEW) as warned:
-        assert known_or_measured(model, 512).rows == list(ROWS)
+        assert loaded(model).rows == list(BRIEF_ROWS)
     assert len(warned) == 1
-    assert json.loads(file.read_text())["rows"] == list(ROWS)
+    assert json.loads(file.read_text())["rows"] == list(BRIEF_ROWS)
 
 
 def test_a_file_of_another_version_is_measured_anew(tiny: Make, cache: Path) -> None:
     model = tiny()
-    known_or_measured(model, 512)
+    loaded(model)
     (file,) = cache.glob("*.json")
     file.write_text('{"rows": [1, 2], "contexts": [64], "measured": [[[0.1, 0.2]]]}')
-    assert known_or_measured(model, 512).rows == list(ROWS)
-    assert json.loads(file.read_text())["rows"] == list(ROWS)
+    assert loaded(model).rows == list(BRIEF_ROWS)
+    assert json.loads(file.read_text())["rows"] == list(BRIEF_ROWS)
 
 
 @pytest.mark.usefixtures("instant")
 @pytest.mark.parametrize("kind", ["folder", "pipe", "loop", "dangling link"])
 def test_something_else_in_the_file_s_place_is_no_reason_to_stop(tiny: Make, cache: Path, kind: str) -> None:
     model = tiny()
-    known_or_measured(model, 512)
+    loaded(model)
     (file,) = cache.glob("*.json")
     file.unlink()
     if kind == "folder":
@@ -299,7 +353,7 @@ def test_something_else_in_the_file_s_place_is_no_reason_to_stop(tiny: Make, cac
     else:
         file.symlink_to(file if kind == "loop" else cache / "nowhere" / "at all")
     with pytest.warns(UserWarning, match=ANEW) as warned:
-        assert known_or_measured(model, 512).rows == list(ROWS)
+        assert loaded(model).rows == list(BRIEF_ROWS)
     assert len(warned) == 1
 
 
@@ -309,7 +363,7 @@ def test_a_folder_that_cannot_be_written_is_no_reason_to_stop(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.warns(UserWarning, match=ANEW) as warned:
-        assert known_or_measured(tiny(), 512).rows == list(ROWS)
+        assert loaded(tiny()).rows == list(BRIEF_ROWS)
     assert len(warned) == 1
 
 
@@ -319,7 +373,7 @@ def test_a_full_disk_is_no_reason_to_stop(tiny: Make, cache: Path, monkeypatch: 
 
     monkeypatch.setattr(pass_times, "write_json", full)
     with pytest.warns(UserWarning, match="No space left"):
-        assert known_or_measured(tiny(), 512).rows == list(ROWS)
+        assert loaded(tiny()).rows == list(BRIEF_ROWS)
 
 
 def test_a_user_without_home_is_no_reason_to_stop(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,7 +386,7 @@ def test_a_user_without_home_is_no_reason_to_stop(tiny: Make, monkeypatch: pytes
     with pytest.raises(RuntimeError):
         Path.home()
     with pytest.warns(UserWarning, match="no home directory"):
-        assert known_or_measured(tiny(), 512).rows == list(ROWS)
+        assert loaded(tiny()).rows == list(BRIEF_ROWS)
     assert user_path("~/x") == Path("~/x")
     with pytest.raises(ModelError, match="~/nowhere"):
         open_checkpoint("~/nowhere")

@@ -19,12 +19,13 @@ from torch import Tensor, nn
 
 from soothsay.bench.measure import Rates, Workload, interleave
 from soothsay.bench.random_models import LlamaShape, RandomCheckpoint
-from soothsay.bench.step import held_bytes, reading
+from soothsay.bench.step import reading
 from soothsay.bench.tables import records_table
 from soothsay.config import DType
 from soothsay.model.decoder.blocks import record, unrecord
 from soothsay.model.decoder.feed_forward import Experts, FeedForward
 from soothsay.model.timing.pass_measuring import VerifyPass, filled_cache
+from soothsay.model.timing.pass_predicting import held_bytes
 from soothsay.model.transformer import Transformer
 from soothsay.model.weights.load import load_model
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from soothsay.bench.measure import Meter, Progress
-from soothsay.bench.step import held_bytes, linear_layers
 from soothsay.config import DType
 from soothsay.core.batch import Rows
 from soothsay.errors import ModelError, RequestError
+from soothsay.model.timing.pass_predicting import held_bytes, linear_layers
 from soothsay.model.transformer import Transformer
 from soothsay.model.weights.checkpoint import Checkpoint, open_checkpoint, read_model_config
 from soothsay.model.weights.load import load_model

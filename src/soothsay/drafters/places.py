@@ -15,7 +15,7 @@ SUFFIX_STORE = "suffix.store"
 SHIPPED = {"34693f9b4d4f3de390259f3beb839ccb": "smollm2", "09385509cd28a4dda001dcd6026e3158": "qwen2.5"}
 """Folders of the package with what was learnt from a model, by its vocabulary (`Target.vocabulary`)."""
 
-HEADS_FOR = {"smollm2": (30, 576)}
+HEADS_FOR = {"smollm2": (30, 576), "qwen2.5": (28, 1536)}
 """Layers and hidden size of the model that the heads in a folder of the package are for."""
 
 
@@ -43,7 +43,7 @@ def shipped_heads(target: Target) -> Path | None:
     return folder / "drafters"
 
 
-def drafter_directory(method: str, model: str, target: Target, *, shipped: bool = True) -> Path:
+def drafter_directory(method: str, model: str, target: Target) -> Path:
     """The directory of one drafter, or the GGUF file of its target.
 
     Args:
@@ -52,15 +52,14 @@ def drafter_directory(method: str, model: str, target: Target, *, shipped: bool 
             choice is a head that comes with the package, and for mtp the target's own directory or GGUF file,
             since it may hold MTP modules.
         target: the model to draft for.
-        shipped: whether heads that come with the package count.
 
     Raises:
         MissingDrafterError: no path is named and there is no drafter beside the target.
     """
     if model:
         return user_path(model)
-    drafters, packaged = drafters_beside(target), shipped_heads(target) if shipped else None
-    for folder in (drafters, packaged):
+    drafters = drafters_beside(target)
+    for folder in (drafters, shipped_heads(target)):
         if folder is not None and (folder / method).is_dir():
             return folder / method
     if drafters is None:

@@ -148,13 +148,13 @@ def automatic(target: Target) -> Controller:
     be read is left out, with a warning. If there is no trained drafter, and drafters are to learn, n-grams of
     the target's answers take its place.
 
-    Heads that come with the package are left out. Beside the store of answers, which comes with it too, they
-    gained nothing (docs/log.md).
+    A head that does not pay on this machine is asked seldom, and soon its features are not even recorded: see
+    section 5 of docs/controller.md.
     """
     parts = [_suffix_with_store(target)]
     for name in TRAINED:
         try:
-            place = drafter_directory("eagle" if name == "eagle2" else name, "", target, shipped=False)
+            place = drafter_directory("eagle" if name == "eagle2" else name, "", target)
         except DrafterError:
             continue
         try:

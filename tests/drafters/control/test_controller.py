@@ -19,6 +19,7 @@ from soothsay.core.tenant import EVERYBODY
 from soothsay.core.tree import DraftTree
 from soothsay.core.verify import Verdict
 from soothsay.drafters.base import Drafter, NoDrafter, ReadingDrafter, SignalingDrafter, Target
+from soothsay.drafters.control import controller
 from soothsay.drafters.control.controller import NOBODY, Controller
 from soothsay.drafters.control.forecast import ProbeSchedule
 from soothsay.drafters.control.request_state import MAX_BACKLOG
@@ -373,12 +374,15 @@ class Oracle(Drafter):
 
 
 @pytest.mark.parametrize("beside", [None, Oracle(True), Oracle(False)], ids=["alone", "hidden", "straight"])
-def test_a_drafter_that_has_paused_knows_what_it_would_know_without(beside: Oracle | None) -> None:
-    """It pauses during the first request, and from the start of the second one.
+def test_a_drafter_that_has_paused_knows_what_it_would_know_without(
+    beside: Oracle | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It pauses during the first request, and from the start of the second one. It is not given up.
 
     The decisions must not depend on the text, which differs between processors. So the drafter is cheap, and
     the other drafter's first token is nearly certain: nothing here is close to its price.
     """
+    monkeypatch.setattr(controller, "is_hopeless", lambda *_: False)
     llm = LLM("sibyl", dtype="int8", drafter="none", kv_tokens=2048, prefix_caching=False)
     params = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
     times = deepcopy(FLAT if beside else STEEP)  # following passes changes it

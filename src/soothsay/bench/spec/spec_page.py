@@ -123,6 +123,36 @@ def table(results: SpecResults, setting: tuple[float, int] | None = None, width:
     return ResultTable(headings, [cells(row) for row in rows] + left_out, title=name)
 
 
+def interval_table(results: SpecResults) -> ResultTable:
+    """Return the 95% interval of each speed-up, and a cross where it is a loss.
+
+    A cell is a task at batch 1, and all tasks together at larger batches: a small group of questions says
+    little, since its answers end at different times.
+    """
+    rows = [row for row in results.rows() if row.name != PLAIN]
+    tasks = list(rows[0].scores) if rows else []
+
+    def cells(row: SpecRow) -> list[str]:
+        scores = [row.scores.get(task) if row.batch == 1 or task == OVERALL else None for task in tasks]
+        return [row.name, f"{row.temperature:g}", str(row.batch), *map(_interval, scores)]
+
+    headings = ["drafter", "T", "batch", *(HEADINGS.get(task, task) for task in tasks)]
+    name = f"{title(results)}: 95% intervals of the speed-up; ✗: slower than plain decoding"
+    return ResultTable(headings, [cells(row) for row in rows], title=name)
+
+
+def _interval(score: Score | None) -> str:
+    if score is None:
+        return ""
+    low, high = score.interval
+    return f"{low:.2f}-{high:.2f}{' ✗' if score.is_slower else ''}"
+
+
+def slower(results: SpecResults) -> int:
+    """Return the number of cells of `interval_table` that are losses."""
+    return sum(cell.endswith("✗") for row in interval_table(results).rows for cell in row)
+
+
 def markdown(every: Sequence[SpecResults]) -> str:
     """Return the tables of all runs as Markdown, each with its notes. Several runs have titles."""
     parts: list[str] = []

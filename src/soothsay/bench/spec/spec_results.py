@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,6 +16,12 @@ from soothsay.model.timing.pass_times import PassTimes, measurements_as_json, pa
 
 PLAIN = "none"
 OVERALL = "overall"
+
+RESAMPLES = 1000
+"""Samples of the questions, drawn with replacement, that an interval comes from (bootstrap, Efron 1979)."""
+
+SLOWER = 0.99
+"""A speed-up whose interval ends below this is a loss."""
 
 Setting = tuple[float, int, int]
 """Temperature, batch, round."""
@@ -68,6 +75,22 @@ class Score:
     predicted: float = 0.0  # what theory says that `speedup` should be; 0: unknown
     # speed-up after the first token that theory expects of trees with at most 1, 2, ... nodes
     by_nodes: Sequence[float] = ()
+    rates: Sequence[tuple[float, float]] = ()  # of each question, and plain decoding's
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95% interval of `speedup` over the choice of questions."""
+        draw, ratios = random.Random(0), []
+        for _ in range(RESAMPLES if self.rates else 0):
+            own, plain = zip(*draw.choices(self.rates, k=len(self.rates)), strict=True)
+            ratios.append(sum(own) / sum(plain))
+        ratios.sort()
+        return (ratios[RESAMPLES // 40], ratios[-1 - RESAMPLES // 40]) if ratios else (0.0, 0.0)
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether it is slower than plain decoding, and that is no accident of the questions."""
+        return bool(self.rates) and self.interval[1] < SLOWER
 
     @property
     def best_nodes(self) -> int:
@@ -189,6 +212,7 @@ def _score(questions: Sequence[Sequence[Lap]], name: str, times: PassTimes | Non
         by_depth=[_ratio(count, steps) for count in added([run.accepted_at for run in runs])],
         predicted=_predicted_speedup(pairs, times) if times else 0.0,
         by_nodes=_by_nodes(pairs, times) if times else (),
+        rates=_both(pairs, _Taken.rate),
     )
 
 
@@ -287,11 +311,16 @@ def _mean_and_ratio(pairs: _Pairs, rate: Callable[[_Taken], float]) -> tuple[flo
 
     A decode rate is 0 if the whole answer comes with its first token.
     """
-    rates = [both for own, plain in pairs if all(both := (rate(own), rate(plain)))]
+    rates = _both(pairs, rate)
     if not rates:
         return 0.0, 0.0
     own_mean, plain_mean = (statistics.mean(values) for values in zip(*rates, strict=True))
     return own_mean, own_mean / plain_mean
+
+
+def _both(pairs: _Pairs, rate: Callable[[_Taken], float]) -> list[tuple[float, float]]:
+    """A rate of each question, and plain decoding's, where both are above 0."""
+    return [both for own, plain in pairs if all(both := (rate(own), rate(plain)))]
 
 
 def _ratio(one: float, other: float) -> float:

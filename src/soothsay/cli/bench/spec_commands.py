@@ -20,7 +20,7 @@ from soothsay.cli.bench.bench_options import check_charts, write_markdown
 from soothsay.cli.terminal import notice, progress_bar
 from soothsay.config import DType
 from soothsay.files import write_text
-from soothsay.options import FILE, ModelOptions, argument, common, option, optional, required, shared
+from soothsay.options import FILE, ModelOptions, argument, common, flag, option, optional, required, shared
 
 if TYPE_CHECKING:
     from soothsay.bench.agentic import Episode
@@ -75,6 +75,9 @@ class Spec:
     spec_bench: Path = required("Questions: JSON lines with category and turns.", **FILE)
     drafter: list[str] | None = option(None, "Drafter to measure; may be repeated.", "-d")
     options: SpecOptions
+    never_slower: bool = flag(
+        "Show 95% intervals, and exit with 1 if a drafter is slower than plain decoding."
+    )
     dtype: DType = shared(ModelOptions, "dtype")
     max_context: int | None = shared(ModelOptions, "max_context")
     to_json: Path | None = shared(BenchOptions, "journal")
@@ -109,12 +112,17 @@ class Spec:
             times = partial(measure_passes, llm.model, llm.config.max_context or 0)
             bench = SpecBench(llm, questions, plan, servers, about, path, progress, times)
             results = bench.run()
-        finish([results], self.markdown, self.html)
+        finish([results], self.markdown, self.html, self.never_slower)
 
 
-def finish(every: Sequence[SpecResults], markdown: Path | None, html: Path | None) -> None:
-    """Write the files that were asked for, and show the tables. Exits with 1 if an answer differs."""
-    from soothsay.bench.spec.spec_page import different, page
+def finish(
+    every: Sequence[SpecResults], markdown: Path | None, html: Path | None, never_slower: bool = False
+) -> None:
+    """Write the files that were asked for, and show the tables.
+
+    Exits with 1 if an answer differs, or if a drafter that must never be slower is.
+    """
+    from soothsay.bench.spec.spec_page import different, interval_table, page, slower
     from soothsay.bench.spec.spec_page import markdown as as_markdown
 
     if markdown is not None:
@@ -124,7 +132,10 @@ def finish(every: Sequence[SpecResults], markdown: Path | None, html: Path | Non
             _show(results)
     if html is not None:
         write_text(html, page(every))
-    if any(different(results) for results in every):
+    if never_slower:
+        for results in every:
+            Console(highlight=False).print(result_table(interval_table(results)))
+    if any(different(results) or (never_slower and slower(results)) for results in every):
         raise typer.Exit(1)
 
 
@@ -151,13 +162,14 @@ class Report:
     files: list[Path] = argument("What 'bench spec --json' wrote.", **FILE)
     markdown: Path | None = shared(BenchOptions, "markdown")
     html: Path | None = shared(BenchOptions, "html")
+    never_slower: bool = shared(Spec, "never_slower")
 
     def run(self) -> None:
         """Read the files, and show them."""
         from soothsay.bench.spec.spec_results import SpecResults
 
         check_charts(self.html)
-        finish([SpecResults.read(file) for file in self.files], self.markdown, self.html)
+        finish([SpecResults.read(file) for file in self.files], self.markdown, self.html, self.never_slower)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,15 @@ from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Drafter, LevelwiseDrafter, SignalingDrafter, Target
 from soothsay.drafters.control.compose import Composite
 from soothsay.drafters.control.cost import CostModel
-from soothsay.drafters.control.decision import AskingPolicy, AskingRound, SignalPolling, select_nodes
+from soothsay.drafters.control.decision import (
+    REST_CHECKS,
+    AskingPolicy,
+    AskingRound,
+    FeatureRest,
+    SignalPolling,
+    is_hopeless,
+    select_nodes,
+)
 from soothsay.drafters.control.forecast import (
     NOTHING,
     Forecast,
@@ -52,6 +60,7 @@ class Controller(Composite):
         shared_forecasts: what a tenant's requests have taught of each drafter, by its index, its signal, and
             whether the request samples at a temperature above 0.
         backlogs: features that each drafter has not read yet.
+        taps: of all parts; none while features do not pay.
     """
 
     def __init__(
@@ -71,6 +80,8 @@ class Controller(Composite):
         self.backlogs = [Backlog(*own, clock, reading) for own in zip(parts, self._taps, strict=True)]
         self._polling = SignalPolling(parts, self.costs, clock, self._new_forecast)
         self._asking = AskingPolicy(parts, self.costs, self.backlogs)
+        self._rest = FeatureRest()
+        self._all_taps, self._readers = self.taps, [i for i, part in enumerate(parts) if part.taps]
         self.decisions: Counter[str] = Counter(dict.fromkeys((*(part.name for part in parts), NOBODY), 0))
 
     @property
@@ -111,6 +122,8 @@ class Controller(Composite):
                 self.costs.end_drafting(drafter, len(asked), begin, self._levels(drafter, asked))
         self._trees.clear()
         self.costs.end_step(observations)
+        if self._readers and self.step % REST_CHECKS == 0:
+            self._rest_or_wake()
 
     def num_known(self, request: Request, blocks: Sequence[int]) -> int:
         """All of them: drafters pause, so some have read little, and reading it again costs too much."""
@@ -132,6 +145,8 @@ class Controller(Composite):
             signals = [0] * len(self.parts)
             forecasts = [self._new_forecast(request, *own) for own in enumerate(signals)]
             state = self.states[request] = RequestState(request, signals, forecasts)
+            if self._readers and not self.taps:
+                self._retire_readers(state)
             if self.costs.prices is not None:
                 self._asking.retire_drafters(self.step, state, self.costs.prices, len(request.tokens))
         return state
@@ -212,6 +227,26 @@ class Controller(Composite):
     def _was_asked(self, drafter: int, request: Request) -> bool:
         """Whether a drafter was asked for a request in this step."""
         return drafter in self._trees.get(request, ())
+
+    def _rest_or_wake(self) -> None:
+        """Let the engine record no features while they are far from paying for any request."""
+        known = [(state, state.forecasts[i]) for state in self.states.values() for i in self._readers]
+        if not self.taps:
+            if self._rest.is_over(self.step, self.costs.batch):
+                self.taps = self._all_taps  # requests that run now lack features, and stay without
+        elif known and all(is_hopeless(one.probes, state.tokens_left) for state, one in known):
+            self.taps = ()
+            self._rest.begin(self.step, self.costs.batch)
+            for state in self.states.values():
+                self._retire_readers(state)
+        elif any(one.drafts and one.probes.pays for _, one in known):
+            self._rest = FeatureRest()
+
+    def _retire_readers(self, state: RequestState) -> None:
+        """Never ask the drafters that read features for a request."""
+        for drafter in self._readers:
+            state.forecasts[drafter].retire()
+            self.backlogs[drafter].drop(state.request)
 
     def _levels(self, drafter: int, asked: Sequence[Observation]) -> int:
         """How many levels a drafter has computed in this step, one after the other."""

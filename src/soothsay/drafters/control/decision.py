@@ -11,7 +11,13 @@ from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Drafter, SignalingDrafter
 from soothsay.drafters.control.cost import CostModel, Prices
-from soothsay.drafters.control.forecast import PROBE_SHARE, SHARED_MEAN_WEIGHT, Forecast, Outlook
+from soothsay.drafters.control.forecast import (
+    PROBE_SHARE,
+    SHARED_MEAN_WEIGHT,
+    Forecast,
+    Outlook,
+    ProbeSchedule,
+)
 from soothsay.drafters.control.request_state import Backlog, RatedDraft, RequestState
 
 START_POLL_GAIN = 0.25
@@ -216,6 +222,43 @@ class AskingPolicy:
             if forecast.probes.next_step > step + left and gain < price:
                 forecast.retire()
                 backlog.drop(state.request)
+
+
+LONG_INTERVAL, FEW_PROBES = 64, 8
+"""Steps between two probes from which on a drafter is far from paying, and probes that may still come in a
+request for which it is given up then. A longer request keeps its features: its text may change."""
+
+FIRST_REST, LONGEST_REST = 256, 4096
+"""Steps without features, at first and at most. The number doubles each time."""
+
+REST_CHECKS = 16
+"""Steps between two questions whether features are needed."""
+
+
+@dataclass(slots=True)
+class FeatureRest:
+    """Steps in which the target's features are not recorded, because no request profits from them.
+
+    Recording them and keeping the backlogs takes 1 to 2% of the time of a small model's steps.
+    """
+
+    end: int = 0  # the step in which the rest ends
+    batch: int = 0  # requests when it began
+    steps: int = FIRST_REST  # of the next rest
+
+    def begin(self, step: int, batch: int) -> None:
+        """Begin a rest. The next one is longer."""
+        self.end, self.batch = step + self.steps, batch
+        self.steps = min(2 * self.steps, LONGEST_REST)
+
+    def is_over(self, step: int, batch: int) -> bool:
+        """Whether it is time to try again. In a much smaller batch, drafts may pay that did not."""
+        return step >= self.end or 2 * batch <= self.batch
+
+
+def is_hopeless(probes: ProbeSchedule, tokens_left: int) -> bool:
+    """Whether a drafter is far from paying for a request with so many tokens until its limit."""
+    return probes.interval >= max(LONG_INTERVAL, tokens_left / FEW_PROBES)
 
 
 def _steps_left(state: RequestState, gain: float) -> float:

@@ -44,7 +44,7 @@ class KnownTimes:
     """The times of a model's passes on this machine, in its dtype and with this number of threads.
 
     They are kept on disk, see `Measurements`. If the file is damaged, or cannot be read or written, there is
-    a warning.
+    one warning.
 
     Args:
         model: the model, on the device where it will run.
@@ -58,6 +58,7 @@ class KnownTimes:
         self._watch = _Watch()
         self._pieces: Measuring | None = None
         self._tries = IDLE_TRIES
+        self._has_warned = False
 
     def __call__(self, *, may_measure: bool = False) -> PassTimes:
         """The best that is known. The first call reads the file.
@@ -107,18 +108,23 @@ class KnownTimes:
             if (file := self._file()) is not None:
                 self._known.write(file)
         except OSError as error:
-            _warn(str(error))
+            self._warn(str(error))
 
     def _read(self) -> Measurements:
         file = self._file()
         if file is None:
-            _warn("there is no home directory to keep them in")
+            self._warn("there is no home directory to keep them in")
             return Measurements()
         try:
             return Measurements.read(file)
         except (OSError, ValueError, RecursionError) as error:
-            _warn(f"{file}: {error}")
+            self._warn(f"{file}: {error}")
             return Measurements()
+
+    def _warn(self, reason: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(f"the times of passes are measured anew ({reason})", stacklevel=4)
 
     def _file(self) -> Path | None:
         """The file for what is known; None if there is no home directory. Its name is a digest of everything
@@ -161,7 +167,3 @@ class _Watch:
 
 def _kind(module: nn.Module) -> str:
     return str(getattr(module, "name", ""))
-
-
-def _warn(reason: str) -> None:
-    warnings.warn(f"the times of passes are measured anew ({reason})", stacklevel=4)
