@@ -122,7 +122,7 @@ def finish(
 
     Exits with 1 if an answer differs, or if a drafter that must never be slower is.
     """
-    from soothsay.bench.spec.spec_page import different, interval_table, page, slower
+    from soothsay.bench.spec.spec_page import WIDE, different, interval_table, page, slower
     from soothsay.bench.spec.spec_page import markdown as as_markdown
 
     if markdown is not None:
@@ -133,8 +133,10 @@ def finish(
     if html is not None:
         write_text(html, page(every))
     if never_slower:
+        console = Console(highlight=False)
+        console.width = max(console.width, WIDE)  # no cell is cut
         for results in every:
-            Console(highlight=False).print(result_table(interval_table(results)))
+            console.print(result_table(interval_table(results)))
     if any(different(results) or (never_slower and slower(results)) for results in every):
         raise typer.Exit(1)
 
