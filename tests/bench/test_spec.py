@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from heads import untrained
@@ -21,7 +22,8 @@ from soothsay.bench.prompts import Question, read_questions
 from soothsay.bench.spec import contenders
 from soothsay.bench.spec.contenders import AskedTurn, RunTimes, TurnAnswer
 from soothsay.bench.spec.spec_bench import SpecBench, SpecPlan, serving
-from soothsay.bench.spec.spec_results import OVERALL, Lap, SpecResults
+from soothsay.bench.spec.spec_page import interval_table, slower
+from soothsay.bench.spec.spec_results import OVERALL, Lap, Score, SpecResults, SpecRow
 from soothsay.cli.app import app
 from soothsay.core.sampling import derive_seed
 from soothsay.drafters.base import NoDrafter
@@ -736,3 +738,30 @@ def test_another_contender_is_asked_the_same(llm: LLM, shallow: LLM) -> None:
     row = results.rows()[1]
     assert (row.name, row.overall.different, row.overall.accepted) == ("other", None, 0.0)
     assert row.overall.rate == 16.0
+
+
+def test_an_interval_holds_the_speed_up_and_a_loss_is_no_accident() -> None:
+    score = _score(rates=[(9.0 + number % 3, 10.0) for number in range(30)], speedup=1.0)
+    low, high = score.interval
+    assert 0.9 < low < 1 < high < 1.1
+    assert not score.is_slower
+    assert _score(rates=[(8.0 + number % 3, 10.0) for number in range(30)], speedup=0.9).is_slower
+    assert not _score(rates=[], speedup=0.0).is_slower
+
+
+def test_losses_count_by_task_alone_and_overall_in_batches() -> None:
+    slow, even = [(5.0, 10.0)] * 4, [(10.0, 10.0)] * 4
+    chat, overall = _score(rates=slow, speedup=0.5), _score(rates=even, speedup=1.0)
+    rows = [SpecRow("auto", 0.0, batch, {"chat": chat, OVERALL: overall}) for batch in (1, 4)]
+    results = SimpleNamespace(rows=lambda: rows, conditions={})
+    assert interval_table(results).rows == [  # type: ignore[arg-type]
+        ["auto", "0", "1", "0.50-0.50 \u2717", "1.00-1.00"],
+        ["auto", "0", "4", "", "1.00-1.00"],
+    ]
+    assert slower(results) == 1  # type: ignore[arg-type]
+
+
+def _score(rates: list[tuple[float, float]], speedup: float) -> Score:
+    blank = dict.fromkeys(("different", "cpu_speedup", "cpu_share", "accepted", "drafted"), 0)
+    times = dict.fromkeys(("rate", "decode_rate", "median_speedup", "decode_speedup"), 0.0)
+    return Score(**blank, **times, answers=4, speedup=speedup, phases={}, by_depth=(), rates=rates)

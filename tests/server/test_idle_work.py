@@ -37,6 +37,7 @@ class FakeEngine:
 def test_it_saves_after_an_interval_with_steps() -> None:
     now, engine = [0.0], FakeEngine()
     work = IdleWork(engine, lambda: now[0])  # type: ignore[arg-type]
+    work.run()
     assert work.seconds_to_next() is None
     work.after_step()
     work.run()
@@ -54,13 +55,22 @@ def test_it_saves_after_an_interval_with_steps() -> None:
 def test_drafters_learn_in_idle_time_until_nothing_waits() -> None:
     engine = FakeEngine(pieces=3)
     work = IdleWork(engine, lambda: 0.0)  # type: ignore[arg-type]
-    assert work.seconds_to_next() is None
     work.after_step()
     for left in (2, 1, 0):
         assert work.seconds_to_next() == STUDY_PAUSE
         work.run()
         assert engine.pieces == left
     assert work.seconds_to_next() == SAVE_INTERVAL
+
+
+def test_passes_are_measured_before_the_first_request() -> None:
+    engine = FakeEngine(pieces=2)
+    work = IdleWork(engine, lambda: 0.0)  # type: ignore[arg-type]
+    assert work.seconds_to_next() == STUDY_PAUSE
+    work.run()
+    work.run()
+    assert engine.pieces == 0
+    assert work.seconds_to_next() is None
 
 
 def test_a_busy_engine_saves_too_and_a_failure_is_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -65,7 +65,7 @@ class IdleWork:
         self._engine, self._clock = engine, clock
         self._saved = self._tidied = clock()
         self._served = False  # since the last save
-        self._studies = False  # whether drafters have more to learn
+        self._studies = True  # whether drafters have more to learn, or passes are to be measured
 
     def seconds_to_next(self) -> float | None:
         """Seconds until `run` has something to do, at least 0; None: not before the next request."""
