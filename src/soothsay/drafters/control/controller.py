@@ -73,9 +73,11 @@ class Controller(Composite):
         super().__init__(target, parts)
         self._clock, self.step = clock, 0
         self.finish_loading()
+        if target.times is not None and times is None:
+            target.times()  # which may be measured now, and not in a step
         self.states: dict[Request, RequestState] = {}
         self.shared_forecasts: PerTenant[dict[tuple[int, int, bool], SharedForecast]] = PerTenant(dict)
-        self.costs = CostModel(len(parts), _times_of(target) if times is None else lambda: times, clock)
+        self.costs = CostModel(len(parts), lambda: times or _times_of(target), clock)
         reading = self.costs.target_reading
         self.backlogs = [Backlog(*own, clock, reading) for own in zip(parts, self._taps, strict=True)]
         self._polling = SignalPolling(parts, self.costs, clock, self._new_forecast)
@@ -261,7 +263,7 @@ class Controller(Composite):
         return not self._state(request).forecasts[drafter].probes.retired
 
 
-def _times_of(target: Target) -> Callable[[], PassTimes]:
+def _times_of(target: Target) -> PassTimes:
     if target.times is None:
         raise ValueError("a controller needs the times of the target's passes")
-    return target.times
+    return target.times()

@@ -146,7 +146,7 @@ class CostModel:
 
     def __init__(self, num_drafters: int, times: Callable[[], PassTimes], clock: Callable[[], float]):
         self._load_times, self._clock = times, clock
-        self.times = times()
+        self._times: PassTimes | None = None  # of this step
         self.drafting = [RunningCost() for _ in range(num_drafters)]  # of a draft
         self._level_shares = [LevelShare() for _ in range(num_drafters)]
         self.deciding = RunningCost()  # of the controller itself, for each drafter that it asks
@@ -164,6 +164,13 @@ class CostModel:
         self._begin = self._end = 0.0  # of this step's decision
         self._followed = 0.0  # the begin of the last step whose pass was compared with `times`
 
+    @property
+    def times(self) -> PassTimes:
+        """The times of the target's passes."""
+        if self._times is None:
+            self._times = self._load_times()
+        return self._times
+
     def target_reading(self) -> float:
         """Seconds in which the target reads a token of a prompt."""
         rows = self.times.rows[-1]
@@ -171,7 +178,7 @@ class CostModel:
 
     def begin_step(self) -> None:
         """Begin the decision of a step."""
-        self.times = self._load_times()
+        self._times = self._load_times()
         self._begin, self._outside, self.proposing, self._asked = self._clock(), 0.0, 0.0, 0
         if self._begin - self._followed >= FOLLOW_INTERVAL:
             self._followed = self._begin
