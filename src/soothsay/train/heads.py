@@ -25,7 +25,7 @@ from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.transformer import Transformer
 from soothsay.train.examples import Example
 from soothsay.train.features import FeatureStore
-from soothsay.train.losses import distillation, log_probs, product_dtype
+from soothsay.train.losses import Divergence, distillation, product_dtype
 from soothsay.train.sequences import Seen, Sequences, at, weight_of
 
 DECAY = 0.8
@@ -44,6 +44,7 @@ class HeadRecipe(ABC):
         evaluate: measures what `save` has written.
         save: writes the head as a checkpoint.
         anchors: share of the tokens after which drafts are learned. Neighbours teach nearly the same.
+        divergence: is minimized.
         kept_bytes: of memory for what the target computes; see `FeatureStore`.
     """
 
@@ -55,6 +56,7 @@ class HeadRecipe(ABC):
         save: Callable[[Head, Path], None],
         *,
         anchors: float = 0.5,
+        divergence: Divergence = "forward-kl",
         kept_bytes: int = 0,
     ):
         self.name = head.method
@@ -62,7 +64,9 @@ class HeadRecipe(ABC):
         self.head = head.to(target.device)
         self.trained: nn.Module = self.head
         self.shared = TargetEnds.of(target)
-        self.evaluate, self._save, self.anchors = evaluate, save, anchors
+        self.evaluate, self._save = evaluate, save
+        self.anchors, self.divergence = anchors, divergence
+        self.places = _places(head, target)
         self.store = FeatureStore(self.target, head.taps, kept_bytes)
 
     def modules(self) -> Sequence[nn.Module]:
@@ -72,12 +76,10 @@ class HeadRecipe(ABC):
     def losses(self, examples: Sequence[Example], generator: torch.Generator) -> dict[str, Tensor]:
         """See `Recipe`."""
         batch = Sequences.of(examples, self.target.device)
-        hidden, taps = self.store.read(examples, batch)
-        features = self.head.fuse(taps, self.shared).view(*batch.shape, -1)
-        learned = batch.answer.view(-1).roll(-1)  # rows before a token of an answer
-        learned.view(batch.shape)[:, -1] = False
-        teacher = log_probs(hidden[learned], self.teacher_weight)
-        teacher_rows = (learned.cumsum(0) - 1).view(batch.shape).roll(1, dims=1)
+        computed = self.store.read(examples, batch)
+        features = self.head.fuse(computed.states[1:].float().unbind(), self.shared).view(*batch.shape, -1)
+        teacher = computed.teacher if self.places is None else computed.teacher.listed(self.places)
+        teacher_rows = (batch.before_answers.cumsum(0) - 1).view(batch.shape).roll(1, dims=1)
         return _total(self.guesses(Seen(batch, features, teacher, teacher_rows, generator)))
 
     @abstractmethod
@@ -94,11 +96,12 @@ class HeadRecipe(ABC):
             columns: `[B, n]` int64. Columns after the end do not count.
 
         Returns:
-            `loss`, and `agreement`: the share of tokens whose likeliest value is the target's.
+            `loss`, and `agreement`: the share of tokens whose likeliest value is the target's, of its whole
+            vocabulary.
         """
         columns, learned = seen.learned(columns)
         teacher_rows = at(seen.teacher_rows, columns)[learned]
-        loss, agreement = distillation(out[learned], weight, seen.teacher, teacher_rows)
+        loss, agreement = distillation(out[learned], weight, seen.teacher, teacher_rows, self.divergence)
         return {"loss": loss, "agreement": agreement}
 
     @property
@@ -201,7 +204,7 @@ class RecurrentRecipe(HeadRecipe):
     def teacher_weight(self) -> Tensor:
         """See `HeadRecipe`."""
         weight = super().teacher_weight
-        return weight[self.head.token_ids] if isinstance(self.head, Eagle3Head) else weight
+        return weight[self.head.listed] if isinstance(self.head, Eagle3Head) else weight
 
 
 class RefiningRecipe(HeadRecipe):
@@ -314,6 +317,16 @@ class RedrafterRecipe(RefiningRecipe):
         """A share of `count` places, in order."""
         drawn = torch.randperm(count, generator=seen.generator, device=seen.features.device)
         return drawn[: max(1, round(self.anchors * count))].sort().values
+
+
+def _places(head: Head, target: Transformer) -> Tensor | None:
+    """`[V]` the place of each token in the list of those that a head can propose, or -1; None: all."""
+    ids = head.listed
+    if ids is None:
+        return None
+    places = torch.full((target.spec.vocab_size,), -1, device=target.device)
+    places[ids.to(target.device)] = torch.arange(len(ids), device=target.device)
+    return places
 
 
 def _with_room(kv: Tensor | None, c: ModelSpec, rows: int, like: Tensor) -> Tensor:

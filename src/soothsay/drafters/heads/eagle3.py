@@ -104,8 +104,8 @@ class Eagle3Layers(Head):
         self.rope = Rope(c.rotations[0])
 
     @property
-    def token_ids(self) -> Tensor:
-        """`[V_draft]` int64: the target's ids of the draft vocabulary's tokens."""
+    def listed(self) -> Tensor:
+        """See `Head`."""
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
     def fuse(self, taps: Sequence[Tensor], shared: TargetEnds) -> Tensor:
@@ -140,7 +140,7 @@ class Eagle3Layers(Head):
     def logits(self, out: Tensor, shared: TargetEnds) -> Tensor:
         """`[M, H] -> [M, V]` float32 in the target's vocabulary; minus infinity outside of `d2t`."""
         normed = out if self.norms_output else self._norm(out, self.norm)
-        return whole_logits(self.head(normed).float(), self.token_ids, shared.vocab_size)
+        return whole_logits(self.head(normed).float(), self.listed, shared.vocab_size)
 
     def _norm(self, x: Tensor, norm: RMSNorm) -> Tensor:
         return self.kernels.norm(x.float().contiguous(), norm, torch.float32)
@@ -171,7 +171,7 @@ class Eagle3Head(Eagle3Layers, RecurrentHead):
         layers = RecurrentLayers(
             *(self.block, self.head, self.fc, len(norms) or 1, tap_norms, embedding, self.rope),
             *(self.embedding_norm, self.hidden_norm, self.norm),
-            *(self.token_ids, self.norms_residual, self.norms_output),
+            *(self.listed, self.norms_residual, self.norms_output),
         )
         return ops.recurrent_drafts(layers)
 
@@ -290,7 +290,7 @@ def _eagle3_tensors(head: Eagle3Head, layer: str) -> Iterator[tuple[str, Tensor]
             yield name, tensor
     if not whole:
         t2d = torch.zeros(head.config.block.vocab_size, dtype=torch.bool)
-        t2d[head.token_ids.cpu()] = True
+        t2d[head.listed.cpu()] = True
         yield "t2d", t2d
 
 

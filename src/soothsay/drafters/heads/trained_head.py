@@ -105,6 +105,11 @@ class Head(nn.Module):
     """Number of tokens that the head can draft, if it has a list of them; None: all."""
 
     @property
+    def listed(self) -> Tensor | None:
+        """`[draft_vocabulary]` int64, the tokens that the head can draft, in the order of its outputs."""
+        return None
+
+    @property
     def dtype(self) -> torch.dtype:
         """Dtype of the linear layers' outputs, and of the KV. Heads without decoder blocks need none."""
         blocks = (module.dtype for module in self.modules() if isinstance(module, DecoderBlock))
@@ -190,6 +195,11 @@ class ShortlistHead(OnePassHead):
         known = torch.zeros(shortlist_size, dtype=torch.int64) if shortlist_size else None
         self.register_buffer("shortlist", known)
         self.head: nn.Module | None = None
+
+    @property
+    def listed(self) -> Tensor | None:
+        """See `Head`."""
+        return self.shortlist
 
     def borrow(self, shared: TargetEnds) -> None:
         """Take the rows of the target's output head that belong to the shortlist. They are not trained."""
