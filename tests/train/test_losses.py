@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from soothsay.train import losses
-from soothsay.train.losses import Divergence, Likely, cross_entropy, distillation, likely
+from soothsay.train.losses import Divergence, cross_entropy, distillation, likely
 
 DIVERGENCES: list[Divergence] = ["forward-kl", "reverse-kl", "total-variation", "lk"]
 
@@ -80,7 +80,10 @@ class TestDistillation:
         (gradient,) = torch.autograd.grad(loss, x)
         assert abs(loss.item()) < 1e-5
         assert agreement == 1
-        if divergence not in ("total-variation", "lk"):  # their gradient is a sign, here that of rounding errors
+        if divergence not in (
+            "total-variation",
+            "lk",
+        ):  # theirs is a rounding's sign
             assert gradient.abs().max() < 1e-5
 
     def test_a_frozen_head_needs_no_gradient(self, divergence: Divergence) -> None:

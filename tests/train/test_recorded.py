@@ -101,7 +101,9 @@ def test_features_of_other_layers_are_refused(folder: Path, trainable: Transform
         FeatureStore(trainable, (1, 2)).read([first], Sequences.of([first]))
 
 
-@pytest.mark.parametrize("damage", ["cut", "no tokens", "no prompt", "no states", "no likely", "fewer layers", "fewer answers"])
+@pytest.mark.parametrize(
+    "damage", ["cut", "no tokens", "no prompt", "no states", "no likely", "fewer layers", "fewer answers"]
+)
 def test_a_damaged_file_is_named(folder: Path, damage: str) -> None:
     file = sorted(folder.glob("*.safetensors"))[1]
     if damage == "cut":

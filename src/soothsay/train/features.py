@@ -16,6 +16,7 @@ from typing import cast
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -182,7 +183,7 @@ def read_computed(example: Example, taps: Sequence[int], config: ModelSpec) -> C
     if scales.shape != (len(states), config.hidden_size) or len(likely) != answered or not known:
         raise TrainingError(f"{example.features} is of another model: its states or tokens do not fit")
     states = states * scales[:, None]
-    states = torch.nn.functional.pad(states, (0, 0, 0, len(example.tokens) - states.shape[1]))
+    states = F.pad(states, (0, 0, 0, len(example.tokens) - states.shape[1]))
     return Computed(states, Likely(likely.long(), probabilities.float()))
 
 
@@ -294,15 +295,20 @@ Inputs = Callable[[Sequences, Sequence[Tensor]], Tensor]
 """Makes what a head reads of a batch, `[B * T, X]`, from the taps of its tokens."""
 
 
+def measured(store: FeatureStore, examples: Sequence[Example]) -> Iterator[tuple[Sequences, Tensor]]:
+    """The first examples in batches, and the target's states `[1 + taps, B * T, H]` float32."""
+    for first in range(0, min(len(examples), MEASURED), AT_ONCE):
+        some = examples[first : first + AT_ONCE]
+        batch = Sequences.of(some, store.target.device)
+        yield batch, store.read(some, batch).states.float()
+
+
 def linear_guess(store: FeatureStore, examples: Sequence[Example], inputs: Inputs) -> LinearGuess:
     """Measure the first examples. What `inputs` makes begins with the taps."""
     mean, xx, xy, yy = (torch.zeros(()) for _ in range(4))
     rows = 0
-    for first in range(0, min(len(examples), MEASURED), AT_ONCE):
-        some = examples[first : first + AT_ONCE]
-        batch = Sequences.of(some, store.target.device)
-        hidden, *taps = store.read(some, batch).states
-        there = batch.real.view(-1).roll(-1) & (batch.positions < batch.shape[1] - 1)
+    for batch, (hidden, *taps) in measured(store, examples):
+        there = F.pad(batch.answer[:, 2:], (0, 2)).flatten()  # before an answer's token
         x, y = inputs(batch, taps)[there], hidden.roll(-1, dims=0)[there]
         mean, xx, xy = mean + x.sum(0), xx + x.t() @ x, xy + x.t() @ y
         yy, rows = yy + y.square().mean(1).sum(), rows + len(x)

@@ -105,7 +105,7 @@ class HeadRecipe(ABC):
         return {"loss": loss, "agreement": agreement}
 
     @property
-    def teacher_weight(self) -> Tensor:
+    def output_weight(self) -> Tensor:
         """`[V, H]`: the target's output matrix, or its rows for the tokens that the head can propose."""
         short = self.head.head if isinstance(self.head, ShortlistHead) else None
         return weight_of(self.shared.head if short is None else short)
@@ -131,7 +131,7 @@ class MedusaRecipe(HeadRecipe):
         outs = self.head(features.flatten(0, 1)).view(-1, *features.shape)
         own = [weight_of(module) for module in self.head.lm_heads]
         return [
-            self.teach(seen, out, own[k] if own else self.teacher_weight, columns + k + 2)
+            self.teach(seen, out, own[k] if own else self.output_weight, columns + k + 2)
             for k, out in enumerate(outs)
         ]
 
@@ -151,7 +151,7 @@ class HydraRecipe(HeadRecipe):
             after = [(columns + 1 + i).clamp(max=t - 1) for i in range(k + 1)]
             tokens = torch.stack([at(embedded, one) for one in after], dim=2)  # [B, n, k + 1, H]
             out = self.head(features, tokens.flatten(0, 1)).view(*columns.shape, -1)
-            made.append(self.teach(seen, out, self.teacher_weight, columns + k + 2))
+            made.append(self.teach(seen, out, self.output_weight, columns + k + 2))
         return made
 
 
@@ -196,15 +196,8 @@ class RecurrentRecipe(HeadRecipe):
     def _output(self, out: Tensor) -> tuple[Tensor, Tensor]:
         """The inputs of the output matrix, and the matrix."""
         if isinstance(self.head, Eagle3Head):
-            normed = self.head.kernels.norm(out, self.head.norm, torch.float32)
-            return normed, weight_of(self.head.head)
-        return out, super().teacher_weight
-
-    @property
-    def teacher_weight(self) -> Tensor:
-        """See `HeadRecipe`."""
-        weight = super().teacher_weight
-        return weight[self.head.listed] if isinstance(self.head, Eagle3Head) else weight
+            return self.head.normed(out), weight_of(self.head.head)
+        return out, self.output_weight
 
 
 class RefiningRecipe(HeadRecipe):
@@ -226,9 +219,9 @@ class RefiningRecipe(HeadRecipe):
         The first guess of a draft chooses no candidates that are refined.
         """
         shape = *columns.shape, -1
-        taught = self.teach(seen, refined.view(shape), self.teacher_weight, columns)
+        taught = self.teach(seen, refined.view(shape), self.output_weight, columns)
         if self.candidates and not first:
-            again = self.teach(seen, raw.view(shape), self.teacher_weight, columns)
+            again = self.teach(seen, raw.view(shape), self.output_weight, columns)
             taught["loss"] = taught["loss"] + self.candidates * again["loss"]
         return taught
 
@@ -275,9 +268,9 @@ class BlockRecipe(RefiningRecipe):
         """The inputs of the output matrix, and the matrix. The correction is a few more columns of both."""
         outside = self.head.markov_out
         if outside is None:
-            return out, self.teacher_weight
+            return out, self.output_weight
         before = self.head.before(now.tokens).view(*out.shape[:2], -1)
-        return torch.cat([out, before], -1), torch.cat([self.teacher_weight, weight_of(outside)], -1)
+        return torch.cat([out, before], -1), torch.cat([self.output_weight, weight_of(outside)], -1)
 
 
 class RedrafterRecipe(RefiningRecipe):

@@ -22,8 +22,8 @@ GPU_CHUNK = 16_384
 Divergence = Literal["forward-kl", "reverse-kl", "total-variation", "lk"]
 """Divergence of the student's q from the teacher's p: KL(p || q), KL(q || p), total variation, or a mix.
 
-The acceptance rate of speculative sampling is a = sum min(p, q). Total variation is 1 - a. DistillSpec (Zhou et
-al. 2023, arXiv 2310.08461) compares the first three. `lk` is l KL(p || q) + (1 - l) (1 - a) with
+The acceptance rate of speculative sampling is a = sum min(p, q). Total variation is 1 - a. DistillSpec (Zhou
+et al. 2023, arXiv 2310.08461) compares the first three. `lk` is l KL(p || q) + (1 - l) (1 - a) with
 l = exp(-3 a): it aims at acceptance as soon as there is some (Samarin et al. 2026, arXiv 2602.23881).
 """
 

@@ -214,7 +214,7 @@ class TrainingKernels(StockKernels):
 
     def linear(self, weight: Tensor | Integers, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
         """Return a layer with a trainable weight. See `Kernels`."""
-        plain = weight if isinstance(weight, Tensor) else dequantized(weight, torch.float32)
+        plain = weight if isinstance(weight, Tensor) else dequantized(weight, dtype)
         return Dense(plain.clone(), None if bias is None else bias.clone())
 
 

@@ -43,11 +43,16 @@ class LanguageModelTraining(TrainingRun):
         self.train(LanguageModel(self.checkpoint(), held_out, **own), examples)
 
 
+@dataclass(frozen=True, kw_only=True)
 class HeadTraining(TrainingRun):
     """Trains a head: a new one, or the one of --init.
 
     The options of a subclass are arguments of the function that makes the head, or else of its recipe.
     """
+
+    divergence: Literal["forward-kl", "lk"] = option(
+        "forward-kl", "What is minimized: KL, or, after some training, lk: acceptance (arXiv 2602.23881)."
+    )
 
     recipe: ClassVar[str]
     """The name of its recipe in `soothsay.train.heads`."""
@@ -134,6 +139,8 @@ class Eagle3Training(HeadTraining):
     recipe, head = "RecurrentRecipe", "eagle3"
     depth: int = option(5, DEPTH, min=1)
     vocabulary: int = option(4096, "Number of tokens that can be drafted: the most frequent.", min=1)
+    units: int = option(0, "Units of the feed-forward part: the target's most active. 0: all.", min=0)
+    anchors: float = option(0.5, "Share of the tokens after which deeper draft tokens are learned.", max=1)
 
 
 @dataclass(frozen=True, kw_only=True)

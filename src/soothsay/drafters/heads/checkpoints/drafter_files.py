@@ -36,7 +36,7 @@ WEIGHT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 """Dtypes that weights may be stored in. All others are quantized weights, which are not read, except ours."""
 
 GROUP = 32
-"""Inputs that share a scale, of weights that soothsay has written as int8."""
+"""Inputs that share a scale, of weights that soothsay has written in integers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,18 +158,27 @@ def _in_safetensors(config: Mapping[str, Any], files: Sequence[Any]) -> dict[str
         return tensor
 
     def scaled(name: str, scales: str) -> Tensor:
-        return _scaled(plain(name), plain(scales))
+        return _scaled(_whole(plain(name)), plain(scales))
 
     experts = unstacked(config, mapped, lambda names: {name: shape(name) for name in names})
     found = {n: StoredTensor(p.shape_of(shape(p.stack)[1:]), partial(part_of, p)) for n, p in experts.items()}
     left_out = {part.stack for part in experts.values()}
     for name, file in mapped.items():
         read, scales = partial(plain, name), scales_of(name)
-        if scales in mapped and file.get_slice(name).get_dtype() == "I8":
+        size = shape(name)
+        if scales in mapped and (kind := file.get_slice(name).get_dtype()) in ("I8", "U8"):
             left_out.add(scales)
             read = partial(scaled, name, scales)
-        found.setdefault(name, StoredTensor(shape(name), read))
+            size = size if kind == "I8" else (*size[:-1], 2 * size[-1])
+        found.setdefault(name, StoredTensor(size, read))
     return {name: tensor for name, tensor in found.items() if name not in left_out}
+
+
+def _whole(integers: Tensor) -> Tensor:
+    """Integers of 8 bits as they are, those of 4 bits from the bytes that have two of them."""
+    if integers.dtype == torch.int8:
+        return integers
+    return torch.stack([integers & 15, integers >> 4], -1).flatten(-2).to(torch.int8) - 8
 
 
 def _scaled(integers: Tensor, scales: Tensor) -> Tensor:
@@ -184,7 +193,7 @@ def _scaled(integers: Tensor, scales: Tensor) -> Tensor:
 
 
 def scales_of(name: str) -> str:
-    """The name of the scales of a weight that soothsay has written as int8."""
+    """The name of the scales of a weight that soothsay has written in integers."""
     return f"{name.removesuffix('.weight')}.scales"
 
 

@@ -233,4 +233,4 @@ class HeadFormat:
     """Writers of a head for the model of a name, by layout; "" is the layout that most engines read."""
 
     integers: bool = False
-    """Whether the layout "" may be written with matrices as int8, which takes half the space."""
+    """Whether the layout "" may be written with matrices in integers, which take less space."""
