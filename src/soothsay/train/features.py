@@ -244,19 +244,20 @@ class FeatureStore:
         for row, example in enumerate(examples):
             begin, end = end, end + int(example.answer[1:].sum())
             own = whole[:, row, : len(example.tokens)]
-            if id(example) not in self._kept and own.nbytes <= self.left:
-                said = Likely(teacher.tokens[begin:end], teacher.probabilities[begin:end])
+            said = Likely(teacher.tokens[begin:end].clone(), teacher.probabilities[begin:end].clone())
+            size = own.nbytes + said.tokens.nbytes + said.probabilities.nbytes
+            if id(example) not in self._kept and size <= self.left:
                 self._kept[id(example)] = example, Computed(own.clone(), said)
-                self.left -= own.nbytes
+                self.left -= size
 
     def _restored(self, kept: Sequence[Computed], batch: Sequences) -> Computed:
-        whole = torch.zeros(len(kept[0].states), *batch.shape, kept[0].states.shape[-1])
+        whole = kept[0].states.new_zeros(len(kept[0].states), *batch.shape, kept[0].states.shape[-1])
         for row, one in enumerate(kept):
             whole[:, row, : one.states.shape[1]] = one.states
         teacher = Likely.joined([one.teacher for one in kept])
         device = self.target.device
         teacher = Likely(teacher.tokens.to(device), teacher.probabilities.to(device))
-        return Computed(whole.flatten(1, 2).to(device), teacher)
+        return Computed(whole.flatten(1, 2).float().to(device), teacher)
 
 
 MEASURED = 1024

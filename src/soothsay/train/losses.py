@@ -169,7 +169,7 @@ def _diverge(tokens: Tensor, p: Tensor, log_q: Tensor, divergence: Divergence) -
     accepted = torch.minimum(p, there).sum(-1, keepdim=True)
     below = there * (there < p)  # acceptance grows with these
     part = torch.exp(-SHARPNESS * accepted) if divergence == "lk" else torch.zeros_like(share)
-    values = part[:, 0] * kl + (1 - part[:, 0]) * (share - accepted)[:, 0]
+    values = part[:, 0] * kl + (1 - part[:, 0]) * (1 - accepted[:, 0])
     error = q * (part * share + (1 - part) * below.sum(-1, keepdim=True))
     return values, error.scatter_add_(1, tokens, -part * p - (1 - part) * below)
 
