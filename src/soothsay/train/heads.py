@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,6 @@ class HeadRecipe(ABC):
         self.shared = TargetEnds.of(target)
         self.evaluate, self._save = evaluate, save
         self.anchors, self.divergence = anchors, divergence
-        self.places = _places(head, target)
         self.store = FeatureStore(self.target, head.taps, kept_bytes)
 
     def modules(self) -> Sequence[nn.Module]:
@@ -81,6 +81,16 @@ class HeadRecipe(ABC):
         teacher = computed.teacher if self.places is None else computed.teacher.listed(self.places)
         teacher_rows = (batch.before_answers.cumsum(0) - 1).view(batch.shape).roll(1, dims=1)
         return _total(self.guesses(Seen(batch, features, teacher, teacher_rows, generator)))
+
+    @cached_property
+    def places(self) -> Tensor | None:
+        """`[V]` the place of each token in the list of those that the head can propose, or -1; None: all."""
+        ids = self.head.listed
+        if ids is None:
+            return None
+        places = torch.full((self.target.spec.vocab_size,), -1, device=ids.device)
+        places[ids] = torch.arange(len(ids), device=ids.device)
+        return places
 
     @abstractmethod
     def guesses(self, seen: Seen) -> list[dict[str, Tensor]]:
@@ -310,16 +320,6 @@ class RedrafterRecipe(RefiningRecipe):
         """A share of `count` places, in order."""
         drawn = torch.randperm(count, generator=seen.generator, device=seen.features.device)
         return drawn[: max(1, round(self.anchors * count))].sort().values
-
-
-def _places(head: Head, target: Transformer) -> Tensor | None:
-    """`[V]` the place of each token in the list of those that a head can propose, or -1; None: all."""
-    ids = head.listed
-    if ids is None:
-        return None
-    places = torch.full((target.spec.vocab_size,), -1, device=target.device)
-    places[ids.to(target.device)] = torch.arange(len(ids), device=target.device)
-    return places
 
 
 def _with_room(kv: Tensor | None, c: ModelSpec, rows: int, like: Tensor) -> Tensor:
