@@ -1,9 +1,9 @@
-"""Splits a file of conversations into those to train on and those that are held out, by a hash of what is asked.
+"""Splits a file of conversations into those to train on and those held out, by a hash of what is asked.
 
     python split_prompts.py conversations.jsonl.gz train.jsonl.gz held-out.jsonl.gz
 
 One conversation of sixteen is held out: that whose first user message has a SHA-256 that begins with a byte
-divisible by 16. So a prompt is on the same side in every file, whoever splits it. Both outputs keep the order.
+divisible by 16. So a prompt is on the same side in every file, whoever splits it. The order stays.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ class Eagle3Training(ListedTraining):
     vocabulary: int = option(4096, "Number of tokens that can be drafted: the most frequent.", min=1)
     units: int = option(0, "Units of the feed-forward part: the target's most active. 0: all.", min=0)
     anchors: float = option(
-        0.5, "Share of the tokens after which deeper draft tokens are learned.", min=0.01, max=1
+        0.5, "Share of the tokens after which longer drafts are learned.", min=0.01, max=1
     )
 
 
