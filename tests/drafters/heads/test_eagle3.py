@@ -131,6 +131,7 @@ def test_a_checkpoint_of_integers(tiny: Make, tmp_path: Path, layout: str, error
         write_head(make_eagle3_head(target.model), tmp_path / f"head{name}", "tiny", name)
     whole, rounded = (find_head(Eagle3Head, tmp_path / f"head{x}", target)[0] for x in ("", layout))
     assert rounded.config == whole.config
+    assert (whole.bits, rounded.bits) == (None, int(layout[-1]))
     for name, value in whole.state_dict().items():
         assert (rounded.state_dict()[name].float() - value).norm() <= error * value.float().norm()
     assert not torch.equal(rounded.state_dict()["head.weight"], whole.state_dict()["head.weight"])

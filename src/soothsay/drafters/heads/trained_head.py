@@ -110,6 +110,9 @@ class Head(nn.Module):
     draft_vocabulary: int | None = None
     """Number of tokens that the head can draft, if it has a list of them; None: all."""
 
+    bits: int | None = None
+    """Of the integers that it is stored in; None: it is stored in plain numbers."""
+
     @property
     def listed(self) -> Tensor | None:
         """`[draft_vocabulary]` int64, the tokens that the head can draft, in the order of its outputs."""

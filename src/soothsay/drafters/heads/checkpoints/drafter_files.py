@@ -47,6 +47,7 @@ class StoredTensor:
     read: Callable[[], Tensor]
     """Returns it as it is stored. It may be a view of the file."""
     kind: torch.dtype | None = None  # None: that of what is read, which is not copied for it
+    bits: int | None = None  # of the integers that soothsay wrote; None: it is plain
 
 
 class DrafterFiles:
@@ -88,6 +89,11 @@ class DrafterFiles:
     def names(self) -> frozenset[str]:
         """Names of all tensors. Experts that are stacked in one tensor are named one by one."""
         return frozenset(self._tensors)
+
+    @property
+    def bits(self) -> int | None:
+        """Bits of the integers that soothsay wrote; None: there are none."""
+        return min((one.bits for one in self._tensors.values() if one.bits is not None), default=None)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor, without reading it."""
@@ -165,12 +171,13 @@ def _in_safetensors(config: Mapping[str, Any], files: Sequence[Any]) -> dict[str
     left_out = {part.stack for part in experts.values()}
     for name, file in mapped.items():
         read, scales = partial(plain, name), scales_of(name)
-        size = shape(name)
+        size, bits = shape(name), None
         if scales in mapped and (kind := file.get_slice(name).get_dtype()) in ("I8", "U8"):
             left_out.add(scales)
             read = partial(scaled, name, scales)
-            size = size if kind == "I8" else (*size[:-1], 2 * size[-1])
-        found.setdefault(name, StoredTensor(size, read))
+            bits = 8 if kind == "I8" else 4
+            size = (*size[:-1], size[-1] * 8 // bits)
+        found.setdefault(name, StoredTensor(size, read, bits=bits))
     return {name: tensor for name, tensor in found.items() if name not in left_out}
 
 

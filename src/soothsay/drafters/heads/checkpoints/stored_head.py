@@ -178,6 +178,7 @@ class StoredHead:
                 value += 1
             is_weight = held.is_floating_point()
             setattr(modules[path], kind, nn.Parameter(value) if is_weight else value)
+        self.head.bits = self.files.bits
         return self.head
 
     def _value(self, parameter: str) -> Tensor:
