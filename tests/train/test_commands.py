@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from soothsay import LLM, SamplingParams
 from soothsay.cli.app import app
+from soothsay.drafters.heads.checkpoints.head_directory import read_head
 from soothsay.model.ops.linear import multiplies_bfloat16
 from soothsay.model.weights.checkpoint import open_checkpoint
 from soothsay.train.heads import MedusaRecipe
@@ -29,7 +30,7 @@ COMMANDS = {
     "medusa": "--heads 2",
     "hydra": "--heads 2",
     "eagle": "--depth 2",
-    "eagle3": "--depth 2 --vocabulary 512",
+    "eagle3": "--depth 2 --vocabulary 512 --units 64 --anchors 0.4 --divergence lk",
     "block": "--size 3 --cell 32 --shortlist 50",
     "redrafter": "--size 3 --hidden 32 --cell 16 --shortlist 50",
     "draft": "--layers 1 --hidden 64 --heads 2 --intermediate 64 --on-policy 0.5",
@@ -100,6 +101,22 @@ def test_learns_from_the_features_of_answers(name: str, data: Path, tmp_path: Pa
     result = CliRunner().invoke(app, command.split())
     assert result.exit_code == 2
     assert "--features of this drafter" in " ".join(result.output.split())
+
+
+def test_a_list_counts_more_answers_than_are_trained_on(data: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.jsonl"
+    text = "Fjords, zebras and quartz."
+    asked = {"role": "user", "content": "What?"}
+    lines = [{"messages": [asked, {"role": "assistant", "content": text}]}] * 40
+    other.write_text("\n".join(map(json.dumps, lines)))
+    listed = []
+    for more in ([], ["--count", str(other)]):
+        train("eagle3", data, tmp_path / f"head{len(more)}", "--vocabulary", "60", *more)
+        head = read_head(tmp_path / f"head{len(more)}", LLM("sibyl", drafter="none").engine.target)
+        listed.append(set(head.listed.tolist()))
+    said = set(open_checkpoint("sibyl").tokenizer().encode(text))
+    assert said <= listed[1]
+    assert not said <= listed[0]
 
 
 def answer_params() -> SamplingParams:

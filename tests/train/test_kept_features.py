@@ -10,6 +10,7 @@ import torch
 from soothsay.model.transformer import Transformer
 from soothsay.train.examples import Example
 from soothsay.train.features import FeatureStore
+from soothsay.train.losses import likely
 from soothsay.train.sequences import Sequences, TrainingKernels
 
 
@@ -22,19 +23,22 @@ def test_later_epochs_read_what_was_kept(tiny: Callable[..., Transformer]) -> No
     calls: list[int] = []
     model.register_forward_hook(lambda _, inputs, out: calls.append(inputs[0].num_slots))
     long, short, third = example(9), example(5), example(7)
-    store = FeatureStore(model, (0, 2), size=3 * 48 * 2 * (9 + 5))
+    said = (8 + 4) * 64  # of a token of an answer; the first token is not predicted
+    store = FeatureStore(model, (0, 2), size=3 * 48 * 2 * (9 + 5) + said * (8 + 4))
     for examples in ([long, short], [third]):
         store.read(examples, Sequences.of(examples))
     assert (store.left, calls) == (0, [18, 7])
 
     batch = Sequences.of([short, long])
-    hidden, taps = store.read([short, long], batch)
+    kept = store.read([short, long], batch)
     assert calls == [18, 7]
     expected, layers = model(batch, taps=(0, 2))
     there = batch.real.flatten()
-    for kept, fresh in zip((hidden, *taps), (expected, *layers), strict=True):
-        torch.testing.assert_close(kept[there], fresh[there], atol=0.02, rtol=0.02)
-        assert not kept[~there].any()
+    for own, fresh in zip(kept.states, (expected, *layers), strict=True):
+        torch.testing.assert_close(own[there], fresh[there], atol=0.02, rtol=0.02)
+        assert not own[~there].any()
+    fresh_teacher = likely(expected[batch.before_answers], model.head.weight)
+    torch.testing.assert_close(kept.teacher.probabilities, fresh_teacher.probabilities, atol=1e-5, rtol=1e-4)
 
     store.read([short, third], Sequences.of([short, third]))  # there was no room for the third
     assert calls[-1] == 14

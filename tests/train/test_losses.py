@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from soothsay.train import losses
-from soothsay.train.losses import Divergence, cross_entropy, distillation, log_probs
+from soothsay.train.losses import Divergence, cross_entropy, distillation, likely
 
-DIVERGENCES: list[Divergence] = ["forward-kl", "reverse-kl", "total-variation"]
+DIVERGENCES: list[Divergence] = ["forward-kl", "reverse-kl", "total-variation", "lk"]
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def distilled(
     x: Tensor, w: Tensor, y: Tensor, u: Tensor, divergence: Divergence = "forward-kl"
 ) -> list[Tensor]:
     """`distillation` with the teacher's rows in reverse order, and one row that is not used."""
-    teacher = (torch.cat([y.flip(0), y[:1]]) @ u.t()).log_softmax(-1)
+    teacher = likely(torch.cat([y.flip(0), y[:1]]), u)
     return list(distillation(x, w, teacher, torch.arange(len(y)).flip(0), divergence))
 
 
@@ -34,7 +34,12 @@ def by_torch(q: Tensor, p: Tensor, divergence: Divergence) -> Tensor:
         return F.kl_div(q.log_softmax(-1), p.log_softmax(-1), reduction="batchmean", log_target=True)
     if divergence == "reverse-kl":
         return F.kl_div(p.log_softmax(-1), q.log_softmax(-1), reduction="batchmean", log_target=True)
-    return (p.softmax(-1) - q.softmax(-1)).abs().sum(-1).mean() / 2
+    if divergence == "total-variation":
+        return (p.softmax(-1) - q.softmax(-1)).abs().sum(-1).mean() / 2
+    accepted = torch.minimum(p.softmax(-1), q.softmax(-1)).sum(-1)
+    share = torch.exp(-3 * accepted.detach())
+    kl = F.kl_div(q.log_softmax(-1), p.log_softmax(-1), reduction="none", log_target=True).sum(-1)
+    return (share * kl + (1 - share) * (1 - accepted)).mean()
 
 
 class TestCrossEntropy:
@@ -60,7 +65,7 @@ class TestCrossEntropy:
 class TestDistillation:
     def test_equals_torch_and_so_do_gradients(self, divergence: Divergence) -> None:
         x, w = rows(30, 8, seed=0, grad=True), rows(50, 8, seed=1, grad=True)
-        y, u = rows(30, 12, seed=2), rows(50, 12, seed=3)
+        y, u = rows(30, 12, seed=2) / 2, rows(50, 12, seed=3)
         ours, _ = distilled(x, w, y, u, divergence)
         theirs = by_torch(x @ w.t(), y @ u.t(), divergence)
         torch.testing.assert_close(ours, theirs)
@@ -75,7 +80,10 @@ class TestDistillation:
         (gradient,) = torch.autograd.grad(loss, x)
         assert abs(loss.item()) < 1e-5
         assert agreement == 1
-        if divergence != "total-variation":  # its gradient is a sign, here that of rounding errors
+        if divergence not in (
+            "total-variation",
+            "lk",
+        ):  # theirs is a rounding's sign
             assert gradient.abs().max() < 1e-5
 
     def test_a_frozen_head_needs_no_gradient(self, divergence: Divergence) -> None:
@@ -92,10 +100,24 @@ def test_agreement_counts_rows_with_the_same_likeliest_token() -> None:
     assert distilled(ours, w, theirs, w)[1] == 0.75
 
 
-def test_log_probs_of_a_part_of_the_vocabulary_are_renormalized() -> None:
-    """Against the definition: p over the kept tokens only, made to sum to one; bfloat16 has 8 bits."""
-    y, u = rows(20, 8, seed=2), rows(10, 8, seed=3)
-    kept = torch.tensor([0, 2, 3, 5, 7, 9])
-    p = (y @ u.t()).softmax(-1)[:, kept]
-    expected = (p / p.sum(-1, keepdim=True)).log()
-    torch.testing.assert_close(log_probs(y, u[kept]).float(), expected, rtol=2**-8, atol=0)
+class TestLikely:
+    def test_has_the_likeliest_tokens_of_the_whole_vocabulary(self) -> None:
+        y, u = rows(20, 8, seed=2), rows(200, 8, seed=3)
+        made, p = likely(y, u), (y @ u.t()).softmax(-1)
+        best, tokens = p.topk(64)
+        assert torch.equal(made.tokens, tokens)
+        torch.testing.assert_close(made.probabilities, best)
+
+    def test_a_row_weighs_what_the_lists_share_is(self) -> None:
+        """Against the definition: tokens outside of a list teach nothing, and are never right."""
+        x, w = rows(20, 8, seed=0, grad=True), rows(6, 8, seed=1, grad=True)
+        y, u = rows(20, 8, seed=2), rows(10, 8, seed=3)
+        kept = torch.tensor([0, 2, 3, 5, 7, 9])
+        places = torch.full((10,), -1)
+        places[kept] = torch.arange(6)
+        loss, agreement = distillation(x, w, likely(y, u).listed(places), torch.arange(20))
+        p, log_q = (y @ u.t()).softmax(-1), (x @ w.t()).log_softmax(-1)
+        expected = (p[:, kept] * (p[:, kept].log() - log_q)).sum(-1).mean()
+        torch.testing.assert_close(loss, expected)
+        torch.testing.assert_close(*(torch.autograd.grad(one, x)[0] for one in (loss, expected)))
+        assert agreement == (kept[log_q.argmax(-1)] == p.argmax(-1)).float().mean()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from soothsay.drafters.heads.eagle3 import Eagle3Head
+from soothsay.drafters.heads.block import BlockHead
 from soothsay.drafters.heads.trained_head import TargetEnds
 from soothsay.model.transformer import Transformer
 from soothsay.train import new_heads
@@ -31,8 +31,8 @@ def test_a_redrafter_begins_with_the_best_linear_guess(tiny: Callable[..., Trans
         with torch.no_grad():
             hidden, taps = target(Sequences.of([example]), taps=head.taps)
             embedded = head.embedded(torch.from_numpy(example.tokens), TargetEnds.of(target))
-        inputs.append(torch.cat([torch.cat(taps, -1)[:-1] * head.tap_scale, embedded[1:]], -1))
-        outputs.append(hidden[1:])
+        inputs.append(torch.cat([torch.cat(taps, -1)[:-2] * head.tap_scale, embedded[1:-1]], -1))
+        outputs.append(hidden[1:-1])
     x, y = torch.cat(inputs).double().numpy(), torch.cat(outputs).double().numpy()
     np.testing.assert_allclose((x[:, : len(head.tap_scale)] ** 2).mean(0), 1, rtol=1e-3)
     small = np.sqrt(RIDGE * (x**2).mean() * len(x)) * np.eye(x.shape[1])
@@ -46,7 +46,7 @@ def test_a_redrafter_begins_with_the_best_linear_guess(tiny: Callable[..., Trans
 def test_features_are_brought_to_equal_sizes(tiny: Callable[..., Transformer]) -> None:
     """What the first layer of a head reads has a mean square of 1 in each number, padding left out.
 
-    And the head begins as that layer and a norm: its block adds nothing.
+    And a head of one pass begins as that layer and a norm: its block adds nothing.
     """
     target = Transformer(tiny(0).spec, TrainingKernels())
     rng = np.random.default_rng(0)
@@ -59,16 +59,52 @@ def test_features_are_brought_to_equal_sizes(tiny: Callable[..., Transformer]) -
         head.fc.register_forward_pre_hook(lambda _, inputs, read=read: read.append(inputs[0]))
         for example in examples:
             _, taps = target(Sequences.of([example]), taps=head.taps)
-            taps = [tap[:-1] for tap in taps]  # nothing comes after the last
+            taps = [tap[:-2] for tap in taps]  # nothing is known of what comes after the last two
             head.fuse(taps, TargetEnds.of(target))
             rows.append(torch.cat(taps, -1))
         np.testing.assert_allclose(torch.cat(read).square().mean(0), 1, rtol=1e-2)
-        block = head.block if isinstance(head, Eagle3Head) else head.blocks[0]
-        assert not block.attention.o.weight.any()
-        assert not block.mlp.down.weight.any()
+        if isinstance(head, BlockHead):
+            assert not head.blocks[0].attention.o.weight.any()
+            assert not head.blocks[0].mlp.down.weight.any()
         assert head.norm.weight.unique().numel() == 1
         before = torch.cat(rows).square().mean(0)
         assert before.max() > 2 * before.min()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("units", [0, 24])
+def test_an_eagle3_block_begins_by_predicting_what_features_lack(
+    tiny: Callable[..., Transformer], units: int
+) -> None:
+    """Each part of it brings the output nearer to the target's next final state."""
+    torch.manual_seed(0)
+    target = Transformer(tiny(0).spec, TrainingKernels())
+    rng = np.random.default_rng(0)
+    examples = [
+        Example(rng.integers(0, 97, n), np.ones(n, dtype=bool)) for n in rng.integers(5, 30, 40).tolist()
+    ]
+    head = new_heads.eagle3(target, examples, range(9), units)
+    assert head.config.norm_output
+    assert not head.head.weight.requires_grad
+    assert head.block.mlp.down.weight.shape[1] == (units or target.blocks[0].mlp.down.weight.shape[1])
+    batch, ends = Sequences.of(examples), TargetEnds.of(target)
+    wanted, taps = target(batch, taps=head.taps)
+    features = head.fuse(taps, ends).view(*batch.shape, -1)[:, :-1].flatten(0, 1)
+    rows = batch.rows(slice(1, None))
+    wanted = wanted.view(*batch.shape, -1)[:, 1:].flatten(0, 1)
+    made: list[torch.Tensor] = []
+    head.block.register_forward_hook(lambda _, inputs, out: made.append(out))
+
+    def error() -> float:
+        head(head.embed(rows.tokens, ends), features, rows, None)
+        return float((made[-1] - wanted)[rows.before_answers].square().mean())
+
+    both = error()
+    head.block.mlp.down.weight.zero_()
+    attention = error()
+    head.block.attention.o.weight.zero_()
+    assert both < 0.98 * attention
+    assert attention < 0.95 * error()
 
 
 @pytest.mark.parametrize("method", ["medusa", "hydra", "eagle", "eagle3", "mtp", "block", "redrafter"])

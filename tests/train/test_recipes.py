@@ -66,8 +66,9 @@ LAST = TINY.num_layers
 WEIGHTS = [1.0, 0.8, 0.64]
 """EAGLE-3's weight of each draft token: 0.8 to the power of its depth."""
 
-TOLERANCE = 1e-4
-"""Recipes keep the teacher in bfloat16: the last bit of float32 can decide which way a value is rounded."""
+TOLERANCE = 1e-5
+LIKELIEST = 64
+"""Tokens of the teacher's vocabulary that recipes keep."""
 
 
 def conversation(seed: int, length: int, *answers: range) -> Example:
@@ -93,6 +94,12 @@ def trainable(model: Transformer) -> Transformer:
 
 def log_softmax(logits: Tensor) -> Tensor:
     return logits.double() - logits.double().logsumexp(-1)
+
+
+def likeliest(logits: Tensor) -> Tensor:
+    """The probabilities of the teacher's likeliest tokens; the others have none."""
+    p = log_softmax(logits).exp()
+    return p * (p >= p.topk(LIKELIEST).values[-1])
 
 
 @dataclass
@@ -134,10 +141,10 @@ def naive(
                     continue
                 guess = formula(tokens[: t + 2 + k], tuple(tap[: t + 1] for tap in features[:-1]))
                 log_q = log_softmax(guess.logits)
-                said = log_softmax((final[guessed - 1] @ target.head.weight.t())[list(ids)])
-                said = said.bfloat16().double()  # the recipes keep it in this type
-                taught[k].losses.append(float((said.exp() * (said - log_q)).sum()))
-                taught[k].agree.append(bool(log_q.argmax() == said.argmax()))
+                said = likeliest(final[guessed - 1] @ target.head.weight.t())
+                p = said[list(ids)]
+                taught[k].losses.append(float(torch.xlogy(p, p).sum() - (p * log_q).sum()))
+                taught[k].agree.append(list(ids)[int(log_q.argmax())] == int(said.argmax()))
                 if guess.feature is not None:
                     error = (guess.feature - final[guessed - 1]).abs()
                     smooth = torch.where(error < 1, error.square() / 2, error - 0.5)
@@ -474,14 +481,14 @@ def comparisons(
     for t in range(len(tokens) - 1):
         if not example.answer[t + 1]:
             continue
-        own, said = (log_softmax(answer(one, tokens[: t + 1])) for one in (model, target))
-        p, q = said.bfloat16().double().exp(), own.exp()
+        own, p = log_softmax(answer(model, tokens[: t + 1])), likeliest(answer(target, tokens[: t + 1]))
+        q = own.exp()
         cost = {
-            "forward-kl": float((p * (p.log() - own)).sum()),
-            "reverse-kl": float((q * (own - p.log())).sum()),
-            "total-variation": float((p - q).abs().sum() / 2),
+            "forward-kl": float(torch.xlogy(p, p).sum() - (p * own).sum()),
+            "reverse-kl": float((q * (own - p.clamp(min=1e-7).log())).sum()),
+            "total-variation": 1 - float(torch.minimum(p, q).sum()),
         }[divergence]
-        found.append((cost, bool(own.argmax() == said.argmax())))
+        found.append((cost, bool(own.argmax() == p.argmax())))
     return found
 
 

@@ -183,8 +183,8 @@ class _AnswerRun:
                     self.report.cut += stream.choice.finish_reason is FinishReason.LENGTH
                     if self.recorder is not None and self.features is not None:
                         name = f"{conversation.number:07}-{conversation.turn}"
-                        states = self.recorder.take(request)
-                        self.features.write(name, request.tokens.tolist(), request.num_prompt, states)
+                        tokens = request.tokens.tolist()
+                        self.features.write(name, tokens, request.num_prompt, *self.recorder.take(request))
                     conversation.messages.append({"role": "assistant", "content": stream.choice.text})
                     conversation.heard = len(conversation.messages)
                     if not self._go_on(conversation):

@@ -16,6 +16,7 @@ from typing import cast
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -26,7 +27,8 @@ from soothsay.errors import TrainingError
 from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.transformer import Transformer
 from soothsay.train.examples import Example
-from soothsay.train.sequences import Sequences
+from soothsay.train.losses import Likely, likely
+from soothsay.train.sequences import Sequences, weight_of
 
 CARD = "features.json"
 """The file of a folder that says which layers were kept."""
@@ -37,13 +39,14 @@ class FeatureRecorder(NoDrafter):
 
     Args:
         target: answers, without prefix caching: tokens that are not computed have no features.
-        taps: layers whose input is kept, with the normed final states.
+        taps: layers whose input is kept, with the normed final states, and the likeliest next tokens.
     """
 
     def __init__(self, target: Target, taps: Sequence[int]):
         super().__init__(target)
         self.taps = (target.model.spec.num_layers, *taps)
         self._states: dict[Request, list[Tensor]] = {}  # of each pass, [1 + taps, rows, H] bfloat16
+        self._teacher: dict[Request, list[Likely]] = {}  # of each token of the answer
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """Keep the states of the rows. A request that was preempted begins anew."""
@@ -55,10 +58,17 @@ class FeatureRecorder(NoDrafter):
             if seen.start == 0:
                 passes.clear()
             passes.append(torch.stack([final, *taps]).bfloat16())
+            if seen.logits is not None:
+                self._teacher.setdefault(seen.request, []).append(Likely.of(seen.logits))
 
-    def take(self, request: Request) -> Tensor:
-        """The states of an ended request's tokens, `[1 + taps, n, H]` bfloat16. The last tokens may lack."""
-        return torch.cat(self._states.pop(request), 1)
+    def take(self, request: Request) -> tuple[Tensor, Likely]:
+        """What was kept of an ended request.
+
+        Returns:
+            The states of its tokens, `[1 + taps, n, H]` bfloat16; the last tokens may lack. And what the
+            target expected at each token of the answer.
+        """
+        return torch.cat(self._states.pop(request), 1), Likely.joined(self._teacher.pop(request))
 
 
 class FeatureFolder:
@@ -78,18 +88,26 @@ class FeatureFolder:
                 f"{path} has features of layers {kept}, not of {self.taps}; name another file"
             )
 
-    def write(self, name: str, tokens: Sequence[int], num_prompt: int, states: Tensor) -> None:
+    def write(
+        self, name: str, tokens: Sequence[int], num_prompt: int, states: Tensor, teacher: Likely
+    ) -> None:
         """Write an answer with its prompt. The file appears when it is complete.
 
         Args:
             name: of the file, without its suffix.
             tokens: of the prompt and the answer.
             num_prompt: number of the prompt's tokens.
-            states: `[1 + taps, n, H]`, of the first n tokens.
+            states: `[1 + taps, n, H]`, of the first n tokens. They are written in 8 bits.
+            teacher: what the target expected at each token of the answer.
 
         Raises `TrainingError` if it cannot be written.
         """
-        whole = {"tokens": torch.tensor(tokens, dtype=torch.int32), "states": states.contiguous()}
+        whole = {
+            "tokens": torch.tensor(tokens, dtype=torch.int32),
+            **_in_bytes(states.float()),
+            "likely": teacher.tokens.int(),
+            "probabilities": teacher.probabilities.half(),
+        }
         try:
             if not (self.path / CARD).exists():
                 self.path.mkdir(parents=True, exist_ok=True)
@@ -99,6 +117,16 @@ class FeatureFolder:
             os.replace(begun, self.path / f"{name}.safetensors")
         except OSError as error:
             raise TrainingError(f"{self.path} cannot be written ({error.strerror})") from None
+
+
+def _in_bytes(states: Tensor) -> dict[str, Tensor]:
+    """States `[P, n, H]` as int8, with a scale for each number of a state, `[P, H]`.
+
+    The first token's are cut where they are larger than all others: real models rest their attention on it.
+    """
+    scales = states[:, min(1, states.shape[1] - 1) :].abs().amax(1).clamp(min=SMALLEST) / 127
+    whole = (states / scales[:, None]).round().clamp(-127, 127)
+    return {"states": whole.to(torch.int8), "scales": scales}
 
 
 def is_feature_folder(path: Path) -> bool:
@@ -118,16 +146,20 @@ def recorded_examples(path: Path, max_tokens: int) -> Iterator[Example]:
                 tokens = opened.get_tensor("tokens").numpy().astype(np.int64)[:max_tokens]
                 num_prompt = int(opened.metadata()["prompt"])
                 kept, length, _ = opened.get_slice("states").get_shape()
+                said = [opened.get_slice(name).get_shape() for name in ("likely", "probabilities")]
+                whole = opened.get_slice("tokens").get_shape()
             if kept != 1 + len(taps) or tokens.ndim != 1 or not length > 0:
                 raise ValueError(f"its states do not belong to {len(taps)} layers")
+            if said[0] != said[1] or said[0][0] < whole[0] - num_prompt:
+                raise ValueError("its probabilities do not belong to its tokens")
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise TrainingError(f"{file} is damaged ({error}); remove it") from None
         if 0 < num_prompt < len(tokens):
             yield Example(tokens, np.arange(len(tokens)) >= num_prompt, file)
 
 
-def read_states(example: Example, taps: Sequence[int], config: ModelSpec) -> Tensor | None:
-    """The states `[1 + taps, n, H]` bfloat16 of an example's n tokens; None if they were not kept.
+def read_computed(example: Example, taps: Sequence[int], config: ModelSpec) -> Computed | None:
+    """What a folder keeps of an example; None if it comes from no folder.
 
     Tokens at the end whose states nobody computed have zeros. Raises `TrainingError` if other layers were
     kept, or those of a model of another size or vocabulary.
@@ -140,12 +172,19 @@ def read_states(example: Example, taps: Sequence[int], config: ModelSpec) -> Ten
             f"{folder} has features of layers {kept}, and this drafter reads {tuple(taps)}: run "
             "`soothsay train data` with --features of this drafter"
         )
+    answered = int(example.answer.sum())
     with safe_open(example.features, "pt") as opened:
-        states: Tensor = opened.get_tensor("states")[:, : len(example.tokens)]
-    known = example.tokens.min() >= 0 and example.tokens.max() < config.vocab_size
-    if states.shape[-1] != config.hidden_size or not known:
+        states = opened.get_tensor("states")[:, : len(example.tokens)]
+        scales = opened.get_tensor("scales")
+        likely, probabilities = (opened.get_tensor(name)[:answered] for name in ("likely", "probabilities"))
+    known = all(
+        part.min() >= 0 and part.max() < config.vocab_size for part in (example.tokens, likely) if len(part)
+    )
+    if scales.shape != (len(states), config.hidden_size) or len(likely) != answered or not known:
         raise TrainingError(f"{example.features} is of another model: its states or tokens do not fit")
-    return torch.nn.functional.pad(states, (0, 0, 0, len(example.tokens) - states.shape[1]))
+    states = states * scales[:, None]
+    states = F.pad(states, (0, 0, 0, len(example.tokens) - states.shape[1]))
+    return Computed(states, Likely(likely.long(), probabilities.float()))
 
 
 def _read_card(folder: Path) -> tuple[int, ...]:
@@ -156,8 +195,16 @@ def _read_card(folder: Path) -> tuple[int, ...]:
         raise TrainingError(f"{folder} is no folder of features: it has no {CARD} that can be read") from None
 
 
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What a target computed for the rows of an example, or of a batch one after the other."""
+
+    states: Tensor  # [1 + taps, n, H], the normed final states first
+    teacher: Likely  # of the tokens of answers, in order
+
+
 class FeatureStore:
-    """The final states and taps of examples, in memory, in bfloat16, or from a folder of features.
+    """What a target computes for examples, kept in memory in bfloat16, or read from a folder of features.
 
     The target reads an example once instead of in each epoch: it takes most of the time of a step. When the
     memory is full, further examples are computed each time. What is kept was computed beside other examples,
@@ -171,35 +218,46 @@ class FeatureStore:
 
     def __init__(self, target: Transformer, taps: Sequence[int], size: int = 0):
         self.target, self.taps, self.left = target, taps, size
-        self._kept: dict[int, tuple[Example, Tensor]] = {}  # by the example's identity, which is held
+        self._kept: dict[int, tuple[Example, Computed]] = {}  # by the example's identity, which is held
 
     @torch.no_grad()
-    def read(self, examples: Sequence[Example], batch: Sequences) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The target's final states `[B * T, H]`, and its taps. `batch` has the examples, padded."""
+    def read(self, examples: Sequence[Example], batch: Sequences) -> Computed:
+        """Return what the target computes for a batch. It has the examples, padded."""
         known = [self._known(example) for example in examples]
-        if all(states is not None for states in known):
-            return self._restored(cast(list[Tensor], known), batch)
+        if all(known):
+            return self._restored(cast(list[Computed], known), batch)
         hidden, taps = self.target(batch, taps=self.taps)
+        teacher = likely(hidden[batch.before_answers], weight_of(self.target.head))
+        states = torch.stack([hidden, *taps])
         if self.left > 0:
-            whole = torch.stack([hidden, *taps]).bfloat16().view(1 + len(taps), *batch.shape, -1)
-            for row, example in enumerate(examples):
-                states = whole[:, row, : len(example.tokens)]
-                if id(example) not in self._kept and states.nbytes <= self.left:
-                    self._kept[id(example)] = example, states.clone()
-                    self.left -= states.nbytes
-        return hidden, taps
+            self._keep(examples, batch, states, teacher)
+        return Computed(states, teacher)
 
-    def _known(self, example: Example) -> Tensor | None:
-        """The states of an example in memory or on disk, `[1 + taps, n, H]` bfloat16; None if not kept."""
+    def _known(self, example: Example) -> Computed | None:
+        """What memory or disk has of an example; None if it was not kept."""
         kept = self._kept.get(id(example))
-        return read_states(example, self.taps, self.target.spec) if kept is None else kept[1]
+        return read_computed(example, self.taps, self.target.spec) if kept is None else kept[1]
 
-    def _restored(self, kept: Sequence[Tensor], batch: Sequences) -> tuple[Tensor, tuple[Tensor, ...]]:
-        whole = kept[0].new_zeros(len(kept[0]), *batch.shape, kept[0].shape[-1])
-        for row, states in enumerate(kept):
-            whole[:, row, : states.shape[1]] = states
-        hidden, *taps = whole.float().flatten(1, 2)
-        return hidden, tuple(taps)
+    def _keep(self, examples: Sequence[Example], batch: Sequences, states: Tensor, teacher: Likely) -> None:
+        """Keep what fits."""
+        whole, end = states.bfloat16().view(len(states), *batch.shape, -1), 0
+        for row, example in enumerate(examples):
+            begin, end = end, end + int(example.answer[1:].sum())
+            own = whole[:, row, : len(example.tokens)]
+            said = Likely(teacher.tokens[begin:end].clone(), teacher.probabilities[begin:end].clone())
+            size = own.nbytes + said.tokens.nbytes + said.probabilities.nbytes
+            if id(example) not in self._kept and size <= self.left:
+                self._kept[id(example)] = example, Computed(own.clone(), said)
+                self.left -= size
+
+    def _restored(self, kept: Sequence[Computed], batch: Sequences) -> Computed:
+        whole = kept[0].states.new_zeros(len(kept[0].states), *batch.shape, kept[0].states.shape[-1])
+        for row, one in enumerate(kept):
+            whole[:, row, : one.states.shape[1]] = one.states
+        teacher = Likely.joined([one.teacher for one in kept])
+        device = self.target.device
+        teacher = Likely(teacher.tokens.to(device), teacher.probabilities.to(device))
+        return Computed(whole.flatten(1, 2).float().to(device), teacher)
 
 
 MEASURED = 1024
@@ -238,15 +296,20 @@ Inputs = Callable[[Sequences, Sequence[Tensor]], Tensor]
 """Makes what a head reads of a batch, `[B * T, X]`, from the taps of its tokens."""
 
 
+def measured(store: FeatureStore, examples: Sequence[Example]) -> Iterator[tuple[Sequences, Tensor]]:
+    """The first examples in batches, and the target's states `[1 + taps, B * T, H]` float32."""
+    for first in range(0, min(len(examples), MEASURED), AT_ONCE):
+        some = examples[first : first + AT_ONCE]
+        batch = Sequences.of(some, store.target.device)
+        yield batch, store.read(some, batch).states.float()
+
+
 def linear_guess(store: FeatureStore, examples: Sequence[Example], inputs: Inputs) -> LinearGuess:
     """Measure the first examples. What `inputs` makes begins with the taps."""
     mean, xx, xy, yy = (torch.zeros(()) for _ in range(4))
     rows = 0
-    for first in range(0, min(len(examples), MEASURED), AT_ONCE):
-        some = examples[first : first + AT_ONCE]
-        batch = Sequences.of(some, store.target.device)
-        hidden, taps = store.read(some, batch)
-        there = batch.real.view(-1).roll(-1) & (batch.positions < batch.shape[1] - 1)
+    for batch, (hidden, *taps) in measured(store, examples):
+        there = F.pad(batch.answer[:, 2:], (0, 2)).flatten()  # before an answer's token
         x, y = inputs(batch, taps)[there], hidden.roll(-1, dims=0)[there]
         mean, xx, xy = mean + x.sum(0), xx + x.t() @ x, xy + x.t() @ y
         yy, rows = yy + y.square().mean(1).sum(), rows + len(x)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.transformer import Transformer
 from soothsay.train.examples import Example
 from soothsay.train.features import FeatureStore
-from soothsay.train.losses import distillation, log_probs, product_dtype
+from soothsay.train.losses import Divergence, distillation, product_dtype
 from soothsay.train.sequences import Seen, Sequences, at, weight_of
 
 DECAY = 0.8
@@ -44,6 +45,7 @@ class HeadRecipe(ABC):
         evaluate: measures what `save` has written.
         save: writes the head as a checkpoint.
         anchors: share of the tokens after which drafts are learned. Neighbours teach nearly the same.
+        divergence: is minimized.
         kept_bytes: of memory for what the target computes; see `FeatureStore`.
     """
 
@@ -55,6 +57,7 @@ class HeadRecipe(ABC):
         save: Callable[[Head, Path], None],
         *,
         anchors: float = 0.5,
+        divergence: Divergence = "forward-kl",
         kept_bytes: int = 0,
     ):
         self.name = head.method
@@ -62,7 +65,8 @@ class HeadRecipe(ABC):
         self.head = head.to(target.device)
         self.trained: nn.Module = self.head
         self.shared = TargetEnds.of(target)
-        self.evaluate, self._save, self.anchors = evaluate, save, anchors
+        self.evaluate, self._save = evaluate, save
+        self.anchors, self.divergence = anchors, divergence
         self.store = FeatureStore(self.target, head.taps, kept_bytes)
 
     def modules(self) -> Sequence[nn.Module]:
@@ -72,13 +76,21 @@ class HeadRecipe(ABC):
     def losses(self, examples: Sequence[Example], generator: torch.Generator) -> dict[str, Tensor]:
         """See `Recipe`."""
         batch = Sequences.of(examples, self.target.device)
-        hidden, taps = self.store.read(examples, batch)
-        features = self.head.fuse(taps, self.shared).view(*batch.shape, -1)
-        learned = batch.answer.view(-1).roll(-1)  # rows before a token of an answer
-        learned.view(batch.shape)[:, -1] = False
-        teacher = log_probs(hidden[learned], self.teacher_weight)
-        teacher_rows = (learned.cumsum(0) - 1).view(batch.shape).roll(1, dims=1)
+        computed = self.store.read(examples, batch)
+        features = self.head.fuse(computed.states[1:].float().unbind(), self.shared).view(*batch.shape, -1)
+        teacher = computed.teacher if self.places is None else computed.teacher.listed(self.places)
+        teacher_rows = (batch.before_answers.cumsum(0) - 1).view(batch.shape).roll(1, dims=1)
         return _total(self.guesses(Seen(batch, features, teacher, teacher_rows, generator)))
+
+    @cached_property
+    def places(self) -> Tensor | None:
+        """`[V]` the place of each token in the list of those that the head can propose, or -1; None: all."""
+        ids = self.head.listed
+        if ids is None:
+            return None
+        places = torch.full((self.target.spec.vocab_size,), -1, device=ids.device)
+        places[ids] = torch.arange(len(ids), device=ids.device)
+        return places
 
     @abstractmethod
     def guesses(self, seen: Seen) -> list[dict[str, Tensor]]:
@@ -94,15 +106,16 @@ class HeadRecipe(ABC):
             columns: `[B, n]` int64. Columns after the end do not count.
 
         Returns:
-            `loss`, and `agreement`: the share of tokens whose likeliest value is the target's.
+            `loss`, and `agreement`: the share of tokens whose likeliest value is the target's, of its whole
+            vocabulary.
         """
         columns, learned = seen.learned(columns)
         teacher_rows = at(seen.teacher_rows, columns)[learned]
-        loss, agreement = distillation(out[learned], weight, seen.teacher, teacher_rows)
+        loss, agreement = distillation(out[learned], weight, seen.teacher, teacher_rows, self.divergence)
         return {"loss": loss, "agreement": agreement}
 
     @property
-    def teacher_weight(self) -> Tensor:
+    def output_weight(self) -> Tensor:
         """`[V, H]`: the target's output matrix, or its rows for the tokens that the head can propose."""
         short = self.head.head if isinstance(self.head, ShortlistHead) else None
         return weight_of(self.shared.head if short is None else short)
@@ -128,7 +141,7 @@ class MedusaRecipe(HeadRecipe):
         outs = self.head(features.flatten(0, 1)).view(-1, *features.shape)
         own = [weight_of(module) for module in self.head.lm_heads]
         return [
-            self.teach(seen, out, own[k] if own else self.teacher_weight, columns + k + 2)
+            self.teach(seen, out, own[k] if own else self.output_weight, columns + k + 2)
             for k, out in enumerate(outs)
         ]
 
@@ -148,7 +161,7 @@ class HydraRecipe(HeadRecipe):
             after = [(columns + 1 + i).clamp(max=t - 1) for i in range(k + 1)]
             tokens = torch.stack([at(embedded, one) for one in after], dim=2)  # [B, n, k + 1, H]
             out = self.head(features, tokens.flatten(0, 1)).view(*columns.shape, -1)
-            made.append(self.teach(seen, out, self.teacher_weight, columns + k + 2))
+            made.append(self.teach(seen, out, self.output_weight, columns + k + 2))
         return made
 
 
@@ -193,15 +206,8 @@ class RecurrentRecipe(HeadRecipe):
     def _output(self, out: Tensor) -> tuple[Tensor, Tensor]:
         """The inputs of the output matrix, and the matrix."""
         if isinstance(self.head, Eagle3Head):
-            normed = self.head.kernels.norm(out, self.head.norm, torch.float32)
-            return normed, weight_of(self.head.head)
-        return out, super().teacher_weight
-
-    @property
-    def teacher_weight(self) -> Tensor:
-        """See `HeadRecipe`."""
-        weight = super().teacher_weight
-        return weight[self.head.token_ids] if isinstance(self.head, Eagle3Head) else weight
+            return self.head.normed(out), weight_of(self.head.head)
+        return out, self.output_weight
 
 
 class RefiningRecipe(HeadRecipe):
@@ -223,9 +229,9 @@ class RefiningRecipe(HeadRecipe):
         The first guess of a draft chooses no candidates that are refined.
         """
         shape = *columns.shape, -1
-        taught = self.teach(seen, refined.view(shape), self.teacher_weight, columns)
+        taught = self.teach(seen, refined.view(shape), self.output_weight, columns)
         if self.candidates and not first:
-            again = self.teach(seen, raw.view(shape), self.teacher_weight, columns)
+            again = self.teach(seen, raw.view(shape), self.output_weight, columns)
             taught["loss"] = taught["loss"] + self.candidates * again["loss"]
         return taught
 
@@ -272,9 +278,9 @@ class BlockRecipe(RefiningRecipe):
         """The inputs of the output matrix, and the matrix. The correction is a few more columns of both."""
         outside = self.head.markov_out
         if outside is None:
-            return out, self.teacher_weight
+            return out, self.output_weight
         before = self.head.before(now.tokens).view(*out.shape[:2], -1)
-        return torch.cat([out, before], -1), torch.cat([self.teacher_weight, weight_of(outside)], -1)
+        return torch.cat([out, before], -1), torch.cat([self.output_weight, weight_of(outside)], -1)
 
 
 class RedrafterRecipe(RefiningRecipe):

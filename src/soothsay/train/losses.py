@@ -6,7 +6,8 @@ time, and the gradients in closed form in the same pass. A loss can be different
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -18,12 +19,53 @@ CHUNK = 256
 GPU_CHUNK = 16_384
 """The same on a GPU, where to launch an operation takes longer than to run it on few rows."""
 
-Divergence = Literal["forward-kl", "reverse-kl", "total-variation"]
-"""Divergence of the student's q from the teacher's p: KL(p || q), KL(q || p) or total variation.
+Divergence = Literal["forward-kl", "reverse-kl", "total-variation", "lk"]
+"""Divergence of the student's q from the teacher's p: KL(p || q), KL(q || p), total variation, or a mix.
 
-Total variation is sum |p - q| / 2: one minus the acceptance rate of speculative sampling. DistillSpec (Zhou
-et al. 2023, arXiv 2310.08461) compares the three.
+The acceptance rate of speculative sampling is a = sum min(p, q). Total variation is 1 - a. DistillSpec (Zhou
+et al. 2023, arXiv 2310.08461) compares the first three. `lk` is l KL(p || q) + (1 - l) (1 - a) with
+l = exp(-3 a): it aims at acceptance as soon as there is some (Samarin et al. 2026, arXiv 2602.23881).
 """
+
+TOP = 64
+"""Tokens of a teacher's row that are kept."""
+
+ABSENT = 1e-7
+"""What KL(q || p) takes as the probability of a token that is not kept."""
+
+SHARPNESS = 3.0
+"""How fast `lk` turns from KL to acceptance, as its paper found best."""
+
+
+@dataclass(frozen=True, slots=True)
+class Likely:
+    """The likeliest tokens of K rows of a teacher, likeliest first, with their probabilities."""
+
+    tokens: Tensor  # [K, n] int64
+    probabilities: Tensor  # [K, n] float32, in the teacher's whole vocabulary
+
+    @classmethod
+    def of(cls, logits: Tensor) -> Likely:
+        """The `TOP` likeliest tokens of logits `[K, V]`."""
+        logits = logits.float()
+        best, tokens = logits.topk(min(TOP, logits.shape[-1]))
+        return cls(tokens, (best - logits.logsumexp(-1, keepdim=True)).exp())
+
+    @classmethod
+    def joined(cls, parts: Sequence[Likely]) -> Likely:
+        """The rows of all parts."""
+        return cls(torch.cat([one.tokens for one in parts]), torch.cat([one.probabilities for one in parts]))
+
+    def listed(self, places: Tensor) -> Likely:
+        """The same of a student's list: places in it stand for tokens, and tokens outside have probability 0.
+
+        A row then weighs what the list's share of it is.
+
+        Args:
+            places: `[V]` int64, the place of each token in the list, or -1.
+        """
+        known = places[self.tokens]
+        return Likely(known.clamp(min=0), self.probabilities * (known >= 0))
 
 
 def cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
@@ -41,26 +83,20 @@ def cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     return loss
 
 
-def log_probs(hidden: Tensor, weight: Tensor) -> Tensor:
-    """Log-probabilities of a teacher's output head: `[M, H]`, `[V, H]` -> `[M, V]` bfloat16.
-
-    If `weight` has only some tokens of the vocabulary, the probabilities of these add up to 1.
-    """
-    out = torch.empty(len(hidden), len(weight), dtype=torch.bfloat16, device=hidden.device)
-    for rows, log_p in _Gradient(hidden, weight).log_probs():
-        out[rows] = log_p
-    return out
+def likely(hidden: Tensor, weight: Tensor) -> Likely:
+    """The likeliest tokens of a teacher's output head: `[M, H]`, `[V, H]` -> M rows."""
+    return Likely.joined([Likely.of(log_p) for _, log_p in _Gradient(hidden, weight).log_probs()])
 
 
 def distillation(
-    hidden: Tensor, weight: Tensor, teacher: Tensor, rows: Tensor, divergence: Divergence = "forward-kl"
+    hidden: Tensor, weight: Tensor, teacher: Likely, rows: Tensor, divergence: Divergence = "forward-kl"
 ) -> tuple[Tensor, Tensor]:
     """Compare a student's output head with its teacher's.
 
     Args:
         hidden: `[M, H]` inputs of the student's head.
         weight: `[V, H]` of the student's head. It gets a gradient only if it requires one.
-        teacher: `[K, V]` log p of the same V tokens, without gradient; see `log_probs`.
+        teacher: K rows, whose tokens are rows of `weight`.
         rows: `[M]` int64, the teacher's row for each row of the student.
         divergence: what is computed.
 
@@ -69,7 +105,7 @@ def distillation(
         token is the teacher's. Scalars, float32; the share has no gradient.
     """
     loss, agreement = _Distillation.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, teacher, rows, divergence
+        *(hidden, weight, teacher.tokens[rows], teacher.probabilities[rows], divergence)
     )
     return loss, agreement.detach()
 
@@ -95,14 +131,13 @@ class _CrossEntropy(torch.autograd.Function):
 class _Distillation(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, teacher: Tensor, rows_of: Tensor, divergence: Divergence
+        ctx: Any, hidden: Tensor, weight: Tensor, tokens: Tensor, p: Tensor, divergence: Divergence
     ) -> tuple[Tensor, Tensor]:
         gradient = _Gradient(hidden, weight)
         loss, agree = torch.zeros((), device=hidden.device), torch.zeros((), device=hidden.device)
         for rows, log_q in gradient.log_probs():
-            log_p = teacher[rows_of[rows]].float()
-            agree += (log_q.argmax(-1) == log_p.argmax(-1)).sum()
-            values, error = _diverge(log_p, log_q, divergence)
+            agree += ((log_q.argmax(-1) == tokens[rows, 0]) & (p[rows, 0] > 0)).sum()
+            values, error = _diverge(tokens[rows], p[rows], log_q, divergence)
             loss += values.sum()
             gradient.add(rows, error)
         gradient.keep(ctx, hidden, weight)
@@ -114,16 +149,29 @@ class _Distillation(torch.autograd.Function):
         return *_Gradient.give(ctx, grad), None, None, None
 
 
-def _diverge(log_p: Tensor, log_q: Tensor, divergence: Divergence) -> tuple[Tensor, Tensor]:
-    """Divergences `[M]`, and their gradients with respect to the student's logits, `[M, V]`."""
+def _diverge(tokens: Tensor, p: Tensor, log_q: Tensor, divergence: Divergence) -> tuple[Tensor, Tensor]:
+    """Divergences `[M]`, and their gradients with respect to the student's logits, `[M, V]`.
+
+    `tokens` and `p` are `[M, n]`, the teacher's; `log_q` `[M, V]`, the student's.
+    """
     q = log_q.exp()
+    if divergence == "reverse-kl":
+        log_p = torch.full_like(log_q, ABSENT).scatter_reduce_(1, tokens, p, "amax").log_()
+        slope = log_q - log_p
+        mean = (q * slope).sum(-1, keepdim=True)
+        return mean[:, 0], q * (slope - mean)
+    share = p.sum(-1, keepdim=True)
+    log_there = log_q.gather(1, tokens)
+    there = log_there.exp()
+    kl = torch.xlogy(p, p).sum(-1) - (p * log_there).sum(-1)
     if divergence == "forward-kl":
-        p = log_p.exp()
-        return (p * (log_p - log_q)).sum(-1), q - p
-    slope = log_q - log_p if divergence == "reverse-kl" else (q - log_p.exp()).sign() / 2
-    mean = (q * slope).sum(-1, keepdim=True)
-    values = mean[:, 0] if divergence == "reverse-kl" else (q - log_p.exp()).abs().sum(-1) / 2
-    return values, q * (slope - mean)
+        return kl, (q * share).scatter_add_(1, tokens, -p)
+    accepted = torch.minimum(p, there).sum(-1, keepdim=True)
+    below = there * (there < p)  # acceptance grows with these
+    part = torch.exp(-SHARPNESS * accepted) if divergence == "lk" else torch.zeros_like(share)
+    values = part[:, 0] * kl + (1 - part[:, 0]) * (1 - accepted[:, 0])
+    error = q * (part * share + (1 - part) * below.sum(-1, keepdim=True))
+    return values, error.scatter_add_(1, tokens, -part * p - (1 - part) * below)
 
 
 class _Gradient:

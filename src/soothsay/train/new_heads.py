@@ -6,7 +6,7 @@ linear prediction of the target's next final state. It needs a fraction of the d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -32,7 +32,7 @@ from soothsay.model.specs.model_spec import LayerSpec, ModelSpec, NormSpec
 from soothsay.model.specs.rope_spec import HeadRotation, RopeSpec
 from soothsay.model.transformer import Transformer
 from soothsay.train.examples import Example
-from soothsay.train.features import FeatureStore, LinearGuess, linear_guess
+from soothsay.train.features import FeatureStore, LinearGuess, least_squares, linear_guess, measured
 from soothsay.train.sequences import Sequences, TrainingKernels, weight_of
 
 
@@ -66,37 +66,122 @@ def eagle(target: Transformer) -> EagleHead:
 
 
 @torch.no_grad()
-def eagle3(target: Transformer, examples: Sequence[Example], vocabulary: Sequence[int]) -> Eagle3Head:
+def eagle3(
+    target: Transformer, examples: Sequence[Example], vocabulary: Sequence[int], units: int = 0
+) -> Eagle3Head:
     """Make an EAGLE-3.1 head: one block of the target's kind, and an output matrix for `vocabulary` only.
 
     The weights of its norms bring the numbers of a feature to equal sizes, as measured in `examples`. In real
     models, a few of them are hundreds of times larger than the others. Its guess begins near the best linear
-    prediction of the target's next final state.
+    prediction of the target's next final state. What that leaves over is predicted by attention as the
+    target's last block has it, and what this leaves over by the last block's feed-forward part. The output
+    matrix has the target's rows, and is not trained.
+
+    Args:
+        target: the model to draft for.
+        examples: the first of them are measured.
+        vocabulary: the tokens that it can draft.
+        units: of its feed-forward part: those of the target's that are most active; 0: all.
     """
+    spec = _blocks(target.spec, 1)
+    whole = _dense(target.spec).size
     config = Eagle3Config(
-        block=_blocks(target.spec, 1),
+        block=_with_units(spec, units) if units and units < whole else spec,
         target_hidden_size=target.spec.hidden_size,
         draft_vocab_size=len(vocabulary),
         taps=spread_layers(target.spec.num_layers),
         norm_taps="each",
+        own_head=False,
+        norm_output=True,
     )
-    head = Eagle3Head(config, TrainingKernels())
-    linear = linear_guess(FeatureStore(target, config.taps), examples, _normed_taps)
+    head = Eagle3Head(config, TrainingKernels()).to(target.device)
+    store = FeatureStore(target, config.taps)
+    linear = linear_guess(store, examples, _normed_taps)
     for norm, scale in zip(head.fc_norm, linear.scale.chunk(len(config.taps)), strict=True):
         weight_of(norm).copy_(scale)
     weight_of(head.fc).copy_(linear.weight)
-    ids = torch.tensor(sorted(vocabulary))
-    head.d2t.copy_(ids - torch.arange(len(ids)))
-    last = cast(Block, target.blocks[-1])
-    _copy(head.block.mlp, last.mlp)
-    _copy(cast(nn.Module, head.block.mlp_norm), cast(nn.Module, last.mlp_norm))
-    _add_nothing(head.block)
+    ids = torch.tensor(sorted(vocabulary), device=target.device)
+    head.d2t.copy_(ids - torch.arange(len(ids), device=ids.device))
+    head.borrow(TargetEnds.of(target))
     head.norm.weight.fill_(linear.size)
-    old, new = (cast(Attention, block.attention) for block in (last, head.block))
+    _begin_with_block(head, cast(Block, target.blocks[-1]), store, examples)
+    return head
+
+
+def _with_units(spec: ModelSpec, units: int) -> ModelSpec:
+    """The same blocks with feed-forward parts of `units` units."""
+    layers = tuple(replace(one, mlp=replace(cast(DenseSpec, one.mlp), size=units)) for one in spec.layers)
+    return replace(spec, layers=layers)
+
+
+def _begin_with_block(
+    head: Eagle3Head, last: Block, store: FeatureStore, examples: Sequence[Example]
+) -> None:
+    """Let the block of a head predict what its features leave over of the target's next final state.
+
+    Attention and the feed-forward part read as the target's `last` block does, and their last matrices are
+    fitted by least squares one after the other.
+    """
+    block = head.block
+    for name, value in block.state_dict().items():
+        same = last.state_dict().get(name)
+        if same is not None and same.shape == value.shape:
+            value.copy_(same)
+    old, new = (cast(Attention, one.attention) for one in (last, block))
     weight = weight_of(old.qkv).float()
     weight_of(new.qkv).copy_(torch.cat([weight, weight], dim=1) / 2)
-    weight_of(head.head).copy_(weight_of(target.head)[ids.to(target.device)])
-    return head
+    _add_nothing(block)
+    _fit(head, new.o, store, examples)
+    mlp, theirs = cast(FeedForward, block.mlp), last.mlp
+    if isinstance(theirs, FeedForward) and len(weight_of(theirs.gate_up)) > len(weight_of(mlp.gate_up)):
+        _keep_active_units(head, theirs, store, examples)
+    _fit(head, mlp.down, store, examples)
+
+
+def _keep_active_units(
+    head: Eagle3Head, theirs: FeedForward, store: FeatureStore, examples: Sequence[Example]
+) -> None:
+    """Give a head the units of the target's feed-forward part that add most in its place."""
+    mlp, gate_up = cast(FeedForward, head.block.mlp), weight_of(theirs.gate_up).float()
+    activity = torch.zeros(len(gate_up) // 2, device=gate_up.device)
+    for read, _ in _runs(head, mlp.gate_up, store, examples):
+        activity += mlp.kernels.gated(F.linear(read.float(), gate_up), mlp.activation).abs().sum(0)
+    activity *= weight_of(theirs.down).float().norm(dim=0)
+    kept = activity.topk(weight_of(mlp.down).shape[1]).indices.sort().values
+    weight_of(mlp.gate_up).copy_(torch.cat([gate_up[kept], gate_up[kept + len(activity)]]))
+
+
+def _fit(head: Eagle3Head, linear: nn.Module, store: FeatureStore, examples: Sequence[Example]) -> None:
+    """Fit a matrix of the block by least squares to what its output lacks of the target's final state."""
+    xx, xy, rows = torch.zeros(()), torch.zeros(()), 0
+    for read, left in _runs(head, linear, store, examples):
+        xx, xy, rows = xx + read.t() @ read, xy + read.t() @ left, rows + len(read)
+    weight_of(linear).copy_(least_squares(xx / rows, xy / rows))
+
+
+def _runs(
+    head: Eagle3Head, part: nn.Module, store: FeatureStore, examples: Sequence[Example]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Run a head over examples, and yield what a part of its block read, and what the block's output lacks.
+
+    Both are float32, `[n, ...]`, of the rows before tokens of answers.
+    """
+    shared, read, made = TargetEnds.of(store.target), list[Tensor](), list[Tensor]()
+    hooks = [
+        part.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0])),
+        head.block.register_forward_hook(lambda _, inputs, out: made.append(out)),
+    ]
+    try:
+        for batch, states in measured(store, examples):
+            features = head.fuse(states[1:].unbind(), shared).view(*batch.shape, -1)[:, :-1].flatten(0, 1)
+            rows = batch.rows(slice(1, None))
+            head(head.embed(rows.tokens, shared), features, rows, None)
+            wanted = states[0].view(*batch.shape, -1)[:, 1:].flatten(0, 1)
+            there = rows.before_answers
+            yield read.pop()[there].float(), (wanted - made.pop())[there]
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _normed_taps(batch: Sequences, taps: Sequence[Tensor]) -> Tensor:

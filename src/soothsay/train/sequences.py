@@ -19,6 +19,7 @@ from soothsay.model.ops.kernels import StockKernels
 from soothsay.model.ops.linear import Dense
 from soothsay.model.weights.quantized import Integers, dequantized
 from soothsay.train.examples import Example
+from soothsay.train.losses import Likely
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,11 @@ class Sequences(Batch):
             answer=answer.to(device),
             real=real.to(device),
         )
+
+    @cached_property
+    def before_answers(self) -> Tensor:
+        """`[B * T]` bool: the rows before a token of an answer."""
+        return F.pad(self.answer[:, 1:], (0, 1)).flatten()
 
     @cached_property
     def strands(self) -> Strands:
@@ -123,7 +129,7 @@ class Seen:
 
     batch: Sequences  # B sequences of T tokens
     features: Tensor  # [B, T, H] the inputs of the head
-    teacher: Tensor  # [K, V] log p of the target for every token of an answer
+    teacher: Likely  # what the target expects at every token of an answer
     teacher_rows: Tensor  # [B, T] for each token of an answer, its row in `teacher`
     generator: torch.Generator  # of this step
 
@@ -208,7 +214,7 @@ class TrainingKernels(StockKernels):
 
     def linear(self, weight: Tensor | Integers, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
         """Return a layer with a trainable weight. See `Kernels`."""
-        plain = weight if isinstance(weight, Tensor) else dequantized(weight, torch.float32)
+        plain = weight if isinstance(weight, Tensor) else dequantized(weight, dtype)
         return Dense(plain.clone(), None if bias is None else bias.clone())
 
 

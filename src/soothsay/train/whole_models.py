@@ -35,7 +35,7 @@ from soothsay.model.weights.tensor_names import TensorNames
 from soothsay.model.weights.writing import writing
 from soothsay.train.examples import Example
 from soothsay.train.heads import Evaluate
-from soothsay.train.losses import Divergence, cross_entropy, distillation, log_probs
+from soothsay.train.losses import Divergence, cross_entropy, distillation, likely
 from soothsay.train.sequences import Sequences, TrainingKernels, weight_of
 
 MTP_WEIGHT = 0.3
@@ -228,8 +228,8 @@ class DraftRecipe:
         hidden, _ = self.model(batch)
         learned = batch.answer[:, 1:]
         rows = [x.view(*batch.shape, -1)[:, :-1][learned] for x in (hidden, teacher)]
-        said = log_probs(rows[1], weight_of(self.target.head))
-        every = torch.arange(len(said), device=said.device)
+        said = likely(rows[1], weight_of(self.target.head))
+        every = torch.arange(len(rows[1]), device=batch.tokens.device)
         loss, agreement = distillation(rows[0], weight_of(self.model.head), said, every, self.divergence)
         return {"loss": loss, "agreement": agreement}
 

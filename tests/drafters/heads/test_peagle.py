@@ -67,8 +67,8 @@ def guesses(path: Path, target: Target, chunk: int = 2) -> Tensor:
                 features_read = torch.cat([features_read, feature.expand(DEPTH - 1, -1)])
             out = head(embedded, features_read, batch, pool.layers)
         logits = head.logits(out[-DEPTH:], shared)
-    assert (logits.isfinite().sum(1) == len(head.token_ids)).all()
-    return logits[:, head.token_ids]
+    assert (logits.isfinite().sum(1) == len(head.listed)).all()
+    return logits[:, head.listed]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -137,7 +137,7 @@ def plain_logits(
     for layer in range(c.block.num_layers - 1):
         x = dense_block(w, f"more.{layer}", c.block, x, places)
     logits = torch.full((depth, 97), -torch.inf)
-    logits[:, head.token_ids] = rms_norm(x[-depth:], head.norm) @ w["head.weight"].t()
+    logits[:, head.listed] = rms_norm(x[-depth:], head.norm) @ w["head.weight"].t()
     return logits
 
 

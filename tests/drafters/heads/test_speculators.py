@@ -59,7 +59,7 @@ def ours(kind: str, target: Target, path: Path) -> Tensor:
         read = torch.cat([read, out[above]])
         nodes = [tree.add(node, path[depth]) for node, path in zip(nodes, PATHS, strict=True)]
     order = [*range(len(CONTEXT)), *(len(CONTEXT) + i for i in (0, 2, 1, 3))]  # by level -> by path
-    return head.logits(out, shared)[order][:, head.token_ids].detach()
+    return head.logits(out, shared)[order][:, head.listed].detach()
 
 
 @pytest.mark.parametrize("kind", FLAGS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from soothsay.cli.terminal import notice
 from soothsay.cli.train.training_run import TrainingRun
@@ -43,11 +43,16 @@ class LanguageModelTraining(TrainingRun):
         self.train(LanguageModel(self.checkpoint(), held_out, **own), examples)
 
 
+@dataclass(frozen=True, kw_only=True)
 class HeadTraining(TrainingRun):
     """Trains a head: a new one, or the one of --init.
 
     The options of a subclass are arguments of the function that makes the head, or else of its recipe.
     """
+
+    divergence: Literal["forward-kl", "lk"] = option(
+        "forward-kl", "What is minimized: KL, or, after some training, lk: acceptance (arXiv 2602.23881)."
+    )
 
     recipe: ClassVar[str]
     """The name of its recipe in `soothsay.train.heads`."""
@@ -65,8 +70,7 @@ class HeadTraining(TrainingRun):
         examples, held_out = self.examples()
         torch.manual_seed(self.seed)
         target, make = self.target(), getattr(new_heads, self.head)
-        own = {field.name: getattr(self, field.name) for field in fields(self)[len(fields(TrainingRun)) :]}
-        own |= {name: _shortlist(target, examples, own[name]) for name in SHORTLISTS & own.keys()}
+        own = self.choices(target, examples)
         given = {"target": target, "examples": examples, **own}
         taken = signature(make).parameters
         with notice("making a new head ..."):
@@ -80,6 +84,10 @@ class HeadTraining(TrainingRun):
             **{name: value for name, value in own.items() if name not in taken},
         )
         self.train(recipe, examples)
+
+    def choices(self, target: Transformer, examples: list[Example]) -> dict[str, Any]:
+        """The options that only heads have, by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)[len(fields(TrainingRun)) :]}
 
     def _begin_with(self, init: Path, head: Head, target: Transformer) -> None:
         """Load the weights of a drafter. Raises `TrainingError` if it has another shape."""
@@ -97,6 +105,22 @@ class HeadTraining(TrainingRun):
             raise TrainingError(
                 f"{init} has a drafter of another shape than these options: {error}"
             ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedTraining(HeadTraining):
+    """Trains a head that can draft the most frequent tokens only."""
+
+    count: list[Path] | None = option(
+        None, "More answers whose tokens are counted to find these. They are not trained on.", exists=True
+    )
+
+    def choices(self, target: Transformer, examples: list[Example]) -> dict[str, Any]:
+        """See `HeadTraining`. Numbers of tokens become the tokens."""
+        own = super().choices(target, examples)
+        counted = [*examples, *(self.read(self.count) if self.count else ())]
+        del own["count"]
+        return own | {name: _shortlist(target, counted, own[name]) for name in SHORTLISTS & own.keys()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,12 +152,16 @@ class EagleTraining(HeadTraining):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Eagle3Training(HeadTraining):
+class Eagle3Training(ListedTraining):
     """Train EAGLE-3's block (arXiv 2503.01840), which reads three layers of the target."""
 
     recipe, head = "RecurrentRecipe", "eagle3"
     depth: int = option(5, DEPTH, min=1)
     vocabulary: int = option(4096, "Number of tokens that can be drafted: the most frequent.", min=1)
+    units: int = option(0, "Units of the feed-forward part: the target's most active. 0: all.", min=0)
+    anchors: float = option(
+        0.5, "Share of the tokens after which longer drafts are learned.", min=0.01, max=1
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +178,7 @@ class MTPTraining(HeadTraining):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockTraining(HeadTraining):
+class BlockTraining(ListedTraining):
     """Train a drafter that drafts all tokens in one pass, like P-EAGLE and DFlash (2026).
 
     With a shortlist, drafting reads a few rows of the output head. A small model with a large vocabulary
@@ -165,7 +193,7 @@ class BlockTraining(HeadTraining):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RedrafterTraining(HeadTraining):
+class RedrafterTraining(ListedTraining):
     """Train a drafter of one look and a recurrent cell (ReDrafter, arXiv 2403.09919).
 
     It has no attention, so a draft is cheap, and only the answers are computed in training.

@@ -79,15 +79,28 @@ class TrainingRun:
     def examples(self) -> tuple[list[Example], list[Example]]:
         """Read the data. Returns the examples to train on, and those to evaluate on."""
         from soothsay.errors import TrainingError
+        from soothsay.train.examples import split
+
+        examples = self.read(self.data)
+        if len(examples) <= self.held_out:
+            raise TrainingError(
+                f"the data has {len(examples)} conversations, and {self.held_out} are kept for evaluation: "
+                "give more data, or a smaller --held-out"
+            )
+        return split(examples, self.held_out, self.seed)
+
+    def read(self, data: list[Path]) -> list[Example]:
+        """Read conversations, texts and folders of features."""
+        from soothsay.errors import TrainingError
         from soothsay.tokenizer import with_layout
-        from soothsay.train.examples import read_examples, split
+        from soothsay.train.examples import read_examples
         from soothsay.train.features import is_feature_folder, recorded_examples
 
         tokenizer = with_layout(self.checkpoint().tokenizer(), self.chat_template)
         if tokenizer is None:
             raise TrainingError(f"{self.model} has no tokenizer, so no text can be encoded for it")
-        folders = [path for path in self.data if is_feature_folder(path)]
-        files = [path for path in self.data if path not in folders]
+        folders = [path for path in data if is_feature_folder(path)]
+        files = [path for path in data if path not in folders]
         with notice("reading the data ..."):
             examples = [one for path in folders for one in recorded_examples(path, self.max_tokens)]
             if files:
@@ -95,12 +108,7 @@ class TrainingRun:
                 examples += texts
         if files and str(skipped):
             Console(stderr=True, highlight=False).print(str(skipped), style="yellow", soft_wrap=True)
-        if len(examples) <= self.held_out:
-            raise TrainingError(
-                f"the data has {len(examples)} conversations, and {self.held_out} are kept for evaluation: "
-                "give more data, or a smaller --held-out"
-            )
-        return split(examples, self.held_out, self.seed)
+        return examples
 
     def judge(self, drafter: str, held_out: list[Example]) -> Callable[[Path], dict[str, float]]:
         """Return a function that measures `drafter`, saved in a directory, on the prompts of `held_out`.

@@ -23,7 +23,7 @@ from soothsay.drafters.heads.checkpoints.block_configs import (
     speculators_config,
 )
 from soothsay.drafters.heads.checkpoints.drafter_files import DrafterFiles
-from soothsay.drafters.heads.checkpoints.fit import TargetFit, draft_vocabulary
+from soothsay.drafters.heads.checkpoints.fit import TARGET_HEAD, TargetFit, draft_vocabulary
 from soothsay.drafters.heads.checkpoints.stored_head import (
     HeadFormat,
     Names,
@@ -68,6 +68,9 @@ class Eagle3Config:
     own_embedding: bool = False
     """Whether the head has its own embedding instead of the target's."""
 
+    own_head: bool = True
+    """Whether the head has its own output matrix instead of the target's rows for its tokens."""
+
     norm_taps: TapNorms = "none"
     norm_output: bool = False
     """Whether the next row reads the output after the last norm instead of before it."""
@@ -99,14 +102,20 @@ class Eagle3Layers(Head):
         self.hidden_norm = RMSNorm(c.hidden_size, c.norm.eps)
         self.block = Block(c.layers[0], c.hidden_size, kernels, in_features=2 * c.hidden_size)
         self.norm = RMSNorm(c.hidden_size, c.norm.eps)
-        self.head: nn.Module = Dense.random(c.hidden_size, config.draft_vocab_size)
+        own = Dense.random(c.hidden_size, config.draft_vocab_size) if config.own_head else nn.Sequential()
+        self.head: nn.Module = own
         self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
         self.rope = Rope(c.rotations[0])
 
     @property
-    def token_ids(self) -> Tensor:
-        """`[V_draft]` int64: the target's ids of the draft vocabulary's tokens."""
+    def listed(self) -> Tensor:
+        """See `Head`."""
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+
+    def borrow(self, shared: TargetEnds) -> None:
+        """Take the target's rows for the draft vocabulary, unless the head has its own."""
+        if not self.config.own_head:
+            self.head = Dense(shared.head_rows(self.listed)).requires_grad_(False)
 
     def fuse(self, taps: Sequence[Tensor], shared: TargetEnds) -> Tensor:
         """Concatenate the layers' inputs, normed if the configuration says so, and project them.
@@ -139,8 +148,11 @@ class Eagle3Layers(Head):
 
     def logits(self, out: Tensor, shared: TargetEnds) -> Tensor:
         """`[M, H] -> [M, V]` float32 in the target's vocabulary; minus infinity outside of `d2t`."""
-        normed = out if self.norms_output else self._norm(out, self.norm)
-        return whole_logits(self.head(normed).float(), self.token_ids, shared.vocab_size)
+        return whole_logits(self.head(self.normed(out)).float(), self.listed, shared.vocab_size)
+
+    def normed(self, out: Tensor) -> Tensor:
+        """The inputs of the output matrix, of what the block gave: `[M, H] -> [M, H]` float32."""
+        return out if self.norms_output else self._norm(out, self.norm)
 
     def _norm(self, x: Tensor, norm: RMSNorm) -> Tensor:
         return self.kernels.norm(x.float().contiguous(), norm, torch.float32)
@@ -169,9 +181,17 @@ class Eagle3Head(Eagle3Layers, RecurrentHead):
         tap_norms = torch.cat(norms).detach() if norms else None
         embedding = shared.embedding if self.embedding is None else self.embedding
         layers = RecurrentLayers(
-            *(self.block, self.head, self.fc, len(norms) or 1, tap_norms, embedding, self.rope),
+            *(
+                self.block,
+                self.head,
+                self.fc,
+                len(norms) or 1,
+                tap_norms,
+                embedding,
+                self.rope,
+            ),
             *(self.embedding_norm, self.hidden_norm, self.norm),
-            *(self.token_ids, self.norms_residual, self.norms_output),
+            *(self.listed, self.norms_residual, self.norms_output),
         )
         return ops.recurrent_drafts(layers)
 
@@ -201,7 +221,7 @@ def open_eagle3(files: DrafterFiles, fit: TargetFit) -> StoredHead:
         lambda: Eagle3Head(parts.config, fit.kernels_for(parts.config.block)),
         parts.names,
         parts.given,
-        ignored=EAGLE3_IGNORED,
+        ignored=EAGLE3_IGNORED if parts.config.own_head else rf"{EAGLE3_IGNORED}|lm_head\.weight",
     )
 
 
@@ -239,11 +259,14 @@ def eagle3_parts(files: DrafterFiles, fit: TargetFit, layers: int = 1, residual:
     taps = _taps(files, fit.config.num_layers)
     fit.check_taps(taps)
     given, draft = draft_vocabulary(files, block, fit)
+    of_target = bool(files.config.get(TARGET_HEAD))
+    if of_target:  # its rows are taken from the target
+        fit.check(hidden=block.hidden_size, vocab=block.vocab_size)
     if own and fit.has_embedding(files.read("embed_tokens.weight")):
         own = False
     before_residual = bool(files.config.get("norm_before_residual", speculators and residual))
-    flags = before_residual, own, _tap_norms(files), bool(files.config.get("norm_output", False))
-    config = Eagle3Config(block, target_size, draft, taps, *flags)
+    normed = _tap_norms(files), bool(files.config.get("norm_output", False))
+    config = Eagle3Config(block, target_size, draft, taps, before_residual, own, not of_target, *normed)
     layout = "speculators" if speculators else "original" if layer == "midlayer." else "vLLM"
     return Eagle3Parts(config, layout, names, given)
 
@@ -259,7 +282,7 @@ def write_eagle3(head: Eagle3Head, target: str) -> Written:
         "architectures": ["LlamaForCausalLMEagle3"],
         "target_hidden_size": c.target_hidden_size,
         "draft_vocab_size": c.draft_vocab_size,
-        **_norm_flags(c),
+        **_flags(c),
         "eagle_aux_hidden_state_layer_ids": list(c.taps),
         "eagle_config": {
             "use_aux_hidden_state": True,
@@ -277,7 +300,7 @@ def write_speculators_eagle3(head: Eagle3Head, target: str) -> Written:
         "transformer_layer_config": hf_config(c.block),
         "draft_vocab_size": c.draft_vocab_size,
         "target_hidden_size": None if c.target_hidden_size == c.block.hidden_size else c.target_hidden_size,
-        **_norm_flags(c),
+        **_flags(c),
         "eagle_aux_hidden_state_layer_ids": list(c.taps),
     }
     return config, _eagle3_tensors(head, "layers.0.")
@@ -290,13 +313,14 @@ def _eagle3_tensors(head: Eagle3Head, layer: str) -> Iterator[tuple[str, Tensor]
             yield name, tensor
     if not whole:
         t2d = torch.zeros(head.config.block.vocab_size, dtype=torch.bool)
-        t2d[head.token_ids.cpu()] = True
+        t2d[head.listed.cpu()] = True
         yield "t2d", t2d
 
 
-def _norm_flags(config: Eagle3Config) -> dict[str, bool]:
-    """The keys of config.json that say what is normed, as vLLM and speculators read them."""
+def _flags(config: Eagle3Config) -> dict[str, bool]:
+    """The keys of config.json that say what is normed, as vLLM and speculators read them, and our own."""
     return {
+        **({} if config.own_head else {TARGET_HEAD: True}),
         "norm_before_residual": config.norm_before_residual,
         "norm_before_fc": config.norm_taps == "whole",
         "fc_norm": config.norm_taps == "each",

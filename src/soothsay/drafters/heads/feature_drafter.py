@@ -100,9 +100,9 @@ def load_head(
         model: see `find_head`. A head that is given as an object is changed, see `serve`.
         target: the model to draft for.
         dtype: what the head's linear layers compute in. "auto" is the target's dtype. If the target's weights
-            are integers of any size, "auto" is int8: a head is small, and better guesses are worth 8 bits. A
-            draft reads its output matrix again for each level, so this has 4 bits: drafts are up to 1% worse,
-            and take 6 to 12% less time (docs/log.md).
+            are integers of any size, "auto" is int8, or the integers that the head is stored in: a head is
+            small, and better guesses are worth 8 bits. A draft reads its output matrix again for each level,
+            so this has 4 bits: drafts are up to 1% worse, and take 6 to 12% less time (docs/log.md).
 
     Raises:
         DrafterError: the dtype is unknown, or as `find_head` raises.
@@ -114,7 +114,7 @@ def load_head(
     verifier = target.model
     bits, output_bits = BITS.get(dtype), None
     if dtype == "auto" and verifier.bits is not None:
-        bits, output_bits = 8, 4
+        bits, output_bits = head.bits or 8, 4
     shared = TargetEnds.of(verifier) if view is None else view.ends(verifier)
     with torch.no_grad():
         head.to(verifier.device).borrow(shared)

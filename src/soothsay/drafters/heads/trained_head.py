@@ -18,6 +18,7 @@ from soothsay.drafters.ops.draft_ops import DraftOps, RecurrentDrafts
 from soothsay.model.decoder.decoder_block import DecoderBlock
 from soothsay.model.decoder.embedding import Embedding
 from soothsay.model.decoder.norm import RMSNorm
+from soothsay.model.native.native_linear import NativeLinear, PackedTable
 from soothsay.model.ops.kernels import Kernels
 from soothsay.model.ops.linear import Dense
 from soothsay.model.specs.model_spec import HeadSpec
@@ -81,12 +82,17 @@ class TargetEnds(nn.Module):
     def head_rows(self, tokens: Tensor) -> Tensor:
         """Some rows of the output head, whatever kind of layer it is: `[n]` int64 -> `[n, H]` float32.
 
-        Weights of integers are multiplied by activations of 8 bits, so their rows are off by that rounding.
+        Rows of integers that no library packs are multiplied by activations of 8 bits, so they are off by
+        that rounding.
         """
-        rows, units = [], torch.eye(self.hidden_size, device=self.norm.weight.device)
+        if isinstance(self.head, Dense):
+            return self.head.weight.detach()[tokens].float()
+        if isinstance(self.head, NativeLinear) and self.head.in_integers:
+            return PackedTable(self.head).floats(tokens)
+        parts, units = [], torch.eye(self.hidden_size, device=self.norm.weight.device)
         for begin in range(0, len(units), HEAD_ROWS):
-            rows.append(cast(Tensor, self.head(units[begin : begin + HEAD_ROWS]))[:, tokens].float())
-        return torch.cat(rows).t().contiguous()
+            parts.append(cast(Tensor, self.head(units[begin : begin + HEAD_ROWS]))[:, tokens].float())
+        return torch.cat(parts).t().contiguous()
 
 
 class Head(nn.Module):
@@ -103,6 +109,14 @@ class Head(nn.Module):
 
     draft_vocabulary: int | None = None
     """Number of tokens that the head can draft, if it has a list of them; None: all."""
+
+    bits: int | None = None
+    """Of the integers that it is stored in; None: it is stored in plain numbers."""
+
+    @property
+    def listed(self) -> Tensor | None:
+        """`[draft_vocabulary]` int64, the tokens that the head can draft, in the order of its outputs."""
+        return None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -190,6 +204,11 @@ class ShortlistHead(OnePassHead):
         known = torch.zeros(shortlist_size, dtype=torch.int64) if shortlist_size else None
         self.register_buffer("shortlist", known)
         self.head: nn.Module | None = None
+
+    @property
+    def listed(self) -> Tensor | None:
+        """See `Head`."""
+        return self.shortlist
 
     def borrow(self, shared: TargetEnds) -> None:
         """Take the rows of the target's output head that belong to the shortlist. They are not trained."""

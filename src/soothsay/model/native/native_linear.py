@@ -88,6 +88,11 @@ class NativeLinear(nn.Module):
             return bfloat16 and weight.dtype == torch.bfloat16 and weight.shape[1] % 16 == 0
         return _fits(weight.rows(0, 1))
 
+    @property
+    def in_integers(self) -> bool:
+        """Whether all weights are integers, so that `PackedTable` reads rows of them."""
+        return all(part.scales is not None for part in self.parts)
+
     def forward(self, x: Tensor) -> Tensor:
         """`[M, in] -> [M, out]`."""
         x = x.contiguous()

@@ -36,7 +36,7 @@ WEIGHT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 """Dtypes that weights may be stored in. All others are quantized weights, which are not read, except ours."""
 
 GROUP = 32
-"""Inputs that share a scale, of weights that soothsay has written as int8."""
+"""Inputs that share a scale, of weights that soothsay has written in integers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,7 @@ class StoredTensor:
     read: Callable[[], Tensor]
     """Returns it as it is stored. It may be a view of the file."""
     kind: torch.dtype | None = None  # None: that of what is read, which is not copied for it
+    bits: int | None = None  # of the integers that soothsay wrote; None: it is plain
 
 
 class DrafterFiles:
@@ -88,6 +89,11 @@ class DrafterFiles:
     def names(self) -> frozenset[str]:
         """Names of all tensors. Experts that are stacked in one tensor are named one by one."""
         return frozenset(self._tensors)
+
+    @property
+    def bits(self) -> int | None:
+        """Bits of the integers that soothsay wrote; None: there are none."""
+        return min((one.bits for one in self._tensors.values() if one.bits is not None), default=None)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor, without reading it."""
@@ -158,18 +164,28 @@ def _in_safetensors(config: Mapping[str, Any], files: Sequence[Any]) -> dict[str
         return tensor
 
     def scaled(name: str, scales: str) -> Tensor:
-        return _scaled(plain(name), plain(scales))
+        return _scaled(_whole(plain(name)), plain(scales))
 
     experts = unstacked(config, mapped, lambda names: {name: shape(name) for name in names})
     found = {n: StoredTensor(p.shape_of(shape(p.stack)[1:]), partial(part_of, p)) for n, p in experts.items()}
     left_out = {part.stack for part in experts.values()}
     for name, file in mapped.items():
         read, scales = partial(plain, name), scales_of(name)
-        if scales in mapped and file.get_slice(name).get_dtype() == "I8":
+        size, bits = shape(name), None
+        if scales in mapped and (kind := file.get_slice(name).get_dtype()) in ("I8", "U8"):
             left_out.add(scales)
             read = partial(scaled, name, scales)
-        found.setdefault(name, StoredTensor(shape(name), read))
+            bits = 8 if kind == "I8" else 4
+            size = (*size[:-1], size[-1] * 8 // bits)
+        found.setdefault(name, StoredTensor(size, read, bits=bits))
     return {name: tensor for name, tensor in found.items() if name not in left_out}
+
+
+def _whole(integers: Tensor) -> Tensor:
+    """Integers of 8 bits as they are, those of 4 bits from the bytes that have two of them."""
+    if integers.dtype == torch.int8:
+        return integers
+    return torch.stack([integers & 15, integers >> 4], -1).flatten(-2).to(torch.int8) - 8
 
 
 def _scaled(integers: Tensor, scales: Tensor) -> Tensor:
@@ -184,7 +200,7 @@ def _scaled(integers: Tensor, scales: Tensor) -> Tensor:
 
 
 def scales_of(name: str) -> str:
-    """The name of the scales of a weight that soothsay has written as int8."""
+    """The name of the scales of a weight that soothsay has written in integers."""
     return f"{name.removesuffix('.weight')}.scales"
 
 

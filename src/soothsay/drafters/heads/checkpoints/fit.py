@@ -30,6 +30,9 @@ NORM = "verifier_norm.weight"
 HEAD = "verifier_lm_head.weight"
 """Left out where the embedding is the output head, too."""
 
+TARGET_HEAD = "target_head"
+"""The key of config.json that says that `lm_head.weight` has the target's rows, and was never trained."""
+
 ENDS = frozenset({EMBEDDING, NORM, HEAD})
 
 LARGEST = 1e30
@@ -251,18 +254,19 @@ def mask_token(files: DrafterFiles, options: Mapping[str, Any]) -> int:
 
 
 def draft_vocabulary(files: DrafterFiles, block: ModelSpec, fit: TargetFit) -> tuple[dict[str, Tensor], int]:
-    """Read which of the target's tokens the output head in the files is for.
+    """Read which of the target's tokens the output head in the files is for, if it is there.
 
     Returns:
         Values of the parameters `d2t` and `head.weight` that are not in the files as we need them, and the
         number of tokens.
 
     Raises:
-        DrafterError: there is no output head, or it does not fit.
+        DrafterError: it does not fit, or neither it nor a list of tokens is there.
     """
-    if "lm_head.weight" not in files.names:
+    own, target = "lm_head.weight" in files.names, fit.config.vocab_size
+    if not own and not (files.config.get(TARGET_HEAD) and "d2t" in files.names):
         raise DrafterError(f"{files.path} has no lm_head.weight, its output head: it is incomplete")
-    draft, target = files.rows("lm_head.weight"), fit.config.vocab_size
+    draft = files.rows("lm_head.weight" if own else "d2t")
     if "d2t" in files.names:
         offsets = files.read("d2t")
         if offsets.dim() != 1 or not len(offsets) or offsets.dtype not in (torch.int64, torch.int32):

@@ -23,12 +23,26 @@ from torch import Tensor
 from soothsay.drafters.base import Target
 from soothsay.drafters.heads.checkpoints.block_configs import hf_config
 from soothsay.drafters.heads.checkpoints.drafter_files import GROUP, DrafterFiles, scales_of
-from soothsay.drafters.heads.checkpoints.fit import MASKS, FeatureView, TargetFit, view_config, view_tensors
-from soothsay.drafters.heads.checkpoints.stored_head import HeadFormat, Opener, StoredHead, Written, split
+from soothsay.drafters.heads.checkpoints.fit import (
+    MASKS,
+    TARGET_HEAD,
+    FeatureView,
+    TargetFit,
+    view_config,
+    view_tensors,
+)
+from soothsay.drafters.heads.checkpoints.stored_head import (
+    HeadFormat,
+    Opener,
+    StoredHead,
+    Written,
+    split,
+)
 from soothsay.drafters.heads.trained_head import Head
 from soothsay.errors import DrafterError, MissingDrafterError, ModelError
 from soothsay.files import user_path
 from soothsay.model.specs.model_spec import ModelSpec
+from soothsay.model.weights.numeric_mode import BITS
 from soothsay.model.weights.writing import writing
 
 METHODS = ("assistant", "dflash", "peagle", "eagle3", "eagle", "medusa", "mtp", "hydra", "block", "redrafter")
@@ -86,8 +100,9 @@ def write_head(
         directory: a directory that is not there yet, or empty. It appears when it is complete.
         target_name: the model that the head was trained for, for the configuration.
         layout: "" is the layout that most engines read. eagle3 and mtp may be "speculators", medusa with its
-            own output heads may be "vllm". eagle3, hydra, block and redrafter may be "int8", which other
-            engines do not read: half the size, and weights are off by 0.6% (norm).
+            own output heads may be "vllm". eagle3, hydra, block and redrafter may be "int8" or "int4", which
+            other engines do not read. They take half the size and 28% of it, weights are off by 0.6% and 10%
+            (norm), and rows of the target's output matrix are left out.
         view: the part of the target's features that the head reads; None: whole features. Other engines do
             not read heads that have a view.
 
@@ -96,15 +111,17 @@ def write_head(
         ModelError: the directory is in use.
     """
     own = formats()[head.method]
-    in_integers = layout == "int8" and own.integers
-    write = own.layouts.get("" if in_integers else layout)
+    bits = BITS.get(layout) if own.integers else None
+    write = own.layouts.get(layout if bits is None else "")
     if write is None:
         raise DrafterError(
             f"{head.method} has no layout {layout!r}: eagle3 and mtp may be written as 'speculators', medusa "
-            "as 'vllm', eagle3, hydra, block and redrafter as 'int8', and all without a layout"
+            "as 'vllm', eagle3, hydra, block and redrafter as 'int8' or 'int4', and all without a layout"
         )
     config, parts = write(head, target_name)
-    tensors = dict(rounded(parts) if in_integers else parts)
+    if bits is not None and config.get(TARGET_HEAD):
+        parts = ((name, value) for name, value in parts if name != "lm_head.weight")
+    tensors = dict(parts if bits is None else rounded(parts, bits))
     if view is not None:
         config["soothsay"] = {**config.get("soothsay", {}), "view": view_config(view)}
         tensors |= view_tensors(view)
@@ -179,16 +196,24 @@ def write_own(head: Head, target: str) -> Written:
     return {"soothsay_method": head.method, "target": target, **own}, tensors
 
 
-def rounded(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Matrices as int8, with a scale in float16 for each `GROUP` numbers of a row; all else as it is."""
+def rounded(tensors: Iterable[tuple[str, Tensor]], bits: int) -> Iterator[tuple[str, Tensor]]:
+    """Matrices in integers, with a scale in float16 for each `GROUP` numbers of a row; all else as it is.
+
+    Integers of 8 bits are int8. Those of 4 bits plus 8 are uint8, two in a byte, the first in its lower half.
+    """
+    end = 2 ** (bits - 1) - 1
     for name, value in tensors:
         if value.dim() != 2 or value.shape[1] % GROUP:
             yield name, value
             continue
         groups = value.float().view(len(value), -1, GROUP)
-        scales = (groups.abs().amax(-1) / 127).half()
+        scales = (groups.abs().amax(-1) / end).half()
         whole = groups / scales.float().clamp(min=torch.finfo(torch.float16).tiny)[:, :, None]
-        yield name, whole.round().clamp(-127, 127).to(torch.int8).flatten(1)
+        whole = whole.round().clamp(-end, end).to(torch.int8).flatten(1)
+        if bits == 4:
+            low, high = (whole + 8).to(torch.uint8).view(len(value), -1, 2).unbind(-1)
+            whole = low | high << 4
+        yield name, whole
         yield scales_of(name), scales
 
 

@@ -178,6 +178,7 @@ class StoredHead:
                 value += 1
             is_weight = held.is_floating_point()
             setattr(modules[path], kind, nn.Parameter(value) if is_weight else value)
+        self.head.bits = self.files.bits
         return self.head
 
     def _value(self, parameter: str) -> Tensor:
@@ -233,4 +234,4 @@ class HeadFormat:
     """Writers of a head for the model of a name, by layout; "" is the layout that most engines read."""
 
     integers: bool = False
-    """Whether the layout "" may be written with matrices as int8, which takes half the space."""
+    """Whether the layout "" may be written with matrices in integers, which take less space."""
