@@ -222,10 +222,8 @@ class Engine:
         """Run the stages of a step after `schedule`."""
         self._propose(turns)
         output = self._forward(turns)
-        verify(turns, output.logits, self.model.kernels.sampling)
-        self.scheduler.mark_accepted(turns)
-        if moves := [turn.move for turn in turns if turn.commits]:
-            self.model.commit(self.cache, moves)
+        self._verify(turns, output)
+        self._commit(turns)
         self._observe(turns, output)
         self.scheduler.update(turns)
 
@@ -255,6 +253,16 @@ class Engine:
         hidden, tapped, logits = self.model.run(batch, self.cache, taps=layers)
         score(turns, hidden, self.model)
         return Output(logits, dict(zip(layers, tapped, strict=True)))
+
+    def _verify(self, turns: Sequence[Turn], output: Output) -> None:
+        """Set the verdicts of the turns that have a tree."""
+        verify(turns, output.logits, self.model.kernels.sampling)
+
+    def _commit(self, turns: Sequence[Turn]) -> None:
+        """Move the KV of accepted nodes next to the context, and advance states along them."""
+        self.scheduler.mark_accepted(turns)
+        if moves := [turn.move for turn in turns if turn.commits]:
+            self.model.commit(self.cache, moves)
 
     def _observe(self, turns: Sequence[Turn], output: Output) -> None:
         """Show each drafter what its requests' turns brought, prefill chunks included."""
