@@ -1,4 +1,4 @@
-"""`soothsay bench step`, `host`, `experts`, `quality` and `decode`: what steps cost, and how exact they are."""
+"""`soothsay bench step`, `host`, `experts`, `quality` and `decode`: costs of steps, and how exact they are."""
 
 from __future__ import annotations
 
