@@ -1,4 +1,4 @@
-"""`soothsay bench step`, `host`, `experts`, `quality` and `decode`: costs of steps, and how exact they are."""
+"""`soothsay bench step`, `host`, `experts`, `quality` and `decode`: what steps and passes cost and say."""
 
 from __future__ import annotations
 
