@@ -245,7 +245,7 @@ class Engine:
             turn.rows = slice(row, row + turn.num_rows)
             turn.nodes = slice(node, node + turn.num_nodes)
             row, node = turn.rows.stop, turn.nodes.stop
-            pending = request.tokens[request.cached :][: turn.num_tokens]
+            pending = request.tokens[request.cached : request.cached + turn.num_tokens]
             table, marks = request.table, tuple(request.marks)
             rows.append(Rows(pending, request.cached, table, turn.tree, state=request.state, marks=marks))
         batch = self.model.pack(rows, self.config.block_size)

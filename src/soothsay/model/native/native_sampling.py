@@ -40,7 +40,7 @@ class NativeSampling(Library, RacingOps):
             room += len(tree.tokens) + 1
             ends.append(room)
         found = array("q", bytes(8 * room))
-        self._library.soothsay_follow(
+        self._loaded.soothsay_follow(  # on as many threads as the pass before it
             *(logits.data_ptr(), logits.shape[1], plan.buffer_info()[0], temperatures.buffer_info()[0]),
             *(len(trees), DOUBT, found.buffer_info()[0]),
         )
