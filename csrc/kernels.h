@@ -214,6 +214,17 @@ void soothsay_mass_before(const float* x, const float* factors, const float* top
 void soothsay_largest(const float* x, const float* factors, int64_t rows, int64_t width, int count, float* values,
                       int64_t* places);
 
+// Follows the target's draws along `count` trees: the best of `logit / temperature + noise` at the root, then at its child with
+// that token, and so on. The plan has for each: the root's row of logits [rows, width], number of nodes, seed, position of the
+// token after the root; then tokens and parents of the nodes. Temperature 0: without noise. `doubt`: see core/drawing.py. Writes
+// for each, with room for the number of nodes and one more: the number of accepted nodes, these nodes, and the draw after the
+// last; or -1, where a draw is too close to call, or not finite.
+void soothsay_follow(const float* logits, int64_t width, const int64_t* plan, const double* temperatures, int64_t count,
+                     double doubt, int64_t* out);
+
+// Copies rows of `size` bytes within each of `planes` [slots, row]: from places[i] to places[count + i], one after the other.
+void soothsay_move(void* memory, int64_t planes, int64_t slots, int64_t size, const int64_t* places, int64_t count);
+
 // A suffix automaton (soothsay/drafters/ops/automaton.py), a text that it reads, and the matches of a text.
 struct soothsay_automaton;
 struct soothsay_reading {

@@ -1,6 +1,8 @@
-// Lays out the rows of a pass: where keys and values go, and which keys each row attends to. The twin of `Batch.pack`.
+// Lays out the rows of a pass: where keys and values go, and which keys each row attends to. The twin of `LayoutOps`.
 #include "kernels.h"
+#include "pool.h"
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 namespace {
@@ -120,4 +122,18 @@ extern "C" void soothsay_lay_out(const int64_t* plan, int64_t count, int64_t blo
     out->key_begin[0] = out->row_begin[0] = 0;
     for (int64_t i = 0; i < count; ++i) layout.add(Request(plan));
     totals[0] = layout.paths, totals[1] = layout.slots;
+}
+
+extern "C" void soothsay_move(void* memory, int64_t planes, int64_t slots, int64_t size, const int64_t* places,
+                              int64_t count) {
+    constexpr int64_t AHEAD = 8;  // planes: rows lie far apart, and each would be waited for
+    const int64_t plane = slots * size;
+    parallel(planes, 32, [&](int64_t begin, int64_t end) {
+        for (int64_t p = begin; p < end; ++p) {
+            char* at = (char*)memory + p * plane;
+            for (int64_t i = 0; i < 2 * count && p + AHEAD < end; ++i)
+                for (int64_t n = 0; n < size; n += 64) __builtin_prefetch(at + AHEAD * plane + places[i] * size + n);
+            for (int64_t i = 0; i < count; ++i) std::memcpy(at + places[count + i] * size, at + places[i] * size, size);
+        }
+    });
 }

@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from kernels import FASTEST, STOCK
 
+from soothsay.core.batch import LayoutOps
 from soothsay.core.cache import BlockAllocator, KVPool, Move
 from soothsay.core.tenant import block_digest
 
@@ -179,8 +181,8 @@ def test_no_block_is_lost_or_handed_out_twice(seed: int, share: bool) -> None:
 SHAPES = (6, 4), (1, 8), (0, 0), (6, 4)
 
 
-def pool_of(num_blocks: int, block_size: int) -> KVPool:
-    pool = KVPool(SHAPES, num_blocks, block_size, torch.float32, torch.device("cpu"))
+def pool_of(num_blocks: int, block_size: int, ops: LayoutOps | None = None) -> KVPool:
+    pool = KVPool(SHAPES, num_blocks, block_size, torch.float32, torch.device("cpu"), ops=ops)
     for i, layer in enumerate(pool.layers):
         layer.copy_(torch.arange(layer.numel()).view_as(layer) + 1000 * i)
     return pool
@@ -203,8 +205,9 @@ def test_a_pool_starts_as_zeros_with_a_view_for_each_layer() -> None:
     assert sum(layer.sum().item() for layer in pool.layers) == 4
 
 
-def test_commit_moves_even_where_sources_and_targets_overlap() -> None:
-    pool = pool_of(8, 4)
+@pytest.mark.parametrize("ops", [STOCK, FASTEST])
+def test_commit_moves_even_where_sources_and_targets_overlap(ops: LayoutOps) -> None:
+    pool = pool_of(8, 4, ops)
     before, after = copies(pool), copies(pool)
     moves = [
         Move(np.array([5, 0, 3]), [4, 6, 7, 9], 3),  # chained: 4 -> 3, 6 -> 4, 7 -> 5, 9 -> 6
@@ -221,10 +224,11 @@ def test_commit_moves_even_where_sources_and_targets_overlap() -> None:
     assert not equal(pool.layers, before)
 
 
+@pytest.mark.parametrize("ops", [STOCK, FASTEST])
 @pytest.mark.parametrize("seed", range(5))
-def test_commit_against_a_copy_on_random_moves(seed: int) -> None:
+def test_commit_against_a_copy_on_random_moves(seed: int, ops: LayoutOps) -> None:
     rng = np.random.default_rng(seed)
-    pool = pool_of(12, 4)
+    pool = pool_of(12, 4, ops)
     before, after = copies(pool), copies(pool)
     tables = rng.permutation(12).reshape(3, 4)
     moves = []

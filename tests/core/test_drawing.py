@@ -15,11 +15,13 @@ from soothsay import DraftTree, SamplingParams
 from soothsay.core.drawing import CONTENDERS, DOUBT
 from soothsay.core.noise import noise_key
 from soothsay.core.request import Request
-from soothsay.core.sampling import Nodes, draw, perturb
-from soothsay.core.sampling_ops import SamplingOps
+from soothsay.core.sampling import Nodes, Sampled, draw, perturb
+from soothsay.core.sampling_ops import DrawnTree, SamplingOps
+from soothsay.core.verify import Verdict
 from soothsay.drafters.base import NoDrafter
 from soothsay.model.native.library import VARIANTS
 from soothsay.model.native.native_kernels import NativeKernels
+from soothsay.model.native.native_sampling import NativeSampling
 
 WIDTHS = (1, 7, 16, 100, 5000, 151_936)
 PARAMS = [
@@ -98,6 +100,44 @@ def test_parameters_that_change_logits(ops: SamplingOps) -> None:
     params = SamplingParams(temperature=1.0, logit_bias={7: 50.0}, top_p=0.9)
     assert check(logits, [nodes_of(params, 3)], ops) == [7, 7, 7]
     assert torch.equal(logits, before)
+
+
+def tree_of_draws(request: Sampled, logits: Tensor, ops: SamplingOps) -> tuple[DraftTree, Verdict]:
+    """A tree with three draws in a row and a wrong token beside each, and its verdict."""
+    tree, path, tokens, node = DraftTree(3), list[int](), list[int](), 0
+    while True:
+        tokens += draw(logits[node : node + 1], [Nodes(request, tree, [node])], ops).wait()[0]
+        if len(path) == 3:
+            return tree, Verdict(path, tokens)
+        tree.add(node, (tokens[-1] + 1) % logits.shape[1])
+        node = tree.add(node, tokens[-1])
+        path.append(node)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.01, 1.0])
+def test_draws_are_followed_along_trees(ops: SamplingOps, temperature: float) -> None:
+    """One operation gives the verdicts of draw by draw, for several trees."""
+    logits = 4 * torch.randn(1 + 4 * 7, 300, generator=torch.Generator().manual_seed(3))
+    asked, expected = [], []
+    for seed in range(4):
+        request = nodes_of(SamplingParams(temperature=temperature), 1, seed).request
+        first = 1 + 7 * seed
+        tree, verdict = tree_of_draws(request, logits[first : first + 7], ops)
+        asked.append(DrawnTree(tree, first, temperature, seed, len(request.tokens)))
+        expected.append(verdict)
+    found = ops.follow(logits, asked)
+    assert found == (expected if isinstance(ops, NativeSampling) else [None] * 4)
+
+
+@pytest.mark.parametrize("value", [-math.inf, math.nan, math.inf, 0.0])
+def test_draws_that_are_not_clear_stay_open(ops: SamplingOps, value: float) -> None:
+    """Logits without a finite number, and at a temperature above 0 those that nearly tie with noise."""
+    logits = torch.full((2, 300), value)
+    for seed, temperature in product(range(20), (0.0, 1e6)):
+        request = nodes_of(SamplingParams(temperature=temperature), 1, seed).request
+        [found] = ops.follow(logits, [DrawnTree(DraftTree(3), 1, temperature, seed, len(request.tokens))])
+        expected = draw(logits[1:], [Nodes(request, DraftTree(3), [0])], ops).wait()[0]
+        assert found is None or (value == 0.0 and found == Verdict([], expected))
 
 
 def test_nothing_is_left_to_draw(ops: SamplingOps) -> None:

@@ -74,7 +74,7 @@ class Layout:
 
 
 class LayoutOps:
-    """Lays out passes and brings them to the device: stock operations. Kernels may do it in another way."""
+    """Lays out passes, brings them to the device, and moves KV: stock operations. Kernels may do it in C."""
 
     def lay_out(self, requests: Sequence[Rows], block_size: int, group: int) -> Layout:
         """Lay out the rows of requests one after the other.
@@ -92,6 +92,15 @@ class LayoutOps:
     def upload(self, tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
         """Bring all that a pass needs to the device, in one copy. On a CPU it stays as it is."""
         return upload(tensors, device)
+
+    def move(self, parts: Iterable[Tensor], sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy slots within parts of a KV pool, `[layers, heads, slots, row]` each.
+
+        No slot is a target before it is a source.
+        """
+        for part in parts:
+            old, new = torch.tensor([sources, targets], device=part.device)
+            part.index_copy_(2, new, part.index_select(2, old))
 
 
 @dataclass(frozen=True)

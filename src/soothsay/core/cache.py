@@ -17,6 +17,7 @@ from typing import NamedTuple, cast
 import torch
 
 from soothsay.core.arrays import IntArray
+from soothsay.core.batch import LayoutOps
 from soothsay.core.integer_keys import SCALE, row_size, written
 from soothsay.core.states import LayerStates, StatePool
 from soothsay.core.strands import Marks
@@ -69,6 +70,7 @@ class KVPool:
         dtype: of the elements; int16: keys are integers.
         device: of the memory.
         states: of the layers that keep a state. Their shapes have no heads, unless they keep both.
+        ops: the kernels; None: stock operations.
     """
 
     def __init__(
@@ -79,8 +81,9 @@ class KVPool:
         dtype: torch.dtype,
         device: torch.device,
         states: StatePool | None = None,
+        ops: LayoutOps | None = None,
     ):
-        self.block_size, self.states, self._device = block_size, states, device
+        self.block_size, self.states, self._ops = block_size, states, ops or LayoutOps()
         self.num_slots = slots = num_blocks * block_size
         zeros = mapped_zeros if device.type == "cpu" else partial(torch.zeros, device=device)
         counts = Counter(shapes)
@@ -126,9 +129,7 @@ class KVPool:
                     sources.append(self._slot(move.table, source))
                     targets.append(self._slot(move.table, target))
         if sources:
-            old, new = torch.tensor([sources, targets], device=self._device)
-            for part in self._parts.values():
-                part.index_copy_(2, new, part.index_select(2, old))
+            self._ops.move(self._parts.values(), sources, targets)
 
     def _slot(self, table: IntArray, offset: int) -> int:
         return int(table[offset // self.block_size]) * self.block_size + offset % self.block_size

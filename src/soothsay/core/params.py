@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from soothsay.core.grammar import Grammar
-from soothsay.core.verify import VERIFIERS, Verifier
+from soothsay.core.verify import VERIFIERS, Guessing, Verifier
 from soothsay.errors import RequestError
 
 MAX_WHOLE = 2**63 - 1
@@ -191,6 +191,12 @@ class SamplingParams:
         """Whether the model's logits are changed before temperature and truncation, without a grammar."""
         bans = self.min_tokens or self.bad_words or self.allowed_token_ids is not None
         return bool(bans or self.logit_bias or self.has_penalties)
+
+    @cached_property
+    def draws_plainly(self) -> bool:
+        """Whether a draw needs the model's logits, the temperature and noise alone, without a grammar."""
+        cuts = self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
+        return not (cuts or self.changes_logits) and self.rule.guessing is Guessing.SHARED_NOISE
 
     @cached_property
     def allowed_mask(self) -> npt.NDArray[np.bool_] | None:

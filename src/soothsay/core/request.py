@@ -116,6 +116,11 @@ class Request:
         return self._readable[: self._length]
 
     @property
+    def draws_plainly(self) -> bool:
+        """Whether a draw needs the model's logits, the temperature and noise alone."""
+        return self.constraint is None and self.params.draws_plainly
+
+    @property
     def num_pending(self) -> int:
         """Committed tokens without KV."""
         return self._length - self.cached

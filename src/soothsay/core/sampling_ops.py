@@ -19,6 +19,8 @@ from soothsay.core import noise
 from soothsay.core.functions import log_total, total
 from soothsay.core.params import MIN_TEMPERATURE, SamplingParams
 from soothsay.core.transfer import download, upload
+from soothsay.core.tree import DraftTree
+from soothsay.core.verify import Verdict
 
 NUCLEUS_WIDTH = 256
 """Number of likeliest tokens among which top-p searches first. A row with a larger nucleus takes more."""
@@ -38,6 +40,16 @@ class Draws(NamedTuple):
             return self.tokens.tolist(), self.scores.tolist()
         tokens, scores = download(*self)
         return tokens.tolist(), scores.tolist()
+
+
+class DrawnTree(NamedTuple):
+    """A tree along which the target's draws are to be followed."""
+
+    tree: DraftTree
+    row: int  # of the root's logits; the other nodes' follow
+    temperature: float
+    seed: int  # of the noise
+    position: int  # of the token after the root
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -100,6 +112,13 @@ class SamplingOps:
         device is asked once, since a wait costs more than all draws.
         """
         return () if device.type == "cpu" else nodes
+
+    def follow(self, logits: Tensor, trees: Sequence[DrawnTree]) -> Sequence[Verdict | None]:
+        """The verdicts of `match` on trees whose draws need logits `[M, V]`, temperature and noise alone.
+
+        None: it is not known here, and the verifier has to ask draw by draw.
+        """
+        return [None] * len(trees)
 
     def uniform(self, keys: Tensor, tokens: Tensor) -> Tensor:
         """Uniform numbers, to the bit those of `noise.uniform`, which has the arguments."""

@@ -227,10 +227,8 @@ class Engine:
         """Run the stages of a step after `schedule`."""
         self._propose(turns)
         output = self._forward(turns)
-        verify(turns, output.logits, self.model.kernels.sampling)
-        self.scheduler.mark_accepted(turns)
-        if moves := [turn.move for turn in turns if turn.commits]:
-            self.model.commit(self.cache, moves)
+        self._verify(turns, output)
+        self._commit(turns)
         self._observe(turns, output)
         self.scheduler.update(turns)
 
@@ -252,7 +250,7 @@ class Engine:
             turn.rows = slice(row, row + turn.num_rows)
             turn.nodes = slice(node, node + turn.num_nodes)
             row, node = turn.rows.stop, turn.nodes.stop
-            pending = request.tokens[request.cached :][: turn.num_tokens]
+            pending = request.tokens[request.cached : request.cached + turn.num_tokens]
             table, marks = request.table, tuple(request.marks)
             rows.append(Rows(pending, request.cached, table, turn.tree, state=request.state, marks=marks))
         batch = self.model.pack(rows, self.config.block_size)
@@ -260,6 +258,16 @@ class Engine:
         hidden, tapped, logits = self.model.run(batch, self.cache, taps=layers)
         score(turns, hidden, self.model)
         return Output(logits, dict(zip(layers, tapped, strict=True)))
+
+    def _verify(self, turns: Sequence[Turn], output: Output) -> None:
+        """Set the verdicts of the turns that have a tree."""
+        verify(turns, output.logits, self.model.kernels.sampling)
+
+    def _commit(self, turns: Sequence[Turn]) -> None:
+        """Move the KV of accepted nodes next to the context, and advance states along them."""
+        self.scheduler.mark_accepted(turns)
+        if moves := [turn.move for turn in turns if turn.commits]:
+            self.model.commit(self.cache, moves)
 
     def _observe(self, turns: Sequence[Turn], output: Output) -> None:
         """Show each drafter what its requests' turns brought, prefill chunks included."""

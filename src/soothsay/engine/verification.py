@@ -14,7 +14,7 @@ from torch import Tensor
 
 from soothsay.core.answer import TokenLogprobs
 from soothsay.core.sampling import VERIFYING, Keyed, Nodes, draw, perturb
-from soothsay.core.sampling_ops import SamplingOps
+from soothsay.core.sampling_ops import DrawnTree, SamplingOps
 from soothsay.core.transfer import download
 from soothsay.core.tree import DraftTree
 from soothsay.core.turn import Turn
@@ -41,13 +41,26 @@ def verify(turns: Iterable[Turn], logits: Tensor, ops: SamplingOps) -> None:
         RequestError: the parameters of a request forbid every token.
         ModelError: the model's logits are not finite numbers.
     """
-    walks = [_Walk(turn, turn.tree) for turn in turns if turn.tree is not None]
+    drafted = [turn for turn in turns if turn.tree is not None]
+    _follow([turn for turn in drafted if turn.request.draws_plainly], logits, ops)
+    walks = [_Walk(turn, turn.tree) for turn in drafted if turn.tree is not None and turn.verdict is None]
     for view, shares_noise in ((_DrawnView, True), (_ScoredView, False)):
         if running := [walk for walk in walks if walk.shares_noise is shares_noise]:
             view(running, logits, ops).run()
-    for walk in walks:
-        _note_authors(walk.turn, walk.tree)
-    _note_logprobs([walk.turn for walk in walks], logits, ops)
+    for turn in drafted:
+        _note_authors(turn)
+    _note_logprobs(drafted, logits, ops)
+
+
+def _follow(turns: Sequence[Turn], logits: Tensor, ops: SamplingOps) -> None:
+    """Set the verdicts that one operation finds."""
+    trees = [
+        DrawnTree(turn.tree, turn.nodes.start, request.params.temperature, request.seed, len(request.tokens))
+        for turn in turns
+        if turn.tree is not None and (request := turn.request)
+    ]
+    for turn, verdict in zip(turns, ops.follow(logits, trees) if trees else (), strict=True):
+        turn.verdict = verdict
 
 
 class _Walk:
@@ -156,11 +169,11 @@ def _select(logits: Tensor, rows: list[int]) -> Tensor:
     return logits[torch.tensor(rows, device=logits.device)]
 
 
-def _note_authors(turn: Turn, tree: DraftTree) -> None:
+def _note_authors(turn: Turn) -> None:
     """Ask for authors now: drafters forget their trees when they observe the step."""
-    request = turn.request
-    nodes = turn.accepted if request.traces is None else range(1, len(tree))
-    if nodes:
+    request, tree = turn.request, turn.tree
+    nodes = turn.accepted if request.traces is None else range(1, turn.num_nodes)
+    if nodes and tree is not None:
         turn.authors = dict(zip(nodes, request.drafter.authors(request, tree, nodes), strict=True))
 
 

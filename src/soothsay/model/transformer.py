@@ -92,7 +92,8 @@ class LocalStage:
             own = {layer - self.layers.start: kept[layer] for layer in kept if layer in self.layers}
             states = StatePool(own, size.requests, size.snapshots, size.nodes, *at)
         shapes = self.spec.kv_shapes[self.layers.start : self.layers.stop]
-        cache = KVPool(shapes, size.num_blocks, size.block_size, self.kv_dtype, self.device, states)
+        layout = shapes, size.num_blocks, size.block_size, self.kv_dtype, self.device
+        cache = KVPool(*layout, states, self.kernels)
         if size.is_filled:
             cache.fill()
         return cache

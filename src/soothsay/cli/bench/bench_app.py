@@ -6,7 +6,7 @@ import typer
 
 from soothsay.cli.bench.gain_commands import Learn, Peers, Stack
 from soothsay.cli.bench.load_commands import BusyMachine, ServersUnderLoad
-from soothsay.cli.bench.pass_commands import Decode, Experts, Quality, Step
+from soothsay.cli.bench.pass_commands import Decode, Experts, Host, Quality, Step
 from soothsay.cli.bench.spec_commands import Agentic, Report, Spec
 from soothsay.cli.command_classes import add_commands
 
@@ -18,6 +18,7 @@ COMMANDS = {
         "decode": Decode,
         "stack": Stack,
         "step": Step,
+        "host": Host,
         "experts": Experts,
         "quality": Quality,
         "peers": Peers,

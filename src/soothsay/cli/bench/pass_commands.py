@@ -1,4 +1,4 @@
-"""`soothsay bench step`, `experts`, `quality` and `decode`: what passes cost, and how exact they are."""
+"""`soothsay bench step`, `host`, `experts`, `quality` and `decode`: what steps and passes cost and say."""
 
 from __future__ import annotations
 
@@ -65,6 +65,37 @@ class Step:
         Console(highlight=False).print(step_table(report))
         save_chart(self.png, lambda: step_chart(report))
         save_numbers(self.to_json, asdict(report))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """Measure what a step costs beside the model's pass, by part.
+
+    The pass is replaced by one that knows the answer, which is the model's own. With "warm" caches it does
+    nothing else for as long as SmolLM2's takes. With "cold" ones it reads so much memory that the caches keep
+    nothing of the step. The drafter "given" hands over a tree of 7 nodes.
+    """
+
+    model: str = common("model", default="sibyl")
+    drafter: list[str] | None = optional("none, suffix, auto, given", "May be repeated.", "--drafter", "-d")
+    batch: list[int] | None = optional("1, 32", "Requests at a time; may be repeated.", "--batch", min=1)
+    temperature: list[float] | None = optional(
+        "0, 1", "Sampling temperature; may be repeated.", "--temperature", "-t", min=0
+    )
+    tokens: int = option(128, "Tokens of an answer.", min=8)
+    rounds: int = shared(BenchOptions, "rounds", default=5)
+    to_json: Path | None = shared(BenchOptions, "to_json")
+
+    def run(self) -> None:
+        """Measure, and print a table."""
+        with notice(f"measuring {self.model} ..."):
+            from soothsay.bench.host import GIVEN, bench_host, host_table
+
+            drafters = self.drafter or ["none", "suffix", "auto", GIVEN]
+            situations = self.batch or [1, 32], self.temperature or [0.0, 1.0]
+            times = bench_host(self.model, drafters, *situations, tokens=self.tokens, rounds=self.rounds)
+        Console(highlight=False).print(host_table(times, self.rounds))
+        save_numbers(self.to_json, [asdict(time) for time in times])
 
 
 SHAPE = "layers=8,hidden=1024,heads=16,kv_heads=4,ffn=768,vocab=8192,experts=32,chosen=4"

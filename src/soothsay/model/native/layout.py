@@ -136,11 +136,10 @@ def native_layout(run: Callable[..., None], requests: Sequence[Rows], block_size
     for request in requests:
         tree, table, pending = request.tree, request.table, len(request.tokens)
         size = 0 if tree is None else len(tree)
-        if table is not None:
-            if len(table) * block_size < request.start + pending + max(size - 1, 0):
-                raise IndexError("a request has fewer KV blocks than its rows need")
-            held.append(torch.from_numpy(np.ascontiguousarray(table, dtype=np.int64)))  # alive until the call
-        place = 0 if table is None else held[-1].data_ptr()
+        if table is not None and len(table) * block_size < request.start + pending + max(size - 1, 0):
+            raise IndexError("a request has fewer KV blocks than its rows need")
+        held.append(array("q", () if table is None else table.tolist()))  # alive until the call
+        place = 0 if table is None else held[-1].buffer_info()[0]
         plan.extend((request.start, request.first_key, request.first, size, pending, place))
         plan.extend(request.tokens.tolist())
         leaves, new = 1, max(size - request.first, 0)

@@ -39,6 +39,10 @@ void soothsay_mass_before(const float* x, const float* factors, const float* top
     const int64_t* places, int64_t rows, int64_t width, float* out);
 void soothsay_largest(const float* x, const float* factors, int64_t rows, int64_t width, int count,
     float* values, int64_t* places);
+void soothsay_follow(const float* logits, int64_t width, const int64_t* plan, const double* temperatures,
+    int64_t count, double doubt, int64_t* out);
+void soothsay_move(void* memory, int64_t planes, int64_t slots, int64_t size, const int64_t* places,
+    int64_t count);
 soothsay_automaton* soothsay_automaton_new(int counted);
 void soothsay_automaton_free(soothsay_automaton* automaton);
 void soothsay_automaton_read(soothsay_automaton* automaton, soothsay_reading* text, const int64_t* tokens,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from ctypes import addressof, byref
 
 import torch
@@ -104,6 +105,14 @@ class NativeKernels(NativeOperations, Library, Kernels):
     def lay_out(self, requests: Sequence[Rows], block_size: int, group: int) -> Layout:
         """See `Kernels`."""
         return native_layout(self._loaded.soothsay_lay_out, requests, block_size)  # in one thread
+
+    def move(self, parts: Iterable[Tensor], sources: Sequence[int], targets: Sequence[int]) -> None:
+        """See `LayoutOps`."""
+        places = array("q", [*sources, *targets])
+        for part in parts:
+            layers, heads, slots, row = part.shape
+            size, at = row * part.itemsize, places.buffer_info()[0]
+            self._library.soothsay_move(part.data_ptr(), layers * heads, slots, size, at, len(sources))
 
     def pack(self, integers: Tensor, bits: int, out: Tensor) -> None:
         """Pack `integers` `[rows, in]` uint8 into `out` `[panels, steps, PANEL, 4]`. See `PackedWeight`."""

@@ -2,17 +2,52 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from soothsay.core.drawing import RacingOps
-from soothsay.core.sampling_ops import NUCLEUS_WIDTH
+from soothsay.core.drawing import DOUBT, RacingOps
+from soothsay.core.params import MIN_TEMPERATURE
+from soothsay.core.sampling_ops import NUCLEUS_WIDTH, DrawnTree
+from soothsay.core.tree import DraftTree
+from soothsay.core.verify import Verdict
 from soothsay.model.native.library import Library
 from soothsay.model.native.native_linear import address
 
 
+def _verdict(tree: DraftTree, found: array[int]) -> Verdict | None:
+    """What `soothsay_follow` has found for a tree."""
+    count, *rest = found
+    if count < 0:
+        return None
+    path = rest[:count]
+    return Verdict(path, [*[tree.tokens[node] for node in path], rest[count]])
+
+
 class NativeSampling(Library, RacingOps):
     """`SamplingOps` in C."""
+
+    def follow(self, logits: Tensor, trees: Sequence[DrawnTree]) -> Sequence[Verdict | None]:
+        """See `SamplingOps`. Draws that need exact scores are not known here."""
+        plan, temperatures, ends, room = array("q"), array("d"), list[int](), 0
+        for tree, row, temperature, seed, position in trees:
+            plan.extend((row, len(tree.tokens), seed, position))
+            plan.extend(tree.tokens)
+            plan.extend(tree.parents)
+            temperatures.append(max(temperature, MIN_TEMPERATURE) if temperature else 0.0)
+            room += len(tree.tokens) + 1
+            ends.append(room)
+        found = array("q", bytes(8 * room))
+        self._loaded.soothsay_follow(  # on as many threads as the pass before it
+            *(logits.data_ptr(), logits.shape[1], plan.buffer_info()[0], temperatures.buffer_info()[0]),
+            *(len(trees), DOUBT, found.buffer_info()[0]),
+        )
+        return [
+            _verdict(own.tree, found[end - len(own.tree.tokens) - 1 : end])
+            for own, end in zip(trees, ends, strict=True)
+        ]
 
     def uniform(self, keys: Tensor, tokens: Tensor) -> Tensor:
         """See `SamplingOps`."""

@@ -1,0 +1,265 @@
+"""`soothsay bench host`: what a step costs beside the model's pass, by part.
+
+The pass of the model is replaced. A scripted pass reads the model's own answer off a list, so drafts are
+right where they would be right. It lasts as long as a small model's pass. With "warm" caches it does nothing
+else; with "cold" ones it reads so much memory that the caches keep nothing of the step, as larger models do.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import torch
+from rich.table import Table
+from torch import Tensor
+
+from soothsay import LLM, SamplingParams
+from soothsay.bench.measure import turns
+from soothsay.bench.prompts import PASSAGE
+from soothsay.bench.tables import records_table
+from soothsay.core.batch import Batch
+from soothsay.core.request import Request
+from soothsay.core.tree import DraftTree
+from soothsay.drafters.base import Drafter, Target
+from soothsay.drafters.control.compose import Composite
+from soothsay.drafters.registry import build_drafter
+from soothsay.model.timing.pass_times import PassTimes
+
+GIVEN = "given"
+"""The name of the drafter that hands over a given tree: half of a binary tree's paths, one of them right."""
+
+PASS_SECONDS, ROW_SECONDS = 0.003, 0.0001
+"""Time of a scripted pass of one row, and of each further row: about SmolLM2's on two cores."""
+
+TOP = 40.0
+"""Logit of the scripted token. No noise outweighs it, so answers at all temperatures follow the script."""
+
+STAGES = {"_propose": "decide", "_forward": "lay out", "_verify": "verify", "_commit": "commit"} | {
+    "_observe": "observe"
+}
+"""The stages of a step, methods of the engine, and the names of the parts that they are."""
+
+PARTS = ("schedule", "drafters", *STAGES.values(), "update", "rest")
+"""Parts of a step in order. What drafters take within "decide" and "observe" is "drafters"."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostTime:
+    """The mean time of a step on the host, by part."""
+
+    drafter: str
+    batch: int
+    temperature: float
+    caches: str  # warm or cold
+    tokens: float  # a step and request
+    us: dict[str, float]  # microseconds by part
+
+    @property
+    def total(self) -> float:
+        """Microseconds of all parts."""
+        return sum(self.us.values())
+
+
+class PartClock:
+    """Adds up the time within functions, by part. The time of a call within another one counts once."""
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self._inner = [0.0]  # seconds of functions called by each function that runs, the outermost first
+
+    def watch(self, owner: Any, name: str, part: str) -> None:
+        """Count the time of a method of an object."""
+        function: Callable[..., Any] = getattr(owner, name)
+
+        def timed(*args: Any, **options: Any) -> Any:
+            self._inner.append(0.0)
+            begin = time.perf_counter()
+            try:
+                return function(*args, **options)
+            finally:
+                seconds = time.perf_counter() - begin
+                self.seconds[part] += seconds - self._inner.pop()
+                self._inner[-1] += seconds
+
+        setattr(owner, name, timed)
+
+
+class ScriptedPass:
+    """Takes the place of `Transformer.run`: logits whose best token is that of a script, by position.
+
+    Args:
+        script: tokens of the prompt and the answer of every request.
+        vocab_size: of the model.
+        hidden_size: of the model.
+    """
+
+    def __init__(self, script: Sequence[int], vocab_size: int, hidden_size: int):
+        self.script, self.flushed = torch.tensor([*script, 0]), torch.empty(0)
+        self._others = torch.randn(64, vocab_size).mul_(2)  # logits of the other tokens
+        self._hidden = torch.randn(1, hidden_size)
+
+    def __call__(
+        self, batch: Batch, cache: object = None, layers: object = None, taps: Sequence[int] = ()
+    ) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
+        """See `Transformer.run`."""
+        until = time.perf_counter() + PASS_SECONDS + ROW_SECONDS * len(batch.tokens)
+        self.flushed.sum()
+        while time.perf_counter() < until:
+            pass
+        positions = batch.positions[batch.logit_rows]
+        logits = self._others[positions % len(self._others)]
+        logits[range(len(logits)), self.script[(positions + 1).clamp(max=len(self.script) - 1)]] = TOP
+        hidden = self._hidden.repeat(len(batch.tokens), 1)
+        return (
+            hidden,
+            (hidden,) * len(taps),
+            logits,
+        )  # written last, so they are in the caches as a head's are
+
+
+class GivenTree(Drafter):
+    """Hands over a tree of 7 nodes: the next three tokens of the script, and a wrong one beside each."""
+
+    max_nodes = 7
+
+    def __init__(self, target: Target, script: Sequence[int]):
+        super().__init__(target)
+        self._script = [*script, 0, 0, 0]
+
+    def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
+        """The tree for each request."""
+        return [self._tree(len(request.tokens)) for request in requests]
+
+    def _tree(self, length: int) -> DraftTree:
+        tree, node = DraftTree(self._script[length - 1]), 0
+        for token in self._script[length : length + 3]:
+            tree.add(node, token ^ 1, -2.0)
+            node = tree.add(node, token, -0.3)
+        return tree
+
+
+class HostBench:
+    """An engine whose passes are scripted and whose parts are timed.
+
+    Args:
+        model: what `LLM` takes.
+        tokens: of an answer.
+        batch: largest number of requests at a time.
+        flush_bytes: memory that a pass reads where caches are to be cold; more than they hold.
+    """
+
+    def __init__(self, model: str, tokens: int, batch: int, flush_bytes: int):
+        llm = LLM(model, drafter="none", prefix_caching=False, max_requests=batch, kv_tokens=batch * 1024)
+        self.llm, self.engine, self.clock = llm, llm.engine, PartClock()
+        self.params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+        asked = f"Summarize the following passage.\n\n{PASSAGE}"
+        self.prompt = llm.chat_prompt([{"role": "user", "content": asked}])
+        self.script = [*self.prompt, *llm.generate(self.prompt, self.params).token_ids]
+        self._flush = torch.ones(flush_bytes // 4)
+        spec = llm.model.spec
+        self.scripted = ScriptedPass(self.script, spec.vocab_size, spec.hidden_size)
+        llm.model.run = self.scripted  # type: ignore[method-assign]
+        for owner, name, part in (
+            *((self.engine, name, part) for name, part in STAGES.items()),
+            (self.engine, "step", "rest"),
+            (self.engine.scheduler, "schedule", "schedule"),
+            (self.engine.scheduler, "update", "update"),
+            (llm.model, "run", "pass"),
+        ):
+            self.clock.watch(owner, name, part)
+
+    def drafter(self, spec: str) -> Drafter:
+        """Build a drafter whose own time is the part "drafters"."""
+        times = PassTimes([1, 2], [1], [[PASS_SECONDS, PASS_SECONDS + ROW_SECONDS]])
+        target = replace(self.engine.target, times=lambda: times)
+        built = GivenTree(target, self.script) if spec == GIVEN else build_drafter(spec, target)
+        for part in built.parts if isinstance(built, Composite) else (built,):
+            for name in ("propose", "observe", "signal"):
+                if hasattr(part, name):
+                    self.clock.watch(part, name, "drafters")
+        return built
+
+    def run(self, drafter: Drafter, batch: int, temperature: float, is_cold: bool) -> HostTime:
+        """Answer once, and time the steps that read no prompt and in which every request takes part."""
+        drafter.reset()
+        self.scripted.flushed = self._flush if is_cold else self._flush[:0]
+        params = replace(self.params, temperature=temperature)
+        requests = [
+            request
+            for seed in range(batch)
+            for request in self.llm.requests(self.prompt, replace(params, seed=seed), drafter=drafter)
+        ]
+        for request in requests:
+            self.engine.add(request)
+        while not all(request.num_output for request in requests):
+            self.engine.step()
+        self.clock.seconds.clear()
+        steps, before = 0, sum(request.num_output for request in requests)
+        while all(request.finish_reason is None for request in requests):
+            self.engine.step()
+            steps += 1
+        us = {part: 1e6 * self.clock.seconds[part] / steps for part in PARTS}
+        made = (sum(request.num_output for request in requests) - before) / batch
+        while self.engine.has_work:
+            self.engine.step()
+        return HostTime(drafter.name, batch, temperature, "cold" if is_cold else "warm", made / steps, us)
+
+
+def bench_host(
+    model: str,
+    drafters: Sequence[str],
+    batches: Sequence[int] = (1, 32),
+    temperatures: Sequence[float] = (0.0, 1.0),
+    *,
+    tokens: int = 128,
+    rounds: int = 5,
+    flush_bytes: int = 2**26,
+) -> list[HostTime]:
+    """Measure each drafter in each situation, in turns, after a round that does not count.
+
+    Arguments are those of `HostBench`. Returns the medians over the rounds.
+    """
+    bench = HostBench(model, tokens, max(batches), flush_bytes)
+    built = {spec: bench.drafter(spec) for spec in drafters}
+    kinds = [*product(drafters, batches, temperatures, (False, True))]
+    found = defaultdict[Any, list[HostTime]](list)
+    for number, kind in turns(kinds, rounds + 1):
+        spec, *situation = kind
+        measured = replace(bench.run(built[spec], *situation), drafter=spec)
+        if number:
+            found[kind].append(measured)
+    return [_median(found[kind]) for kind in kinds]
+
+
+def _median(rounds: Sequence[HostTime]) -> HostTime:
+    us = {part: statistics.median(one.us[part] for one in rounds) for part in PARTS}
+    return replace(rounds[-1], tokens=statistics.median(one.tokens for one in rounds), us=us)
+
+
+def host_table(times: Sequence[HostTime], rounds: int) -> Table:
+    """A row for each drafter and situation."""
+
+    def cell(part: str) -> Callable[[HostTime], str]:
+        return lambda time: f"{time.us[part]:.0f}"
+
+    return records_table(
+        times,
+        {"drafter": "{.drafter}", "batch": "{.batch}"},
+        {
+            "T": "{.temperature:g}",
+            "caches": "{.caches}",
+            "tokens": "{.tokens:.2f}",
+            **{part: cell(part) for part in PARTS},
+            "all": "{.total:.0f}",
+        },
+        grouped=True,
+        dense=True,
+        title="microseconds of a step on the host, beside the pass",
+        caption=f"median of {rounds} rounds; tokens are those of a step and request",
+    )
