@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from soothsay.cli.bench.gain_commands import Learn, Peers, Stack
+from soothsay.cli.bench.gain_commands import Equality, Learn, Peers, Stack
 from soothsay.cli.bench.load_commands import BusyMachine, ServersUnderLoad
 from soothsay.cli.bench.pass_commands import Decode, Experts, Quality, Step
 from soothsay.cli.bench.spec_commands import Agentic, Report, Spec
@@ -21,6 +21,7 @@ COMMANDS = {
         "experts": Experts,
         "quality": Quality,
         "peers": Peers,
+        "equality": Equality,
     },
     **{
         "spec": Spec,
