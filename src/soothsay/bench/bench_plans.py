@@ -168,3 +168,24 @@ class LearnPlan:
     max_tokens: int = common("max_tokens", default=64, min=1)
     temperature: float = common("temperature", default=0.0, min=0)
     batch: int = option(1, "Requests at a time.", min=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthPlan:
+    """What `bench length` measures."""
+
+    model: str = common("model")
+    questions: Path = required("Prompts to answer.", "--spec-bench", **FILE)
+    drafters: list[str] = option(
+        ("auto", "suffix"), "Drafter; may be repeated.", "--drafter", "-d", show_default="auto, suffix"
+    )
+    prompt_tokens: list[int] = option(
+        (0,),
+        "Lengthen prompts to so many tokens, with other prompts before them; 0: leave them; may be repeated.",
+        min=0,
+        show_default="0",
+    )
+    requests: int = option(24, "Number of prompts, evenly spread over their categories.", min=1)
+    max_tokens: int = shared(BenchOptions, "max_tokens", default=1024)
+    temperature: float = shared(BenchOptions, "temperature")
+    nodes: int = shared(BenchOptions, "nodes")

@@ -7,7 +7,7 @@ import typer
 from soothsay.cli.bench.gain_commands import Equality, Learn, Peers, Stack
 from soothsay.cli.bench.load_commands import BusyMachine, ServersUnderLoad
 from soothsay.cli.bench.pass_commands import Decode, Experts, Quality, Step
-from soothsay.cli.bench.spec_commands import Agentic, Report, Spec
+from soothsay.cli.bench.spec_commands import Agentic, Length, Report, Spec
 from soothsay.cli.command_classes import add_commands
 
 bench = typer.Typer(
@@ -25,6 +25,7 @@ COMMANDS = {
     },
     **{
         "spec": Spec,
+        "length": Length,
         "agentic": Agentic,
         "learn": Learn,
         "serve": ServersUnderLoad,
