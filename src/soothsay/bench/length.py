@@ -179,14 +179,15 @@ class LengthBench:
                 ends.append(request.num_output)
                 moments.append(time.perf_counter())
         answer = stream.choice.token_ids
-        tokens, steps, seconds = ([0] * (len(BORDERS) - 1) for _ in range(3))
+        tokens, steps = ([0] * (len(BORDERS) - 1) for _ in range(2))
+        seconds = [0.0] * (len(BORDERS) - 1)
         for (begin, end), (earlier, later) in zip(pairwise(ends[1:]), pairwise(moments[1:]), strict=True):
             stretch = _stretch(begin)
             tokens[stretch] += end - begin
             steps[stretch] += 1
             seconds[stretch] += later - earlier
         what = name, wanted, entry.id, len(prompt), short_hash(repr(answer))
-        self.results.add(LengthRecord(*what, tokens, steps, [*map(float, seconds)], repeated_shares(answer)))
+        self.results.add(LengthRecord(*what, tokens, steps, seconds, repeated_shares(answer)))
         return len(answer)
 
     def _lengthened(self, entry: PromptEntry, wanted: int) -> PromptEntry:

@@ -54,10 +54,6 @@ class LlamaServer(Peer):
         seconds: float = reply["timings"]["prompt_ms"] / 1e3
         return seconds
 
-    def verify(self, ids: list[int], rows: int, times: int) -> list[float] | None:
-        """See `Peer`. The server offers no way; `LlamaCpp` has one."""
-        return None
-
     def answers(self, prompts: list[list[int]], count: int, mode: str) -> list[list[int]]:
         """See `Peer`."""
         return [reply["tokens"] for reply in self._ask(mode, prompts, count)]

@@ -63,12 +63,14 @@ class Peer(Protocol):
 
         Returns the seconds of each pass, or None if the engine offers no way to run one.
         """
+        return None
 
     def answers(self, prompts: list[list[int]], count: int, mode: str) -> list[list[int]]:
         """Generate an answer of `count` tokens to each prompt, all in one batch.
 
         Raises `UnavailableError` if `mode` turns out to be impossible here.
         """
+        raise UnavailableError("this engine gives no whole answers")
 
     def generate(self, ids: list[int], count: int, mode: str) -> tuple[float, list[int]]:
         """Answer one prompt. Returns the seconds, with the prompt's, and the tokens."""
