@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from soothsay import LLM, SamplingParams
 from soothsay.bench.bench_plans import EqualityPlan
 from soothsay.bench.journal import Journal
 from soothsay.bench.peers.engines.llama_server import LlamaServer
@@ -146,6 +147,16 @@ def test_an_answer_is_compared_up_to_its_end(plan: EqualityPlan) -> None:
     bench.ends = {302}
     assert all(one.tokens[:2] == [300, 301] for one in bench.run().by_key.values() if one.mode == "lookup")
     assert {len(one.tokens) for one in bench.results.by_key.values() if one.mode == "plain"} == {3}
+
+
+def test_margins_are_those_of_the_tokens(plan: EqualityPlan) -> None:
+    bench, llm = EqualityBench(plan), LLM("sibyl", dtype="float32", drafter="none")
+    _, ids = bench.questions[0]
+    result = llm.generate(ids, SamplingParams(temperature=0, max_tokens=3, logprobs=2))
+    assert result.logprobs is not None
+    best = [sorted(one.top.values(), reverse=True) for one in result.logprobs]
+    expected = [first - second for first, second, *_ in best]
+    assert bench._margins(ids, result.token_ids) == pytest.approx(expected, abs=1e-3)
 
 
 def test_command(plan: EqualityPlan, tmp_path: Path) -> None:
