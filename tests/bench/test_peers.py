@@ -414,6 +414,7 @@ def plan(fake: str, tmp_path: Path) -> PeerPlan:
         pythons=[fake],
         tokens=8,
         rounds=2,
+        peers=["transformers", "openvino", "llama.cpp"],
         questions=questions,
         per_task=2,
         max_tokens=4,

@@ -188,12 +188,14 @@ def test_transformers_reads_gguf_files(tmp_path: Path) -> None:
     file = tmp_path / "tiny.gguf"
     needed = {"llama.vocab_size": 48, "llama.attention.head_count_kv": 2}  # transformers does not guess them
     write_gguf(file, more={key: GGUFValue(value, GGUFValueType.UINT32) for key, value in needed.items()})
-    peer = Transformers(Setup(str(file), "float32", 1, 64))
+    peer = Transformers(Setup(str(file), "float32", 1, 64, draft_model=str(file)))
     peer.load()
     llm = LLM(file, dtype="float32", drafter="none")
     prompt = np.random.default_rng(0).integers(48, size=9).tolist()
     params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
-    assert peer.generate(prompt, 20, "plain")[1] == llm.generate(prompt, params).token_ids
+    expected = [llm.generate(ids, params).token_ids for ids in (prompt, prompt[:4])]
+    assert all(peer.generate(prompt, 20, mode)[1] == expected[0] for mode in peer.modes)
+    assert peer.answers([prompt, prompt[:4]], 20, "plain") == expected
 
 
 @pytest.fixture

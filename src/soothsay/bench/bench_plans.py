@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from soothsay.config import EngineConfig
-from soothsay.options import FILE, ModelOptions, common, flag, option, optional, shared
+from soothsay.options import FILE, ModelOptions, common, flag, option, optional, required, shared
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class BenchOptions:
     )
 
 
-PEERS = ("transformers", "openvino", "llama.cpp")
+PEERS = ("transformers", "openvino", "llama.cpp", "llama-server")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +61,8 @@ class StackPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PeerPlan:
-    """What `bench peers` compares. For a GGUF file the type is "auto": all engines run the file as it is."""
+class PeerOptions:
+    """Which engines answer which prompts, and how they are run."""
 
     model: str = common("model")
     dtypes: list[str] | None = optional(
@@ -71,7 +71,7 @@ class PeerPlan:
         "--dtype",
     )
     peers: list[str] | None = optional(
-        "all that are there", "transformers, openvino or llama.cpp; may be repeated.", "--peer"
+        "all that are there", f"{', '.join(PEERS)}; may be repeated.", "--peer"
     )
     pythons: list[str] | None = optional(
         "this one",
@@ -79,21 +79,21 @@ class PeerPlan:
         "--peer-python",
         metavar="[PEER=]PATH",
     )
-    tokens: int = option(64, "Tokens decoded in a round.", min=1)
-    rounds: int = option(5, "Number of rounds; times are medians.", min=1)
     threads: int | None = optional("torch's", "Threads of each engine.", min=1)
     questions: Path | None = option(
         None, "Also measure whole answers to the prompts of this file.", "--spec-bench", **FILE
     )
     per_task: int = option(20, "Number of prompts of each task.", min=1)
     max_tokens: int = option(128, "Tokens of an answer.", min=1)
-    drafter: str = shared(ModelOptions, "drafter")
+    drafters: list[str] = option(
+        ("auto",), "Our drafter; may be repeated.", "--drafter", "-d", show_default="auto"
+    )
     lookup_tokens: int = option(
         0, "Draft tokens of the peers' prompt lookup; 0: as their makers recommend.", min=0
     )
     draft_model: str = option(
         "",
-        "A draft model for llama.cpp and openvino, if MODEL is a GGUF file: another GGUF file.",
+        "A draft model for the peers, if MODEL is a GGUF file: another GGUF file.",
         metavar="FILE",
         show_default="none",
     )
@@ -106,6 +106,28 @@ class PeerPlan:
         """The Python interpreters by peer. The one under "" is for all peers that have none of their own."""
         parts = (one.partition("=") for one in self.pythons or ())
         return {peer if equals else "": path if equals else peer for peer, equals, path in parts}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerPlan(PeerOptions):
+    """What `bench peers` compares. For a GGUF file the type is "auto": all engines run the file as it is."""
+
+    tokens: int = option(64, "Tokens decoded in a round.", min=1)
+    rounds: int = option(5, "Number of rounds; times are medians.", min=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EqualityPlan(PeerOptions):
+    """What `bench equality` compares. For a GGUF file the types are those of transformers."""
+
+    dtypes: list[str] | None = optional(
+        "bfloat16, float16, float32",
+        "Element type of linear layers' weights; may be repeated. For a .gguf file it is transformers' "
+        "alone: other engines run the file as it is.",
+        "--dtype",
+    )
+    questions: Path = required("Prompts to answer.", "--spec-bench", **FILE)
+    per_task: int = option(10, "Number of prompts of each task.", min=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,3 +168,24 @@ class LearnPlan:
     max_tokens: int = common("max_tokens", default=64, min=1)
     temperature: float = common("temperature", default=0.0, min=0)
     batch: int = option(1, "Requests at a time.", min=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthPlan:
+    """What `bench length` measures."""
+
+    model: str = common("model")
+    questions: Path = required("Prompts to answer.", "--spec-bench", **FILE)
+    drafters: list[str] = option(
+        ("auto", "suffix"), "Drafter; may be repeated.", "--drafter", "-d", show_default="auto, suffix"
+    )
+    prompt_tokens: list[int] = option(
+        (0,),
+        "Lengthen prompts to so many tokens, with other prompts before them; 0: leave them; may be repeated.",
+        min=0,
+        show_default="0",
+    )
+    requests: int = option(24, "Number of prompts, evenly spread over their categories.", min=1)
+    max_tokens: int = shared(BenchOptions, "max_tokens", default=1024)
+    temperature: float = shared(BenchOptions, "temperature")
+    nodes: int = shared(BenchOptions, "nodes")

@@ -90,6 +90,11 @@ class PeerProcess:
         seconds, tokens = self._call("generate", ids, count, mode)
         return seconds, tokens
 
+    def answers(self, prompts: list[list[int]], count: int, mode: str) -> list[list[int]]:
+        """Return the tokens of the answers to a batch of prompts."""
+        answers: list[list[int]] = self._call("answers", prompts, count, mode)
+        return answers
+
     def close(self) -> None:
         """End the process."""
         try:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import typer
 
-from soothsay.cli.bench.gain_commands import Learn, Peers, Stack
+from soothsay.cli.bench.gain_commands import Equality, Learn, Peers, Stack
 from soothsay.cli.bench.load_commands import BusyMachine, ServersUnderLoad
 from soothsay.cli.bench.pass_commands import Decode, Experts, Host, Quality, Step
-from soothsay.cli.bench.spec_commands import Agentic, Report, Spec
+from soothsay.cli.bench.spec_commands import Agentic, Length, Report, Spec
 from soothsay.cli.command_classes import add_commands
 
 bench = typer.Typer(
@@ -22,9 +22,11 @@ COMMANDS = {
         "experts": Experts,
         "quality": Quality,
         "peers": Peers,
+        "equality": Equality,
     },
     **{
         "spec": Spec,
+        "length": Length,
         "agentic": Agentic,
         "learn": Learn,
         "serve": ServersUnderLoad,

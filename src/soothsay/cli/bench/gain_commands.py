@@ -1,4 +1,4 @@
-"""`soothsay bench peers`, `stack` and `learn`: other engines, each part's gain, and that of learning."""
+"""`soothsay bench peers`, `equality`, `stack` and `learn`: other engines, and what each part gains."""
 
 from __future__ import annotations
 
@@ -10,8 +10,15 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from soothsay.bench.bench_plans import BenchOptions, LearnPlan, PeerPlan, StackPlan
-from soothsay.cli.bench.bench_options import check_charts, known_dtypes, save_chart, save_numbers
+from soothsay.bench.bench_plans import BenchOptions, EqualityPlan, LearnPlan, PeerPlan, StackPlan
+from soothsay.bench.tables import result_table
+from soothsay.cli.bench.bench_options import (
+    check_charts,
+    known_dtypes,
+    save_chart,
+    save_numbers,
+    write_markdown,
+)
 from soothsay.cli.terminal import notice, progress_bar, stage_bars
 from soothsay.options import FILE, argument, common, shared
 
@@ -56,6 +63,44 @@ class Peers:
         for note in bench.notes:
             console.print(Text(note, "dim"), soft_wrap=True)
         save_chart(self.png, lambda: answers_chart(results, dtypes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Equality:
+    """Compare each engine's greedy answers with those of its own plain decoding: do the words change?
+
+    Engines are transformers, with prompt lookup and assisted generation; llama.cpp's server, with n-grams and
+    a draft model; OpenVINO GenAI, with prompt lookup; and this one. Each also answers in batches of 4 and 16.
+    Answers are compared up to their end token. The margin is that of the two best tokens where answers part,
+    by a pass in float32. Exits with 1 if an answer of this engine differs.
+    """
+
+    plan: EqualityPlan
+    to_json: Path | None = shared(BenchOptions, "journal")
+    png: Path | None = shared(BenchOptions, "png")
+    markdown: Path | None = shared(BenchOptions, "markdown")
+
+    def run(self) -> None:
+        """Collect the answers, and show what differs."""
+        from soothsay.bench.peers.equality_bench import EqualityBench
+        from soothsay.bench.peers.equality_results import equality_chart, equality_table
+        from soothsay.bench.peers.peer_results import OURS
+
+        check_charts(self.png)
+        known_dtypes(self.plan.dtypes)
+        with stage_bars() as progress:
+            bench = EqualityBench(self.plan, self.to_json, progress)
+            results = bench.run()
+        table, console = equality_table(results), Console(highlight=False)
+        if self.markdown is not None:
+            write_markdown(table.markdown(), self.markdown)
+        if self.markdown != Path("-"):
+            console.print(result_table(table))
+            for note in bench.notes:
+                console.print(Text(note, "dim"), soft_wrap=True)
+        save_chart(self.png, lambda: equality_chart(results))
+        if any(row.partings for row in results.rows() if row.way[0] == OURS):
+            raise typer.Exit(1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""`soothsay bench spec`, `report` and `agentic`: drafters on questions, and questions as agents ask them."""
+"""`soothsay bench spec`, `length`, `report` and `agentic`: drafters on questions, also as agents ask them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from soothsay.bench.bench_plans import BenchOptions, SpecOptions
+from soothsay.bench.bench_plans import BenchOptions, LengthPlan, SpecOptions
 from soothsay.bench.tables import numbers_table, result_table
-from soothsay.cli.bench.bench_options import check_charts, write_markdown
+from soothsay.cli.bench.bench_options import check_charts, save_chart, write_markdown
 from soothsay.cli.terminal import notice, progress_bar
 from soothsay.config import DType
 from soothsay.files import write_text
@@ -172,6 +172,44 @@ class Report:
 
         check_charts(self.html)
         finish([SpecResults.read(file) for file in self.files], self.markdown, self.html, self.never_slower)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Length:
+    """Measure tokens a step and speed-up by position in long answers, and by length of the prompt.
+
+    Plain decoding and each drafter answer every prompt in turn. A stretch of an answer in which 80% of the
+    4-grams stood earlier in it is a loop: it is left out, and what follows it. Speed-up is in decoding, over
+    plain decoding in the same stretches. Exits with 1 if an answer differs from plain decoding's.
+    """
+
+    plan: LengthPlan
+    to_json: Path | None = shared(BenchOptions, "journal")
+    markdown: Path | None = shared(BenchOptions, "markdown")
+    png: Path | None = shared(BenchOptions, "png")
+
+    def run(self) -> None:
+        """Measure, and show the results."""
+        check_charts(self.png)
+        loading = f"loading {self.plan.model} ..."
+        with progress_bar("answering", paced=True, loading=loading) as progress:
+            from soothsay import LLM
+            from soothsay.bench.length import LengthBench, length_chart, length_table
+            from soothsay.bench.spec.spec_bench import serving
+
+            llm = LLM(self.plan.model, drafter="none", config=serving(1, self.plan.nodes))
+            bench = LengthBench(llm, self.plan, self.to_json, progress)
+            results = bench.run()
+        table, console = length_table(results), Console(highlight=False)
+        if self.markdown is not None:
+            write_markdown(table.markdown(), self.markdown)
+        if self.markdown != Path("-"):
+            console.print(result_table(table))
+        if bench.left_out:
+            console.print(Text(f"{bench.left_out} answers left out: the context is too short", "dim"))
+        save_chart(self.png, lambda: length_chart(results))
+        if results.different:
+            raise typer.Exit(1)
 
 
 @dataclass(frozen=True, kw_only=True)

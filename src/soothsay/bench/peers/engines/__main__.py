@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .hugging_face import Transformers
+from .llama_server import LlamaServer
 from .llamacpp import LlamaCpp
 from .openvino import OpenVINO
 from .ours import Soothsay
@@ -26,6 +27,7 @@ PEERS: dict[str, type[Peer]] = {
     "transformers": Transformers,
     "openvino": OpenVINO,
     "llama.cpp": LlamaCpp,
+    "llama-server": LlamaServer,
 }
 
 

@@ -12,28 +12,32 @@ class Transformers(Peer):
     """The reference implementation: transformers in eager PyTorch."""
 
     def __init__(self, setup: Setup):
-        if setup.dtype not in ("float32", "bfloat16"):
+        if setup.dtype not in ("float32", "bfloat16", "float16"):
             reason = f"transformers runs no {setup.dtype} on a CPU; ask for bfloat16 to compare"
             raise UnavailableError(reason)
         self.transformers, self.torch = need("transformers"), need("torch")
         self.torch.set_num_threads(setup.threads)
         self.setup = setup
         self.version = f"{self.transformers.__version__}, torch {self.torch.__version__}"
-        self.modes = ("plain", "prompt lookup")
+        self.modes = ("plain", "prompt lookup", *(("draft model",) if setup.draft_model else ()))
         self.lookup = setup.lookup_tokens or 10  # as in transformers' documentation
 
     def load(self) -> None:
         """See `Peer`."""
-        dtype, load = self.setup.dtype, self.transformers.AutoModelForCausalLM.from_pretrained
-        model, options = self.setup.model, {}
-        if model.endswith(".gguf"):  # it dequantizes the file's weights
+        self.model = self._loaded(self.setup.model)
+        self.drafts = self._loaded(self.setup.draft_model) if self.setup.draft_model else None
+
+    def _loaded(self, model: str) -> Any:
+        load, options = self.transformers.AutoModelForCausalLM.from_pretrained, dict[str, Any]()
+        if model.endswith(".gguf"):  # packed weights would be multiplied in float32, whatever the type
             need("gguf")
-            model, name = os.path.split(model)
-            options["gguf_file"] = name
-        kept = load(model, dtype=getattr(self.torch, dtype), trust_remote_code=False, **options)
-        self.model = kept.eval()
+            model, options["gguf_file"] = os.path.split(model)
+            options["quantization_config"] = self.transformers.GgufConfig(dequantize=True)
+        dtype = getattr(self.torch, self.setup.dtype)
+        loaded = load(model, dtype=dtype, trust_remote_code=False, **options).eval()
         # An id outside the vocabulary, so that no token ends an answer: prompt lookup does not accept None.
-        self.model.generation_config.eos_token_id = self.model.config.vocab_size
+        loaded.generation_config.eos_token_id = loaded.config.vocab_size
+        return loaded
 
     def decode(self, ids: list[int], count: int) -> tuple[float, list[int]]:
         """See `Peer`."""
@@ -62,13 +66,18 @@ class Transformers(Peer):
 
         return [once() for _ in range(1 + times)][1:]
 
-    def generate(self, ids: list[int], count: int, mode: str) -> tuple[float, list[int]]:
-        """See `Peer`."""
-        inputs = self.torch.tensor([ids])
-        options = {"prompt_lookup_num_tokens": self.lookup} if mode != "plain" else {}
-        options |= {"attention_mask": self.torch.ones_like(inputs), "max_new_tokens": count}
-        seconds, out = timed(lambda: self.model.generate(inputs, do_sample=False, **options))
-        return seconds, out[0, len(ids) :].tolist()
+    def answers(self, prompts: list[list[int]], count: int, mode: str) -> list[list[int]]:
+        """See `Peer`. Shorter prompts of a batch are padded on their left."""
+        longest = max(map(len, prompts))
+        inputs = self.torch.tensor([[0] * (longest - len(ids)) + ids for ids in prompts])
+        mask = self.torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts])
+        options: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": count, "do_sample": False}
+        if mode == "prompt lookup":
+            options["prompt_lookup_num_tokens"] = self.lookup
+        elif mode == "draft model":
+            options["assistant_model"] = self.drafts
+        answers: list[list[int]] = self.model.generate(inputs, **options)[:, longest:].tolist()
+        return answers
 
     def _forward(self, ids: list[int], cache: Any, keep: int) -> int:
         """Run a pass, with logits of the last `keep` rows. Returns the likeliest token after the last."""

@@ -4,32 +4,21 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from .peer import Peer, Setup, need, timed
 
-DRAFT_TOKENS = 3
-"""Draft tokens of a draft model, as llama.cpp's own programs have by default."""
-
-
-Guesser = Callable[[list[int]], list[int]]
-"""Makes draft tokens from the tokens so far."""
-
 
 class LlamaCpp(Peer):
-    """llama.cpp through its C interface, without the sampling that llama-cpp-python does in Python."""
+    """Passes of llama.cpp through its C interface. Its server gives whole answers: `LlamaServer`."""
+
+    modes = ()
 
     def __init__(self, setup: Setup):
         self.np = need("numpy")
         self.c = need("llama_cpp", "llama-cpp-python")
         self.version = self.c.__version__
-        self.modes = ("plain", "prompt lookup", *(("draft model",) if setup.draft_model else ()))
-        speculative = need("llama_cpp.llama_speculative", "llama-cpp-python")
-        self.lookup = speculative.LlamaPromptLookupDecoding(
-            max_ngram_size=2,
-            num_pred_tokens=setup.lookup_tokens or 2,  # as its documentation recommends for a CPU
-        )
         self.setup = setup
 
     def load(self) -> None:
@@ -38,8 +27,6 @@ class LlamaCpp(Peer):
         self.logged = self.c.llama_log_callback(_ignore_log)  # kept alive: the library keeps calling it
         self.c.llama_log_set(self.logged, None)
         self.target = _Model(self.c, self.np, self.setup.export, self.setup)
-        drafts = filter(None, [self.setup.draft_model])
-        self.drafters = [_Model(self.c, self.np, path, self.setup) for path in drafts]
 
     def decode(self, ids: list[int], count: int) -> tuple[float, list[int]]:
         """See `Peer`."""
@@ -64,38 +51,6 @@ class LlamaCpp(Peer):
             return timed(lambda: self.target.forward(ids[:rows], rows))[0]
 
         return [once() for _ in range(1 + times)][1:]
-
-    def generate(self, ids: list[int], count: int, mode: str) -> tuple[float, list[int]]:
-        """See `Peer`."""
-        guessers: dict[str, Guesser] = {"prompt lookup": self._look_up, "draft model": self._draft}
-        return timed(lambda: self._speculate(ids, count, guessers.get(mode, lambda tokens: [])))
-
-    def _speculate(self, ids: list[int], count: int, guess: Guesser) -> list[int]:
-        """Each step adds the accepted ones of the guesses, and the token after them."""
-        tokens = [*ids, *self.target.start(ids)]
-        for model in self.drafters:
-            model.start([])
-        while len(tokens) < len(ids) + count:
-            guesses = guess(tokens)[: len(ids) + count - len(tokens) - 1]
-            own = self.target.forward([tokens[-1], *guesses], 1 + len(guesses))
-            right = 0
-            while right < len(guesses) and guesses[right] == own[right]:
-                right += 1
-            for model in (self.target, *self.drafters):
-                model.forget(len(tokens) + right)
-            tokens += own[: right + 1]
-        return tokens[len(ids) :]
-
-    def _look_up(self, tokens: list[int]) -> list[int]:
-        guesses: list[int] = self.lookup(self.np.array(tokens, dtype=self.np.intc)).tolist()
-        return guesses
-
-    def _draft(self, tokens: list[int]) -> list[int]:
-        [model] = self.drafters
-        guesses = model.forward(tokens[model.past :])
-        while len(guesses) < DRAFT_TOKENS:
-            guesses += model.forward(guesses[-1:])
-        return guesses
 
 
 class _Model:

@@ -48,12 +48,12 @@ class OpenVINO(Peer):
 
     def decode(self, ids: list[int], count: int) -> tuple[float, list[int]]:
         """See `Peer`."""
-        result = self._run(ids, count + 1, "plain")
+        result = self._run([ids], count + 1, "plain")
         return result.perf_metrics.get_tpot().mean / 1e3 * count, list(result.tokens[0])
 
     def prompt(self, ids: list[int]) -> float:
         """See `Peer`."""
-        return timed(lambda: self._run(ids, 1, "plain"))[0]
+        return timed(lambda: self._run([ids], 1, "plain"))[0]
 
     def verify(self, ids: list[int], rows: int, times: int) -> list[float] | None:
         """See `Peer`. GenAI does not offer it, so the same model runs directly in OpenVINO's runtime."""
@@ -69,12 +69,11 @@ class OpenVINO(Peer):
 
         return [once() for _ in range(1 + times)][1:]
 
-    def generate(self, ids: list[int], count: int, mode: str) -> tuple[float, list[int]]:
-        """See `Peer`."""
-        seconds, result = timed(lambda: self._run(ids, count, mode))
-        return seconds, list(result.tokens[0])
+    def answers(self, prompts: list[list[int]], count: int, mode: str) -> list[list[int]]:
+        """See `Peer`. Padding on the left marks where shorter prompts begin; it is not computed."""
+        return [list(tokens) for tokens in self._run(prompts, count, mode).tokens]
 
-    def _run(self, ids: list[int], count: int, mode: str) -> Any:
+    def _run(self, prompts: list[list[int]], count: int, mode: str) -> Any:
         config = self.genai.GenerationConfig()
         config.max_new_tokens, config.ignore_eos, config.do_sample = count, True, False
         config.apply_chat_template = False
@@ -82,8 +81,15 @@ class OpenVINO(Peer):
             config.num_assistant_tokens, config.max_ngram_size = self.lookup, 3
         elif mode == "draft model":
             config.num_assistant_tokens = self.lookup
-        inputs = self.openvino.Tensor(self.np.array([ids], dtype=self.np.int64))
-        return self._pipeline(mode).generate(inputs, config)
+        longest = max(map(len, prompts))
+        ids, mask = (
+            self.openvino.Tensor(self.np.array(rows, dtype=self.np.int64))
+            for rows in (
+                [[0] * (longest - len(one)) + one for one in prompts],
+                [[0] * (longest - len(one)) + [1] * len(one) for one in prompts],
+            )
+        )
+        return self._pipeline(mode).generate(self.genai.TokenizedInputs(ids, mask), config)
 
     def _pipeline(self, mode: str) -> Any:
         """Return the pipeline of a mode. It is loaded on first use."""

@@ -8,7 +8,7 @@ from .peer import Peer, Setup, need, timed
 
 
 class Soothsay(Peer):
-    """soothsay, without prefix caching and with one request at a time."""
+    """soothsay, without prefix caching."""
 
     def __init__(self, setup: Setup):
         torch, self.soothsay = need("torch"), need("soothsay")
@@ -16,11 +16,11 @@ class Soothsay(Peer):
         self.step = need("soothsay.model.timing.pass_measuring")
         self.setup = setup
         self.version = self.soothsay.__version__
-        self.modes = ("plain", setup.drafter)
+        self.modes = ("plain", *setup.drafters)
 
     def load(self) -> None:
         """See `Peer`."""
-        engine = {"max_context": self.setup.context, "max_requests": 1, "prefix_caching": False}
+        engine = {"max_context": self.setup.context, "prefix_caching": False}
         self.llm = self.soothsay.LLM(self.setup.model, dtype=self.setup.dtype, drafter="none", **engine)
 
     def decode(self, ids: list[int], count: int) -> tuple[float, list[int]]:
@@ -42,11 +42,10 @@ class Soothsay(Peer):
         step()
         return [timed(step)[0] for _ in range(times)]
 
-    def generate(self, ids: list[int], count: int, mode: str) -> tuple[float, list[int]]:
+    def answers(self, prompts: list[list[int]], count: int, mode: str) -> list[list[int]]:
         """See `Peer`."""
         drafter = "none" if mode == "plain" else mode
-        seconds, result = timed(lambda: self.llm.generate(ids, self._params(count), drafter=drafter))
-        return seconds, result.token_ids
+        return [one.token_ids for one in self.llm.generate(prompts, self._params(count), drafter=drafter)]
 
     def _params(self, count: int) -> Any:
         return self.soothsay.SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)

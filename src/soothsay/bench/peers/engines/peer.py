@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -33,8 +33,8 @@ class Setup:
     context: int  # maximum number of tokens of a prompt with its answer
     export: str = ""  # path of the model in the engine's own format; exported if it does not exist
     lookup_tokens: int = 0  # draft tokens of prompt lookup; 0: as the engine's makers recommend
-    drafter: str = "auto"  # for soothsay only
-    draft_model: str = ""  # for the speculation of openvino and llama.cpp; of the kind that `model` is
+    drafters: Sequence[str] = ("auto",)  # for soothsay only
+    draft_model: str = ""  # for the speculation of the others; of the kind that `model` is
 
 
 class Peer(Protocol):
@@ -63,12 +63,19 @@ class Peer(Protocol):
 
         Returns the seconds of each pass, or None if the engine offers no way to run one.
         """
+        return None
 
-    def generate(self, ids: list[int], count: int, mode: str) -> tuple[float, list[int]]:
-        """Generate an answer of `count` tokens. Returns the seconds, with the prompt's, and the tokens.
+    def answers(self, prompts: list[list[int]], count: int, mode: str) -> list[list[int]]:
+        """Generate an answer of `count` tokens to each prompt, all in one batch.
 
         Raises `UnavailableError` if `mode` turns out to be impossible here.
         """
+        raise UnavailableError("this engine gives no whole answers")
+
+    def generate(self, ids: list[int], count: int, mode: str) -> tuple[float, list[int]]:
+        """Answer one prompt. Returns the seconds, with the prompt's, and the tokens."""
+        seconds, (answer,) = timed(lambda: self.answers([ids], count, mode))
+        return seconds, answer
 
 
 def need(module: str, package: str = "") -> Any:

@@ -1,0 +1,129 @@
+"""What benchmarks of several engines share: the model, the prompts, and each engine in its process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from itertools import chain, zip_longest
+from pathlib import Path
+
+import torch
+
+from soothsay import ModelError, SoothsayError, Tokenizer
+from soothsay.bench.bench_plans import PEERS, PeerOptions
+from soothsay.bench.journal import short_hash
+from soothsay.bench.peers.engines.peer import Setup, UnavailableError
+from soothsay.bench.peers.peer_process import PeerProcess
+from soothsay.bench.peers.peer_results import OURS
+from soothsay.bench.peers.to_gguf import write_gguf
+from soothsay.bench.prompts import PromptEntry, encode_with, read_prompts, spread
+from soothsay.model.families.parsing import parse_model_config
+from soothsay.model.weights.checkpoint import Checkpoint, open_checkpoint
+
+GGUF_KINDS = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
+
+Progress = Callable[[str, int, int], None]
+"""Called with the name of the current part, the steps of it that are done, and its number of steps."""
+
+
+class EngineBench:
+    """The model of a plan, the prompts that fit, and the engines that answer them.
+
+    Args:
+        plan: which engines answer what.
+        room: tokens that a context must hold in any case.
+        progress: see `Progress`.
+
+    Raises `SoothsayError` if a peer is unknown, or the plan does not fit the kind of model.
+    """
+
+    def __init__(self, plan: PeerOptions, room: int = 0, progress: Progress = lambda *_: None):
+        self.options, self.progress = plan, progress
+        self.peers = plan.peers or PEERS
+        self.threads = plan.threads or torch.get_num_threads()
+        if unknown := {*self.peers, *filter(None, plan.interpreters)} - {*PEERS}:
+            raise SoothsayError(
+                f"no peer is named {', '.join(sorted(unknown))}; there are {', '.join(PEERS)}"
+            )
+        self.checkpoint = open_checkpoint(plan.model)
+        self.is_file = self.checkpoint.path.is_file()
+        if not self.is_file and not self.checkpoint.path.is_dir():
+            path = self.checkpoint.path
+            raise ModelError(f"{path} is no Hugging Face directory and no GGUF file, which the peers need")
+        if plan.draft_model and not (self.is_file and Path(plan.draft_model).is_file()):
+            raise SoothsayError(f"a draft model is a GGUF file beside another one; {plan.draft_model} is not")
+        config, self.tokenizer = parse_model_config(self.checkpoint.config), self.checkpoint.tokenizer()
+        self.vocab_size = config.vocab_size
+        self.notes: list[str] = []
+        """What could not be measured, and why."""
+
+        every = [] if plan.questions is None else list(_questions(plan, self.tokenizer))
+        self.questions = [one for one in every if len(one[1]) + plan.max_tokens <= config.max_positions]
+        """Prompts to which engines give whole answers, and their token ids."""
+
+        if left := len(every) - len(self.questions):
+            self.notes.append(
+                f"{left} of {len(every)} prompts left out: with {plan.max_tokens} tokens to answer they are "
+                f"longer than the model's context of {config.max_positions}"
+            )
+        longest = max((len(ids) for _, ids in self.questions), default=0) + plan.max_tokens
+        self.context = -(-max(room, longest) // 64) * 64  # a multiple of every engine's block size
+        self.folder = plan.work / f"{self.checkpoint.path.resolve().name}-{_digest(self.checkpoint)}"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.conditions = {"model": str(self.checkpoint.path.resolve()), "threads": self.threads}
+        names = "max_tokens", "lookup_tokens", *(["draft_model"] if plan.draft_model else [])
+        self.conditions |= {name: getattr(plan, name) for name in names}
+
+    def client(self, name: str, dtype: str) -> PeerProcess:
+        """Start the process of an engine. Raises `UnavailableError` if the engine cannot run."""
+        plan, pythons = self.options, self.options.interpreters
+        self.progress(f"{dtype}: loading {name}", 0, 0)
+        python = sys.executable if name == OURS else pythons.get(name, pythons.get("", sys.executable))
+        model, export = str(self.checkpoint.path.resolve()), str(self._export(name, dtype))
+        draft_model = plan.draft_model and str(Path(plan.draft_model).resolve())
+        speculation = plan.lookup_tokens, list(plan.drafters), draft_model
+        setup = Setup(model, dtype, self.threads, self.context, export, *speculation)
+        return PeerProcess(name, setup, python, self.folder / f"{name}-{dtype}.log")
+
+    def load(self, engine: PeerProcess, dtype: str) -> None:
+        """Load the model, which may have to be exported first. Raises `UnavailableError`."""
+        if _reads_gguf(engine.name) and not self.is_file:
+            if dtype not in GGUF_KINDS:
+                raise UnavailableError(f"llama.cpp has no {dtype}; it has {', '.join(GGUF_KINDS)}")
+            path = self._export(engine.name, dtype)
+            if not path.is_file():
+                write_gguf(self.checkpoint, path, GGUF_KINDS[dtype])
+        engine.load()
+
+    def _export(self, name: str, dtype: str) -> Path:
+        if _reads_gguf(name):
+            path = self.checkpoint.path if self.is_file else self.folder / f"llama.cpp-{dtype}.gguf"
+            return path.resolve()
+        return self.folder.resolve() / f"{name}-{dtype}"
+
+
+def _reads_gguf(name: str) -> bool:
+    return name.startswith("llama")
+
+
+def _questions(plan: PeerOptions, tokenizer: Tokenizer | None) -> Iterator[tuple[PromptEntry, list[int]]]:
+    """Yield `per_task` prompts of each task, evenly spread over the file.
+
+    The tasks take turns, so that an interrupted run has prompts of all tasks.
+    """
+    if tokenizer is None or plan.questions is None:
+        raise ModelError(f"{plan.model} has no tokenizer, and the prompts are text")
+    tasks: dict[str, list[PromptEntry]] = {}
+    for entry in read_prompts(plan.questions):
+        tasks.setdefault(entry.task, []).append(entry)
+    chosen = [spread(entries, plan.per_task) for entries in tasks.values()]
+    for entry in filter(None, chain.from_iterable(zip_longest(*chosen))):
+        yield entry, encode_with(tokenizer, entry)
+
+
+def _digest(checkpoint: Checkpoint) -> str:
+    """Return a hash of a checkpoint's path and files, so that a changed model gets another export."""
+    every = checkpoint.path.iterdir() if checkpoint.path.is_dir() else [checkpoint.path]
+    files = sorted(file for file in every if file.suffix in (".json", ".safetensors", ".gguf"))
+    facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return short_hash(repr((str(checkpoint.path.resolve()), facts)))
