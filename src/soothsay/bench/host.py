@@ -230,8 +230,8 @@ def bench_host(
     kinds = [*product(drafters, batches, temperatures, (False, True))]
     found = defaultdict[Any, list[HostTime]](list)
     for number, kind in turns(kinds, rounds + 1):
-        spec, *situation = kind
-        measured = replace(bench.run(built[spec], *situation), drafter=spec)
+        spec, batch, temperature, is_cold = kind
+        measured = replace(bench.run(built[spec], batch, temperature, is_cold), drafter=spec)
         if number:
             found[kind].append(measured)
     return [_median(found[kind]) for kind in kinds]
