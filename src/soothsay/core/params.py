@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from soothsay.core.grammar import Grammar
-from soothsay.core.verify import VERIFIERS, Guessing, Verifier
+from soothsay.core.verify import VERIFIERS, Verifier, match
 from soothsay.errors import RequestError
 
 MAX_WHOLE = 2**63 - 1
@@ -196,7 +196,7 @@ class SamplingParams:
     def draws_plainly(self) -> bool:
         """Whether a draw needs the model's logits, the temperature and noise alone, without a grammar."""
         cuts = self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
-        return not (cuts or self.changes_logits) and self.rule.guessing is Guessing.SHARED_NOISE
+        return not (cuts or self.changes_logits) and self.rule.verify is match
 
     @cached_property
     def allowed_mask(self) -> npt.NDArray[np.bool_] | None:

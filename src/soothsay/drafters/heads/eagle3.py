@@ -90,6 +90,7 @@ class Eagle3Layers(Head):
         c = config.block
         self.kernels, self.taps, self.draft_vocabulary = kernels, config.taps, config.draft_vocab_size
         self.norms_residual, self.norms_output = config.norm_before_residual, config.norm_output
+        self.owns_head = config.own_head
         self.embedding = (
             Embedding(normal(c.vocab_size, c.hidden_size, std=0.02), 1.0) if config.own_embedding else None
         )
@@ -114,7 +115,7 @@ class Eagle3Layers(Head):
 
     def borrow(self, shared: TargetEnds) -> None:
         """Take the target's rows for the draft vocabulary, unless the head has its own."""
-        if not self.config.own_head:
+        if not self.owns_head:
             self.head = Dense(shared.head_rows(self.listed)).requires_grad_(False)
 
     def fuse(self, taps: Sequence[Tensor], shared: TargetEnds) -> Tensor:

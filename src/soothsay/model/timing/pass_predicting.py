@@ -47,8 +47,9 @@ class Work:
         c, layers = model.spec, linear_layers(model)
         kv, attention, element = 0, 0, model.dtype.itemsize
         heads_of_all = [0 if layer.attention is None else layer.attention.heads for layer in c.layers]
-        for window, queries, (heads, size) in zip(c.windows, heads_of_all, c.kv_shapes, strict=True):
-            keys = 0 if not heads else context if window is None else min(abs(window), context)
+        shapes = [layer.kv_shape for layer in c.layers]  # no heads where another layer's keys are read
+        for window, queries, (heads, size) in zip(c.windows, heads_of_all, shapes, strict=True):
+            keys = 0 if not queries else context if window is None else min(abs(window), context)
             kv += kv_bytes([(heads, size)], model.kv_dtype) * keys
             attention += 4 * queries * size * keys
         kv += c.state_bytes(element)
