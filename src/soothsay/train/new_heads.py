@@ -145,7 +145,9 @@ def _keep_active_units(
     mlp, gate_up = cast(FeedForward, head.block.mlp), weight_of(theirs.gate_up).float()
     activity = torch.zeros(len(gate_up) // 2, device=gate_up.device)
     for read, _ in _runs(head, mlp.gate_up, store, examples):
-        activity += mlp.kernels.gated(F.linear(read.float(), gate_up), mlp.activation).abs().sum(0)
+        with torch.autocast(read.device.type, torch.bfloat16):
+            active = mlp.kernels.gated(F.linear(read, gate_up), mlp.activation)
+        activity += active.float().abs().sum(0)
     activity *= weight_of(theirs.down).float().norm(dim=0)
     kept = activity.topk(weight_of(mlp.down).shape[1]).indices.sort().values
     weight_of(mlp.gate_up).copy_(torch.cat([gate_up[kept], gate_up[kept + len(activity)]]))
@@ -175,7 +177,8 @@ def _runs(
         for batch, states in measured(store, examples):
             features = head.fuse(states[1:].unbind(), shared).view(*batch.shape, -1)[:, :-1].flatten(0, 1)
             rows = batch.rows(slice(1, None))
-            head(head.embed(rows.tokens, shared), features, rows, None)
+            with torch.autocast(features.device.type, torch.bfloat16):
+                head(head.embed(rows.tokens, shared), features, rows, None)
             wanted = states[0].view(*batch.shape, -1)[:, 1:].flatten(0, 1)
             there = rows.before_answers
             yield read.pop()[there].float(), (wanted - made.pop())[there]
