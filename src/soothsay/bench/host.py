@@ -26,7 +26,7 @@ from soothsay.bench.tables import records_table
 from soothsay.core.batch import Batch
 from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
-from soothsay.drafters.base import Drafter, Target
+from soothsay.drafters.base import Drafter, SignalingDrafter, Target
 from soothsay.drafters.control.compose import Composite
 from soothsay.drafters.registry import build_drafter
 from soothsay.model.timing.pass_times import PassTimes
@@ -113,14 +113,11 @@ class ScriptedPass:
         while time.perf_counter() < until:
             pass
         positions = batch.positions[batch.logit_rows]
+        # written late, so they are in the caches as a real head's are
         logits = self._others[positions % len(self._others)]
         logits[range(len(logits)), self.script[(positions + 1).clamp(max=len(self.script) - 1)]] = TOP
         hidden = self._hidden.repeat(len(batch.tokens), 1)
-        return (
-            hidden,
-            (hidden,) * len(taps),
-            logits,
-        )  # written last, so they are in the caches as a head's are
+        return hidden, (hidden,) * len(taps), logits
 
 
 class GivenTree(Drafter):
@@ -180,9 +177,9 @@ class HostBench:
         target = replace(self.engine.target, times=lambda: times)
         built = GivenTree(target, self.script) if spec == GIVEN else build_drafter(spec, target)
         for part in built.parts if isinstance(built, Composite) else (built,):
-            for name in ("propose", "observe", "signal"):
-                if hasattr(part, name):
-                    self.clock.watch(part, name, "drafters")
+            signals = ("signal",) if isinstance(part, SignalingDrafter) else ()
+            for name in ("propose", "observe", *signals):
+                self.clock.watch(part, name, "drafters")
         return built
 
     def run(self, drafter: Drafter, batch: int, temperature: float, is_cold: bool) -> HostTime:

@@ -320,7 +320,7 @@ def test_the_best_nodes_of_all_requests_come_first() -> None:
 
 
 def test_a_node_is_right_once_at_most() -> None:
-    """The drafts of one request were right twice as often as those of the others."""
+    """One request had twice as many right drafts as each of the others."""
     state = RequestState(asking(), [0], [forecast([0.5, 0.9], reliability=2.0)])
     tree = DraftTree(0)
     tree.extend([1, 2, 3], -0.4)

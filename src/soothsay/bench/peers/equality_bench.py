@@ -33,17 +33,7 @@ Asked = tuple[PromptEntry, list[int]]
 
 
 class EqualityBench(EngineBench):
-    """Collects the answers that a plan asks for, engine by engine.
-
-    Args:
-        plan: what to compare.
-        path: the file for results; an existing file is continued.
-        progress: see `Progress`.
-
-    Raises:
-        SoothsayError: a peer is unknown, the plan does not fit the kind of model, the file is of another run,
-            or an engine fails.
-    """
+    """Collects the answers that a plan asks for, engine by engine. Arguments and errors are `PeerBench`'s."""
 
     def __init__(self, plan: EqualityPlan, path: Path | None = None, progress: Progress = lambda *_: None):
         super().__init__(plan, progress=progress)

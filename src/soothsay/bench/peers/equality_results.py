@@ -32,8 +32,8 @@ class AnswerRecord:
     task: str
     tokens: list[int]  # with the end token, if the answer has one
     margins: list[float] = field(default_factory=list)
-    """Of plain decoding's answer: at each token, the log-probability of the likeliest token minus that of the
-    second, in float32."""
+    """The lead of the likeliest token over the second at each token of plain decoding's answer: a difference
+    of log-probabilities, in float32."""
     version: str = ""  # the engine's
 
     @property

@@ -182,15 +182,7 @@ class Eagle3Head(Eagle3Layers, RecurrentHead):
         tap_norms = torch.cat(norms).detach() if norms else None
         embedding = shared.embedding if self.embedding is None else self.embedding
         layers = RecurrentLayers(
-            *(
-                self.block,
-                self.head,
-                self.fc,
-                len(norms) or 1,
-                tap_norms,
-                embedding,
-                self.rope,
-            ),
+            *(self.block, self.head, self.fc, len(norms) or 1, tap_norms, embedding, self.rope),
             *(self.embedding_norm, self.hidden_norm, self.norm),
             *(self.listed, self.norms_residual, self.norms_output),
         )

@@ -111,7 +111,7 @@ class Head(nn.Module):
     """Number of tokens that the head can draft, if it has a list of them; None: all."""
 
     bits: int | None = None
-    """Of the integers that it is stored in; None: it is stored in plain numbers."""
+    """Bits of the integers that the head is stored in; None: it is stored in plain numbers."""
 
     @property
     def listed(self) -> Tensor | None:
