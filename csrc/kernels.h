@@ -293,7 +293,7 @@ int soothsay_grow_paths(const soothsay_paths* paths, int nodes, int depth, doubl
 // the next row's feature; `norm` of that gives logits.
 struct soothsay_recurrent {
     const soothsay_layer* block;  // its operations read embedding and feature, and a stream of the feature
-    const soothsay_weights *head, *fuse, *table;  // table: of embeddings, or null
+    const soothsay_weights *head, *fuse, *join, *table;  // join: of both to what the block adds to, or null; table: of embeddings, or null
     const float* tap_norms;                // [taps * tap_size], weights of a norm for each layer's part of a feature, or null
     const void* rows;                      // the table if it is not in integers, [vocabulary, hidden]
     const float *embedding_norm, *feature_norm, *norm;  // [hidden]
@@ -305,7 +305,8 @@ struct soothsay_recurrent {
     float embedding_scale, eps;
     int rows_are_bf16, norms_residual, norms_output;  // whether features are normed before the block adds to them, or outputs
     int hidden, d, is_bf16;            // size of a feature, of the rope; of what the block reads
-    int taps, tap_size, fuse_is_bf16;  // fuse makes a feature of taps * tap_size numbers
+    int taps, tap_size;                // fuse makes a feature of taps * tap_size numbers
+    int fuse_is_bf16, join_is_bf16;    // types of their outputs
     int depth, width, branch;
 };
 

@@ -201,14 +201,16 @@ class Pass {
             soothsay_add_norm(part, nullptr, 0, nullptr, r.tap_norms + i % r.taps * r.tap_size, r.eps, 1, r.tap_size, nullptr, part, 0);
         }
         std::vector<float> out(rows * hidden);
-        if (!r.fuse_is_bf16) {
-            soothsay_linear(read.data(), 0, rows, r.fuse, out.data(), 0);
-            return out;
-        }
-        std::vector<bf16> half_out(rows * hidden);
-        soothsay_linear(read.data(), 0, rows, r.fuse, half_out.data(), 1);
-        for (size_t i = 0; i < out.size(); ++i) out[i] = widen(half_out[i]);
+        multiply(read.data(), 0, rows, r.fuse, r.fuse_is_bf16, out);
         return out;
+    }
+
+    // Rows x times weights, which give numbers of one or the other type, into `out` [rows, hidden].
+    void multiply(const void* x, int x_is_bf16, int64_t rows, const soothsay_weights* weights, int gives_bf16, std::vector<float>& out) const {
+        if (!gives_bf16) return soothsay_linear(x, x_is_bf16, rows, weights, out.data(), 0);
+        std::vector<bf16> made(rows * hidden);
+        soothsay_linear(x, x_is_bf16, rows, weights, made.data(), 1);
+        for (size_t i = 0; i < out.size(); ++i) out[i] = widen(made[i]);
     }
 
     // The outputs of all rows, which read `features` [rows, hidden].
@@ -220,7 +222,9 @@ class Pass {
         embed(layout.out.tokens, rows, embedded.data());
         norm_into(embedded.data(), r.embedding_norm, rows, both.data(), 0);
         norm_into(features.data(), r.feature_norm, rows, both.data(), 1);
-        if (r.norms_residual) {
+        if (r.join) {
+            multiply(both.data(), half, rows, r.join, r.join_is_bf16, out);
+        } else if (r.norms_residual) {
             for (int64_t i = 0; i < rows; ++i)
                 for (int j = 0; j < hidden; j += LANES) {
                     const char* from = both.data() + ((2 * i + 1) * hidden + j) * size;

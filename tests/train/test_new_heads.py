@@ -73,38 +73,38 @@ def test_features_are_brought_to_equal_sizes(tiny: Callable[..., Transformer]) -
 
 @torch.no_grad()
 @pytest.mark.parametrize("units", [0, 24])
-def test_an_eagle3_block_begins_by_predicting_what_features_lack(
+def test_the_guesses_of_an_eagle3_head_begin_near_the_next_final_states(
     tiny: Callable[..., Transformer], units: int
 ) -> None:
-    """Each part of it brings the output nearer to the target's next final state."""
+    """All of them in a row, since its output is near the state that the next one reads."""
     torch.manual_seed(0)
     target = Transformer(tiny(0).spec, TrainingKernels())
     rng = np.random.default_rng(0)
     examples = [
-        Example(rng.integers(0, 97, n), np.ones(n, dtype=bool)) for n in rng.integers(5, 30, 40).tolist()
+        Example(rng.integers(0, 97, n), np.ones(n, dtype=bool)) for n in rng.integers(5, 30, 80).tolist()
     ]
     head = new_heads.eagle3(target, examples, range(9), units)
     assert head.config.norm_output
     assert not head.head.weight.requires_grad
     assert head.block.mlp.down.weight.shape[1] == (units or target.blocks[0].mlp.down.weight.shape[1])
     batch, ends = Sequences.of(examples), TargetEnds.of(target)
-    wanted, taps = target(batch, taps=head.taps)
-    features = head.fuse(taps, ends).view(*batch.shape, -1)[:, :-1].flatten(0, 1)
-    rows = batch.rows(slice(1, None))
-    wanted = wanted.view(*batch.shape, -1)[:, 1:].flatten(0, 1)
-    made: list[torch.Tensor] = []
-    head.block.register_forward_hook(lambda _, inputs, out: made.append(out))
+    states, taps = target(batch, taps=head.taps)
+    features = head.fuse(taps, ends)
 
-    def error() -> float:
-        head(head.embed(rows.tokens, ends), features, rows, None)
-        return float((made[-1] - wanted)[rows.before_answers].square().mean())
+    def errors() -> list[float]:
+        """Mean square errors of two guesses in a row."""
+        found, read = list[float](), features
+        for level in (1, 2):
+            rows = batch.rows(slice(level, None))
+            columns = read.view(len(examples), -1, read.shape[-1])[:, :-1].flatten(0, 1)
+            read = head(head.embed(rows.tokens, ends), columns, rows, None)
+            wanted = states.view(*batch.shape, -1)[:, level:].flatten(0, 1)
+            found.append(float((read - wanted)[rows.before_answers].square().mean()))
+        return found
 
-    both = error()
-    head.block.mlp.down.weight.zero_()
-    attention = error()
-    head.block.attention.o.weight.zero_()
-    assert both < 0.98 * attention
-    assert attention < 0.95 * error()
+    own = errors()
+    head.join.weight.zero_()
+    assert all(with_join < without - 0.05 for with_join, without in zip(own, errors(), strict=True))
 
 
 @pytest.mark.parametrize("method", ["medusa", "hydra", "eagle", "eagle3", "mtp", "block", "redrafter"])

@@ -277,12 +277,13 @@ RIDGE = 0.003
 class LinearGuess:
     """The best linear prediction of the target's next final state y from numbers x that a head reads.
 
-    The first S of X numbers are of taps. They are scaled.
+    The first S of X numbers are scaled.
     """
 
-    scale: Tensor  # [S] factors that bring the numbers of taps to a mean square of 1
+    scale: Tensor  # [S] factors that bring these numbers to a mean square of 1
     mean: Tensor  # [X] of x
     inputs: Tensor  # [X, X] mean of x x^T
+    products: Tensor  # [X, H] mean of x y^T
     weight: Tensor  # [H, X]
     size: float  # root of the mean square of y
 
@@ -292,8 +293,8 @@ class LinearGuess:
         return float((weight @ self.inputs[:n, :n] * weight).sum(1).mean().sqrt())
 
 
-Inputs = Callable[[Sequences, Sequence[Tensor]], Tensor]
-"""Makes what a head reads of a batch, `[B * T, X]`, from the taps of its tokens."""
+Inputs = Callable[[Sequences, Tensor], Tensor]
+"""Makes what a head reads of a batch, `[B * T, X]`, from the states of its tokens; see `Computed`."""
 
 
 def measured(store: FeatureStore, examples: Sequence[Example]) -> Iterator[tuple[Sequences, Tensor]]:
@@ -304,33 +305,35 @@ def measured(store: FeatureStore, examples: Sequence[Example]) -> Iterator[tuple
         yield batch, store.read(some, batch).states.float()
 
 
-def linear_guess(store: FeatureStore, examples: Sequence[Example], inputs: Inputs) -> LinearGuess:
-    """Measure the first examples. What `inputs` makes begins with the taps."""
+def linear_guess(
+    store: FeatureStore, examples: Sequence[Example], inputs: Inputs, scaled: int
+) -> LinearGuess:
+    """Measure the first examples. The first `scaled` of the numbers that `inputs` makes are scaled."""
     mean, xx, xy, yy = (torch.zeros(()) for _ in range(4))
     rows = 0
-    for batch, (hidden, *taps) in measured(store, examples):
+    for batch, states in measured(store, examples):
         there = F.pad(batch.answer[:, 2:], (0, 2)).flatten()  # before an answer's token
-        x, y = inputs(batch, taps)[there], hidden.roll(-1, dims=0)[there]
+        x, y = inputs(batch, states)[there], states[0].roll(-1, dims=0)[there]
         mean, xx, xy = mean + x.sum(0), xx + x.t() @ x, xy + x.t() @ y
         yy, rows = yy + y.square().mean(1).sum(), rows + len(x)
     xx, xy = xx / rows, xy / rows
-    of_taps = len(store.taps) * store.target.spec.hidden_size
     scale = xx.diagonal().clamp(min=SMALLEST).rsqrt()
-    scale[of_taps:] = 1
-    xx = xx * scale * scale[:, None]
-    weight = least_squares(xx, xy * scale[:, None])
-    return LinearGuess(scale[:of_taps], mean / rows * scale, xx, weight, float((yy / rows).sqrt()))
+    scale[scaled:] = 1
+    xx, xy = xx * scale * scale[:, None], xy * scale[:, None]
+    size, weight = float((yy / rows).sqrt()), least_squares(xx, xy)
+    return LinearGuess(scale[:scaled], mean / rows * scale, xx, xy, weight, size)
 
 
-def least_squares(inputs: Tensor, products: Tensor) -> Tensor:
+def least_squares(inputs: Tensor, products: Tensor, ridge: float = RIDGE) -> Tensor:
     """The matrix with small coefficients (ridge) that predicts vectors y from vectors x.
 
     Args:
         inputs: `[X, X]` mean of x x^T.
         products: `[X, Y]` mean of x y^T.
+        ridge: weight of the size of the coefficients, relative to the inputs' mean square.
 
     Returns:
         `[Y, X]`.
     """
-    ridge = RIDGE * inputs.diagonal().mean() * torch.eye(len(inputs), device=inputs.device)
-    return torch.cholesky_solve(products, torch.linalg.cholesky(inputs + ridge)).t()
+    small = ridge * inputs.diagonal().mean() * torch.eye(len(inputs), device=inputs.device)
+    return torch.cholesky_solve(products, torch.linalg.cholesky(inputs + small)).t()

@@ -6,7 +6,7 @@ linear prediction of the target's next final state. It needs a fraction of the d
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -32,7 +32,7 @@ from soothsay.model.specs.model_spec import LayerSpec, ModelSpec, NormSpec
 from soothsay.model.specs.rope_spec import HeadRotation, RopeSpec
 from soothsay.model.transformer import Transformer
 from soothsay.train.examples import Example
-from soothsay.train.features import FeatureStore, LinearGuess, least_squares, linear_guess, measured
+from soothsay.train.features import FeatureStore, LinearGuess, least_squares, linear_guess
 from soothsay.train.sequences import Sequences, TrainingKernels, weight_of
 
 
@@ -72,40 +72,69 @@ def eagle3(
     """Make an EAGLE-3.1 head: one block of the target's kind, and an output matrix for `vocabulary` only.
 
     The weights of its norms bring the numbers of a feature to equal sizes, as measured in `examples`. In real
-    models, a few of them are hundreds of times larger than the others. Its guess begins near the best linear
-    prediction of the target's next final state. What that leaves over is predicted by attention as the
-    target's last block has it, and what this leaves over by the last block's feed-forward part. The output
-    matrix has the target's rows, and is not trained.
+    models, a few of them are hundreds of times larger than the others. The block adds nothing yet to the best
+    linear prediction of the target's next final state from the final state and the next token's embedding.
+    `fc` predicts the final state from the taps, and what the taps know beyond it. So all guesses in a row
+    begin well. The output matrix has the target's rows, and is not trained.
 
     Args:
         target: the model to draft for.
         examples: the first of them are measured.
         vocabulary: the tokens that it can draft.
-        units: of its feed-forward part: those of the target's that are most active; 0: all.
+        units: of its feed-forward part: those of the target's that have the largest weights; 0: all.
     """
     spec = _blocks(target.spec, 1)
-    whole = _dense(target.spec).size
+    whole, size = _dense(target.spec).size, target.spec.hidden_size
     config = Eagle3Config(
         block=_with_units(spec, units) if units and units < whole else spec,
-        target_hidden_size=target.spec.hidden_size,
+        target_hidden_size=size,
         draft_vocab_size=len(vocabulary),
         taps=spread_layers(target.spec.num_layers),
         norm_taps="each",
         own_head=False,
         norm_output=True,
+        joins=True,
     )
-    head = Eagle3Head(config, TrainingKernels()).to(target.device)
-    store = FeatureStore(target, config.taps)
-    linear = linear_guess(store, examples, _normed_taps)
-    for norm, scale in zip(head.fc_norm, linear.scale.chunk(len(config.taps)), strict=True):
-        weight_of(norm).copy_(scale)
-    weight_of(head.fc).copy_(linear.weight)
+    head, shared = Eagle3Head(config, TrainingKernels()).to(target.device), TargetEnds.of(target)
     ids = torch.tensor(sorted(vocabulary), device=target.device)
     head.d2t.copy_(ids - torch.arange(len(ids), device=ids.device))
-    head.borrow(TargetEnds.of(target))
+    head.borrow(shared)
+
+    def normed(batch: Sequences, states: Tensor) -> Tensor:
+        """The taps and the final state of a token, and the embedding of the next one."""
+        read = *states[1:], states[0], head.embed(batch.tokens.roll(-1), shared)
+        return torch.cat([F.rms_norm(part, part.shape[-1:]) for part in read], -1)
+
+    of_taps = len(config.taps) * size
+    linear = linear_guess(FeatureStore(target, config.taps), examples, normed, of_taps + 2 * size)
+    norms = *head.fc_norm, head.hidden_norm, head.embedding_norm
+    for norm, scale in zip(norms, linear.scale.split(size), strict=True):
+        weight_of(norm).copy_(scale)
     head.norm.weight.fill_(linear.size)
-    _begin_with_block(head, cast(Block, target.blocks[-1]), store, examples)
+    _join(head, linear, of_taps, size)
+    _begin_with_block(head.block, cast(Block, target.blocks[-1]))
     return head
+
+
+KNOWN_BEYOND = 0.1
+"""Ridge of what `fc` adds to the final state that it predicts. With less, features look less like states, and
+their norms no longer fit."""
+
+
+def _join(head: Eagle3Head, linear: LinearGuess, of_taps: int, size: int) -> None:
+    """Fit `join` and `fc` of a head, where `linear` read taps, state and embedding."""
+    taps, state = slice(of_taps), slice(of_taps, of_taps + size)
+    token = slice(of_taps + size, None)
+    both = torch.cat([torch.arange(len(linear.inputs))[part] for part in (token, state)])
+    join = least_squares(linear.inputs[both][:, both], linear.products[both])
+    weight_of(cast(nn.Module, head.join)).copy_(join)
+    of_token, of_state = join.split(size, dim=1)
+    inputs = linear.inputs[taps, taps]
+    guess = least_squares(inputs, linear.inputs[taps, state])
+    wanted = least_squares(inputs, linear.products[taps] - linear.inputs[taps, token] @ of_token.t())
+    lacking = wanted - of_state @ guess
+    beyond = least_squares(of_state.t() @ of_state, of_state.t() @ lacking, KNOWN_BEYOND).t()
+    weight_of(head.fc).copy_((guess + beyond) / head.hidden_norm.weight[:, None])
 
 
 def _with_units(spec: ModelSpec, units: int) -> ModelSpec:
@@ -114,81 +143,22 @@ def _with_units(spec: ModelSpec, units: int) -> ModelSpec:
     return replace(spec, layers=layers)
 
 
-def _begin_with_block(
-    head: Eagle3Head, last: Block, store: FeatureStore, examples: Sequence[Example]
-) -> None:
-    """Let the block of a head predict what its features leave over of the target's next final state.
-
-    Attention and the feed-forward part read as the target's `last` block does, and their last matrices are
-    fitted by least squares one after the other.
-    """
-    block = head.block
+def _begin_with_block(block: Block, last: Block) -> None:
+    """Let a block that reads two parts read each as the target's `last` block does, and add nothing yet."""
     for name, value in block.state_dict().items():
         same = last.state_dict().get(name)
         if same is not None and same.shape == value.shape:
             value.copy_(same)
-    old, new = (cast(Attention, one.attention) for one in (last, block))
-    weight = weight_of(old.qkv).float()
-    weight_of(new.qkv).copy_(torch.cat([weight, weight], dim=1) / 2)
-    _add_nothing(block)
-    _fit(head, new.o, store, examples)
+    weight = weight_of(cast(Attention, last.attention).qkv).float()
+    weight_of(cast(Attention, block.attention).qkv).copy_(torch.cat([weight, weight], dim=1) / 2)
     mlp, theirs = cast(FeedForward, block.mlp), last.mlp
-    if isinstance(theirs, FeedForward) and len(weight_of(theirs.gate_up)) > len(weight_of(mlp.gate_up)):
-        _keep_active_units(head, theirs, store, examples)
-    _fit(head, mlp.down, store, examples)
-
-
-def _keep_active_units(
-    head: Eagle3Head, theirs: FeedForward, store: FeatureStore, examples: Sequence[Example]
-) -> None:
-    """Give a head the units of the target's feed-forward part that add most in its place."""
-    mlp, gate_up = cast(FeedForward, head.block.mlp), weight_of(theirs.gate_up).float()
-    activity = torch.zeros(len(gate_up) // 2, device=gate_up.device)
-    for read, _ in _runs(head, mlp.gate_up, store, examples):
-        with torch.autocast(read.device.type, torch.bfloat16):
-            active = mlp.kernels.gated(F.linear(read, gate_up), mlp.activation)
-        activity += active.float().abs().sum(0)
-    activity *= weight_of(theirs.down).float().norm(dim=0)
-    kept = activity.topk(weight_of(mlp.down).shape[1]).indices.sort().values
-    weight_of(mlp.gate_up).copy_(torch.cat([gate_up[kept], gate_up[kept + len(activity)]]))
-
-
-def _fit(head: Eagle3Head, linear: nn.Module, store: FeatureStore, examples: Sequence[Example]) -> None:
-    """Fit a matrix of the block by least squares to what its output lacks of the target's final state."""
-    xx, xy, rows = torch.zeros(()), torch.zeros(()), 0
-    for read, left in _runs(head, linear, store, examples):
-        xx, xy, rows = xx + read.t() @ read, xy + read.t() @ left, rows + len(read)
-    weight_of(linear).copy_(least_squares(xx / rows, xy / rows))
-
-
-def _runs(
-    head: Eagle3Head, part: nn.Module, store: FeatureStore, examples: Sequence[Example]
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Run a head over examples, and yield what a part of its block read, and what the block's output lacks.
-
-    Both are float32, `[n, ...]`, of the rows before tokens of answers.
-    """
-    shared, read, made = TargetEnds.of(store.target), list[Tensor](), list[Tensor]()
-    hooks = [
-        part.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0])),
-        head.block.register_forward_hook(lambda _, inputs, out: made.append(out)),
-    ]
-    try:
-        for batch, states in measured(store, examples):
-            features = head.fuse(states[1:].unbind(), shared).view(*batch.shape, -1)[:, :-1].flatten(0, 1)
-            rows = batch.rows(slice(1, None))
-            with torch.autocast(features.device.type, torch.bfloat16):
-                head(head.embed(rows.tokens, shared), features, rows, None)
-            wanted = states[0].view(*batch.shape, -1)[:, 1:].flatten(0, 1)
-            there = rows.before_answers
-            yield read.pop()[there].float(), (wanted - made.pop())[there]
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _normed_taps(batch: Sequences, taps: Sequence[Tensor]) -> Tensor:
-    return torch.cat([F.rms_norm(tap, tap.shape[-1:]) for tap in taps], -1)
+    units = weight_of(mlp.down).shape[1]
+    if isinstance(theirs, FeedForward) and len(weight_of(theirs.gate_up)) > 2 * units:
+        gate, up = weight_of(theirs.gate_up).float().chunk(2)
+        sizes = gate.norm(dim=1) * up.norm(dim=1) * weight_of(theirs.down).float().norm(dim=0)
+        kept = sizes.topk(units).indices.sort().values
+        weight_of(mlp.gate_up).copy_(torch.cat([gate[kept], up[kept]]))
+    _add_nothing(block)
 
 
 @torch.no_grad()
@@ -299,11 +269,12 @@ def _begin_with_linear_guess(
     shared = TargetEnds.of(target)
     head.borrow(shared)
 
-    def taps_and_root(batch: Sequences, taps: Sequence[Tensor]) -> Tensor:
+    def taps_and_root(batch: Sequences, states: Tensor) -> Tensor:
         """The taps of a token, and the normed embedding of the next one."""
-        return torch.cat([*taps, head.embedded(batch.tokens.roll(-1), shared)], -1)
+        return torch.cat([*states[1:], head.embedded(batch.tokens.roll(-1), shared)], -1)
 
-    linear = linear_guess(FeatureStore(target, head.taps), examples, taps_and_root)
+    of_taps = len(head.taps) * target.spec.hidden_size
+    linear = linear_guess(FeatureStore(target, head.taps), examples, taps_and_root, of_taps)
     cast(Tensor, head.tap_scale).copy_(linear.scale)
     head.norm.weight.fill_(linear.size)
     if head.refiner is not None:

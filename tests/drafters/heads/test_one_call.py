@@ -41,6 +41,7 @@ CONFIGS: dict[str, Change] = {
     "EAGLE-3.1": lambda c: replace(c, norm_taps="each", norm_output=True),
     "one norm of all features": lambda c: replace(c, norm_taps="whole"),
     "the other residual": lambda c: replace(c, norm_before_residual=True),
+    "a joined residual": lambda c: replace(c, norm_taps="each", norm_output=True, joins=True),
     "an embedding of its own": lambda c: replace(c, own_embedding=True),
 }
 

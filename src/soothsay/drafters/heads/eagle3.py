@@ -44,6 +44,9 @@ from soothsay.model.ops.kernels import Kernels
 from soothsay.model.ops.linear import Dense, normal
 from soothsay.model.specs.model_spec import ModelSpec
 
+JOINS = "soothsay_joins"
+"""The key of config.json for `Eagle3Config.joins`."""
+
 TapNorms = Literal["none", "each", "whole"]
 """What is normed before `fc`: nothing, the feature of each layer, or all of them as one vector."""
 
@@ -75,6 +78,10 @@ class Eagle3Config:
     norm_output: bool = False
     """Whether the next row reads the output after the last norm instead of before it."""
 
+    joins: bool = False
+    """Whether the block adds to a projection of embedding and state, as in multi-token prediction (arXiv
+    2412.19437), instead of the state alone. No published head does."""
+
 
 class Eagle3Layers(Head):
     """The layers of EAGLE-3, which P-EAGLE has too.
@@ -103,6 +110,7 @@ class Eagle3Layers(Head):
         self.hidden_norm = RMSNorm(c.hidden_size, c.norm.eps)
         self.block = Block(c.layers[0], c.hidden_size, kernels, in_features=2 * c.hidden_size)
         self.norm = RMSNorm(c.hidden_size, c.norm.eps)
+        self.join: nn.Module | None = Dense.random(2 * c.hidden_size, c.hidden_size) if config.joins else None
         own = Dense.random(c.hidden_size, config.draft_vocab_size) if config.own_head else nn.Sequential()
         self.head: nn.Module = own
         self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
@@ -144,6 +152,8 @@ class Eagle3Layers(Head):
         normed = self.kernels.norm(features, self.hidden_norm, dtype)
         both = torch.cat([self.kernels.norm(embedded, self.embedding_norm, dtype), normed], dim=-1)
         residual = normed.float() if self.norms_residual else features
+        if self.join is not None:
+            residual = self.join(both).float()
         out: Tensor = self.block(residual, self.rope(batch.positions), batch, kv, both)
         return self._norm(out, self.norm) if self.norms_output else out
 
@@ -184,7 +194,7 @@ class Eagle3Head(Eagle3Layers, RecurrentHead):
         layers = RecurrentLayers(
             *(self.block, self.head, self.fc, len(norms) or 1, tap_norms, embedding, self.rope),
             *(self.embedding_norm, self.hidden_norm, self.norm),
-            *(self.listed, self.norms_residual, self.norms_output),
+            *(self.listed, self.norms_residual, self.norms_output, self.join),
         )
         return ops.recurrent_drafts(layers)
 
@@ -258,8 +268,9 @@ def eagle3_parts(files: DrafterFiles, fit: TargetFit, layers: int = 1, residual:
     if own and fit.has_embedding(files.read("embed_tokens.weight")):
         own = False
     before_residual = bool(files.config.get("norm_before_residual", speculators and residual))
+    joins, whole = bool(files.config.get(JOINS, False)), (block, target_size, draft, taps)
     normed = _tap_norms(files), bool(files.config.get("norm_output", False))
-    config = Eagle3Config(block, target_size, draft, taps, before_residual, own, not of_target, *normed)
+    config = Eagle3Config(*whole, before_residual, own, not of_target, *normed, joins)
     layout = "speculators" if speculators else "original" if layer == "midlayer." else "vLLM"
     return Eagle3Parts(config, layout, names, given)
 
@@ -314,6 +325,7 @@ def _flags(config: Eagle3Config) -> dict[str, bool]:
     """The keys of config.json that say what is normed, as vLLM and speculators read them, and our own."""
     return {
         **({} if config.own_head else {TARGET_HEAD: True}),
+        **({JOINS: True} if config.joins else {}),
         "norm_before_residual": config.norm_before_residual,
         "norm_before_fc": config.norm_taps == "whole",
         "fc_norm": config.norm_taps == "each",

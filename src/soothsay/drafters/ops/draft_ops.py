@@ -41,6 +41,7 @@ class RecurrentLayers:
     ids: Tensor | None  # `[outputs of head]` int64, the tokens that they stand for; None: all
     norms_residual: bool
     norms_output: bool
+    join: nn.Module | None = None  # of both to what the block adds to; None: it adds to the feature
 
 
 @dataclass(frozen=True, slots=True)

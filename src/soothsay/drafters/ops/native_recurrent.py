@@ -27,14 +27,14 @@ class _Recurrent(Structure):
     """`soothsay_recurrent` of csrc/kernels.h."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("block", "head", "fuse", "table", "tap_norms", "rows")),
+        *((name, c_void_p) for name in ("block", "head", "fuse", "join", "table", "tap_norms", "rows")),
         *((name, c_void_p) for name in ("embedding_norm", "feature_norm", "norm", "cos", "sin", "ids")),
         *((name, c_int64) for name in ("outputs", "vocabulary", "scratch")),
         ("least", c_double),
         *((name, c_float) for name in ("embedding_scale", "eps")),
         *((name, c_int) for name in ("rows_are_bf16", "norms_residual", "norms_output")),
-        *((name, c_int) for name in ("hidden", "d", "is_bf16", "taps", "tap_size", "fuse_is_bf16")),
-        *((name, c_int) for name in ("depth", "width", "branch")),
+        *((name, c_int) for name in ("hidden", "d", "is_bf16", "taps", "tap_size")),
+        *((name, c_int) for name in ("fuse_is_bf16", "join_is_bf16", "depth", "width", "branch")),
     )
 
 
@@ -77,6 +77,7 @@ class NativeRecurrentDrafts:
         self._recurrent = _Recurrent(
             addressof(self._block[1]),
             *(cast(NativeLinear, layer).address for layer in (layers.head, layers.fuse)),
+            None if layers.join is None else cast(NativeLinear, layers.join).address,
             None if integers is None else cast(PackedTable, integers).layer.address,
             *(address(layers.tap_norms), address(plain)),
             *(norm.weight.data_ptr() for norm in (layers.embedding_norm, layers.feature_norm, layers.norm)),
@@ -90,6 +91,7 @@ class NativeRecurrentDrafts:
             *(block.width, len(layers.rope.signed), block.dtype == torch.bfloat16),
             *(layers.taps, cast(NativeLinear, layers.fuse).in_features // layers.taps),
             layers.fuse.dtype == torch.bfloat16,
+            layers.join is not None and layers.join.dtype == torch.bfloat16,
         )
         self._ropes = torch.empty(0), torch.empty(0)
 
@@ -109,6 +111,7 @@ class NativeRecurrentDrafts:
             and not block.recorded.programs(block.dtype)[0].program.cuts
             and isinstance(head, NativeLinear)
             and isinstance(layers.fuse, NativeLinear)
+            and (layers.join is None or isinstance(layers.join, NativeLinear))
             and head.dtype == torch.float32
             and table
             and not any(norm.centred or norm.eps != layers.norm.eps for norm in norms)
