@@ -47,7 +47,8 @@ class LLM:
             see `soothsay.model.weights.load.load_model`.
         tokenizer: takes the place of the model's own.
         chat_template: a file with a Jinja template, which takes the place of the model's own ones.
-        device: where the model runs, as PyTorch names it. Only `"cpu"` is fast, and tested throughout.
+        device: where the model runs, as PyTorch names it. `"auto"`: an NVIDIA GPU that our kernels run on,
+            else the CPU; see docs/gpu.md.
         generation_config: where the defaults of sampling parameters are from: `"auto"`, the model's own
             generation_config.json or GGUF file; a folder with a generation_config.json; or `"none"`.
         kernels: `"auto"`, the fastest that run here; or an instruction set such as `"avx2"` or `"portable"`;
@@ -79,7 +80,7 @@ class LLM:
         dtype: DType = "auto",
         tokenizer: Tokenizer | None = None,
         chat_template: str | os.PathLike[str] | None = None,
-        device: str = "cpu",
+        device: str = "auto",
         generation_config: str | os.PathLike[str] = "auto",
         kernels: str = "auto",
         keep: str | os.PathLike[str] | None = None,
@@ -108,7 +109,7 @@ class LLM:
             if stages == 1:
                 chosen = named_kernels(kernels)
                 target = load_model(checkpoint, dtype, device, chosen, max_context=config.max_context)
-            elif device == "cpu":
+            elif device in ("auto", "cpu"):
                 target = load_pipeline(model, stages, dtype, kernels, config.max_context)
             else:
                 raise ModelError(f"a model in several stages runs on CPUs only, not on {device}")

@@ -46,6 +46,15 @@ def usable_memory(root: Path = SYSTEM) -> Memory:
     return min([Memory(free, whole), *_granted_to_groups(root), *_granted_to_process(root)])
 
 
+def memory_of(device: torch.device) -> Memory:
+    """The memory that pools on a device may use."""
+    if device.type != "cuda":
+        return usable_memory()
+    free, whole = torch.cuda.mem_get_info(device)
+    idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # PyTorch holds it
+    return Memory(free + idle, f"the {whole / 1e9:,.1f} GB of {torch.cuda.get_device_name(device)}")
+
+
 def _granted_to_groups(root: Path) -> Iterator[Memory]:
     """What control groups of versions 1 and 2 allow."""
     for folder in group_folders("memory", root):

@@ -16,6 +16,7 @@ from soothsay.core.state_shape import StateShape
 from soothsay.core.states import StatePool
 from soothsay.engine import sizing
 from soothsay.engine.sizing import MEMORY_SHARE, STATE_SHARE, WORKING_MEMORY, complete_config
+from soothsay.machine import Memory
 from soothsay.model.transformer import Transformer
 
 SHAPES = [(2, 64)] * 4
@@ -35,7 +36,7 @@ def model(own: int = 4, states: Sequence[StateShape] = (), rest: Any = ()) -> Tr
         journal_bytes=lambda size: sum(state.journal_bytes(size) for state in states),
     )
     parts = {"own": SimpleNamespace(layers=range(own)), "rest": rest}
-    dtypes = {"dtype": torch.float32, "kv_dtype": torch.float32}
+    dtypes = {"dtype": torch.float32, "kv_dtype": torch.float32, "device": torch.device("cpu")}
     return cast(Transformer, SimpleNamespace(spec=config, **parts, **dtypes))
 
 
@@ -51,7 +52,7 @@ def enough(tokens: int) -> int:
 
 @pytest.fixture(autouse=True)
 def _memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sizing, "available_memory", lambda: enough(64_000))
+    monkeypatch.setattr(sizing, "memory_of", lambda device: Memory(enough(64_000), "this machine"))
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def test_heads_that_are_normed_turned_and_kept(
 @pytest.mark.parametrize("kind", ["plain", "capped", "sinks"])
 def test_attention(kernels: Kernels, dtype: torch.dtype, kind: str) -> None:
     """Rows are requests with contexts of different lengths."""
-    if dtype is torch.int16 and not kernels.integer_keys:
+    if dtype is torch.int16 and not kernels.dtype_of_keys:
         kernels = STOCK
     block, heads, group, d = 8, 2, 3, 32
     options = {"plain": {}, "capped": {"softcap": 2.0}, "sinks": {"sinks": torch.randn(heads * group)}}[kind]

@@ -138,6 +138,7 @@ class Demo:
     max_tokens: int = common("max_tokens", default=96, min=1)
     repeats: int = option(5, "Rounds. Times are the median over them.", min=1)
     dtype: DType = shared(ModelOptions, "dtype")
+    device: str = shared(ModelOptions, "device")
 
     def run(self) -> None:
         """Compare. Exits with 1 if an answer differs."""
@@ -145,7 +146,8 @@ class Demo:
             problem = "is plain decoding, which is what the others are compared with"
             raise typer.BadParameter(f"{PLAIN!r} {problem}")
         model = self.model or _usual_model()
-        llm = load_llm(model, dtype=self.dtype, prefix_caching=False)  # every answer prefills its prompt
+        own = {"dtype": self.dtype, "device": self.device}
+        llm = load_llm(model, prefix_caching=False, **own)  # every answer prefills its prompt
         names = (
             list(dict.fromkeys(self.drafter))
             if self.drafter

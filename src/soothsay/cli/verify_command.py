@@ -47,6 +47,7 @@ class Verify:
     seed: int | None = shared(SamplingOptions, "seed")
     batch: int = option(8, "Requests in a batch, of all drafters mixed.", min=1)
     dtype: DType = shared(ModelOptions, "dtype")
+    device: str = shared(ModelOptions, "device")
 
     def run(self) -> None:
         """Compare. Exits with 1 if an answer differs."""
@@ -59,7 +60,8 @@ class Verify:
             params = SamplingParams(temperature=self.temperature, max_tokens=self.max_tokens, seed=self.seed)
             # few, so that prefill needs chunks
             rows = min(self.batch * EngineConfig.max_tree, EngineConfig.max_rows)
-            llm = LLM(self.model, drafter="none", dtype=self.dtype, max_requests=self.batch, max_rows=rows)
+            config = EngineConfig(max_requests=self.batch, max_rows=rows)
+            llm = LLM(self.model, drafter="none", dtype=self.dtype, device=self.device, config=config)
             drafters: dict[str, DrafterSpec] = {spec: spec for spec in self.drafter or ()}
             drafters = drafters or {**fitting_drafters(llm.engine.target)}
         ids = [encode(entry, llm) for entry in entries]

@@ -93,6 +93,10 @@ class LayoutOps:
         """Bring all that a pass needs to the device, in one copy. On a CPU it stays as it is."""
         return upload(tensors, device)
 
+    def padded(self, rows: int) -> int:
+        """Rows that a pass of `rows` rows computes."""
+        return rows
+
     def move(self, parts: Iterable[Tensor], sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy slots within parts of a KV pool, `[layers, heads, slots, row]` each.
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 from soothsay.config import EngineConfig
 from soothsay.core.integer_keys import kv_bytes
 from soothsay.errors import ModelError
-from soothsay.machine import available_memory, usable_memory
+from soothsay.machine import memory_of
 from soothsay.model.transformer import Transformer
 
-MEMORY_SHARE = 1 / 4
+MEMORY_SHARE, MEMORY_SHARE_OF_GPU = 1 / 4, 4 / 5
 """Largest share of the free memory that the KV pool takes unless it is told its size. The rest is for
 activations, drafters and other programs."""
 
@@ -36,7 +36,8 @@ def complete_config(config: EngineConfig, model: Transformer) -> EngineConfig:
         _check_memory(config, model)
         blocks = -(-config.kv_tokens // config.block_size)
     else:
-        tokens = min(context * config.max_requests, _affordable_tokens(config, model, MEMORY_SHARE))
+        share = MEMORY_SHARE if model.device.type == "cpu" else MEMORY_SHARE_OF_GPU
+        tokens = min(context * config.max_requests, _affordable_tokens(config, model, share))
         blocks = max(tokens // config.block_size, 1)
     return replace(config, max_context=context, kv_tokens=blocks * config.block_size)
 
@@ -52,13 +53,13 @@ def _with_states(config: EngineConfig, model: Transformer) -> EngineConfig:
     """The configuration with numbers that fit the states of a model, if it has any."""
     if not model.spec.states:
         return config
-    share = int(_free(available_memory()) * STATE_SHARE / config.engines)
+    memory = memory_of(model.device)
+    share = int(_free(memory.free) * STATE_SHARE / config.engines)
     state = model.spec.state_bytes(model.dtype.itemsize)
     one = state + config.max_tree * model.spec.journal_bytes(model.dtype.itemsize)
     if share < one:
         raise ModelError(
-            f"no memory of {usable_memory().whole} is left for states ({one} bytes a request); "
-            "use a smaller model"
+            f"no memory of {memory.whole} is left for states ({one} bytes a request); use a smaller model"
         )
     requests, copies = min(config.max_requests, share // one), config.snapshot_bytes
     if copies is None:
@@ -71,8 +72,9 @@ def _check_memory(config: EngineConfig, model: Transformer) -> None:
     tokens, most = config.kv_tokens or 0, _affordable_tokens(config, model, 1.0)
     if tokens > most:
         needed = tokens * kv_bytes(model.spec.kv_shapes, model.kv_dtype) / 1e9
+        whole = memory_of(model.device).whole
         raise ModelError(
-            f"kv_tokens={tokens:,} needs {needed:,.1f} GB, and what is free of {usable_memory().whole} holds "
+            f"kv_tokens={tokens:,} needs {needed:,.1f} GB, and what is free of {whole} holds "
             f"{most:,} tokens; lower it, or leave it out"
         )
 
@@ -80,7 +82,7 @@ def _check_memory(config: EngineConfig, model: Transformer) -> None:
 def _affordable_tokens(config: EngineConfig, model: Transformer, share: float) -> int:
     """The tokens that a KV pool of a share of the free memory holds."""
     shapes = model.spec.kv_shapes
-    stages = [(model.own.layers, available_memory(), platform.node())]
+    stages = [(model.own.layers, memory_of(model.device).free, platform.node())]
     stages += [(stage.layers, stage.memory, stage.machine) for stage in model.rest]
     affordable = None
     for layers, memory, machine in stages:
@@ -90,10 +92,9 @@ def _affordable_tokens(config: EngineConfig, model: Transformer, share: float) -
         if affordable is None or (tokens is not None and tokens < affordable):
             affordable = tokens
     if affordable is None or affordable < config.block_size:
-        per_token = kv_bytes(shapes, model.kv_dtype)
+        per_token, whole = kv_bytes(shapes, model.kv_dtype), memory_of(model.device).whole
         raise ModelError(
-            f"no memory of {usable_memory().whole} is left for the KV pool ({per_token} bytes a token); "
-            "use a smaller model"
+            f"no memory of {whole} is left for the KV pool ({per_token} bytes a token); use a smaller model"
         )
     return affordable
 

@@ -1,6 +1,10 @@
-"""Which set of kernels computes a model. A set for another device is chosen here."""
+"""Where a model runs, and which set of kernels computes it."""
 
 from __future__ import annotations
+
+import os
+import warnings
+from importlib.util import find_spec
 
 import torch
 
@@ -10,11 +14,64 @@ from soothsay.model.native.native_kernels import NativeKernels, load_native
 from soothsay.model.ops.kernels import Kernels, StockKernels
 from soothsay.model.specs.model_spec import ModelSpec
 
+CAPABILITY = (8, 0)
+"""The least compute capability of GPUs that our kernels run on: Ampere's, which has bfloat16."""
+
+
+def usable_device(name: torch.device | str) -> torch.device:
+    """The device of a name, as PyTorch names it.
+
+    "auto" is what the environment variable `SOOTHSAY_DEVICE` says, or else a GPU that our kernels run on, or
+    else the CPU.
+
+    Raises `ModelError` for a device that PyTorch cannot use here.
+    """
+    if name == "auto":
+        name = os.environ.get("SOOTHSAY_DEVICE") or ("cuda" if gpu_problem() is None else "cpu")
+    try:
+        return torch.empty(0, device=torch.device(name)).device
+    except (RuntimeError, AssertionError, TypeError) as error:
+        reason = str(error).strip().partition("\n")[0][:200]
+        raise ModelError(
+            f"device={name!r} cannot be used here ({reason}); choose 'cpu', or install PyTorch for "
+            "this device"
+        ) from None
+
+
+def gpu_problem(device: torch.device | str = "cuda") -> str | None:
+    """Why our kernels for GPUs cannot run on a device; None: they can."""
+    if torch.device(device).type != "cuda" or not torch.cuda.is_available():
+        return "PyTorch finds no NVIDIA GPU"
+    if find_spec("triton") is None:
+        return "Triton is not installed"
+    if (found := torch.cuda.get_device_capability(device)) < CAPABILITY:
+        least, own = (".".join(map(str, capability)) for capability in (CAPABILITY, found))
+        return f"{torch.cuda.get_device_name(device)} has compute capability {own}, and {least} is the least"
+    return None
+
 
 def best_kernels(spec: ModelSpec, device: torch.device | str = "cpu") -> Kernels:
-    """The fastest kernels for a model: native ones on a CPU if they fit, else stock operations."""
-    native = load_native() if torch.device(device).type == "cpu" else None
-    return StockKernels() if native is None or not native.fit(spec) else native
+    """The fastest kernels for a model: native ones on a CPU, or those of a GPU, if they fit; else stock ones.
+
+    Warns if stock operations run on another device than a CPU: bits may depend on the number of rows there.
+    """
+    if (device := torch.device(device)).type == "cpu":
+        native = load_native()
+        return StockKernels() if native is None or not native.fit(spec) else native
+    problem = gpu_problem(device)
+    if problem is None:
+        from soothsay.model.gpu.gpu_kernels import GpuKernels
+
+        if GpuKernels.fit(spec):
+            return GpuKernels(device)
+        problem = "this model has layers that our kernels for GPUs do not have"
+    if device.type != "meta":
+        warnings.warn(
+            f"{problem}: PyTorch's own operations run on {device}, and answers may depend on the draft tree "
+            "there",
+            stacklevel=3,
+        )
+    return StockKernels()
 
 
 def named_kernels(name: str) -> Kernels | None:

@@ -79,6 +79,7 @@ class Spec:
         "Show 95% intervals, and exit with 1 if a drafter is slower than plain decoding."
     )
     dtype: DType = shared(ModelOptions, "dtype")
+    device: str = shared(ModelOptions, "device")
     max_context: int | None = shared(ModelOptions, "max_context")
     to_json: Path | None = shared(BenchOptions, "journal")
     markdown: Path | None = shared(BenchOptions, "markdown")
@@ -103,7 +104,7 @@ class Spec:
 
             questions = read_questions(self.spec_bench, options.per_task)
             config = serving(max(options.batches), options.nodes, self.max_context)
-            llm = LLM(self.model, drafter="none", dtype=self.dtype, config=config)
+            llm = LLM(self.model, drafter="none", dtype=self.dtype, device=self.device, config=config)
             plan = SpecPlan({name: name for name in self.drafter or ()}, **vars(options))
             found = str(llm.model.dtype).removeprefix("torch.")
             dtype = f"auto ({found})" if self.dtype == "auto" else self.dtype

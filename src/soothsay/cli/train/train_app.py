@@ -69,6 +69,7 @@ class AnswerConversations:
     )
     drafter: str = shared(ModelOptions, "drafter", default=PLAIN)
     dtype: DType = shared(ModelOptions, "dtype")
+    device: str = shared(ModelOptions, "device")
     max_context: int | None = shared(ModelOptions, "max_context")
     chat_template: Path | None = shared(ModelOptions, "chat_template")
 
@@ -86,7 +87,8 @@ class AnswerConversations:
             from soothsay import LLM, SamplingParams
 
             params = SamplingParams(temperature=self.temperature, max_tokens=self.max_tokens, seed=self.seed)
-            own = {name: getattr(self, name) for name in ("drafter", "dtype", "max_context", "chat_template")}
+            names = "drafter", "dtype", "device", "max_context", "chat_template"
+            own = {name: getattr(self, name) for name in names}
             llm = LLM(self.model, max_requests=self.batch, prefix_caching=features is None, **own)
         folder = None
         if features is not None:

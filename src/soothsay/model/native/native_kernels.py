@@ -39,7 +39,7 @@ class NativeKernels(NativeOperations, Library, Kernels):
     Raises `OSError` if the library is missing or cannot run on this processor.
     """
 
-    integer_keys = True
+    dtype_of_keys = torch.int16
 
     def __init__(self, variant: str):
         super().__init__(variant)

@@ -60,8 +60,11 @@ class Kernels(LayoutOps):
     variant: str = ""
     """Instruction set of the compiled library that these kernels call; empty: they call none."""
     sampling = SamplingOps()
-    integer_keys = False
-    """Whether models with weights in integers keep integer keys; see `soothsay.core.integer_keys`."""
+    dtype_of_keys: torch.dtype | None = None
+    """Element type of the KV pool of a model with weights in integers; int16: see
+    `soothsay.core.integer_keys`; None: that of linear layers' outputs."""
+    integers_on: tuple[str, ...] = ("cpu",)
+    """Types of devices where these kernels multiply weights in integers."""
 
     @staticmethod
     def fit(spec: ModelSpec) -> bool:

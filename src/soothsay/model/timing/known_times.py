@@ -141,6 +141,7 @@ class KnownTimes:
             *pass_measuring.all_sizes(self._context),
             platform.node(),
             processor_name(),
+            torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else "",
             granted_processors(),
             torch.get_num_threads(),
             __version__,

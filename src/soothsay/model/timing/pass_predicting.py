@@ -30,6 +30,9 @@ of `avx512bf16` are measured, on an EPYC of Zen 4, and the others are guesses by
 OTHER_OPERATIONS = (20e9, 20e9)
 """The same for all other sets of kernels."""
 
+GPU_BANDWIDTH, GPU_OPERATIONS = 1.5e12, (300e12, 150e12)
+"""Both for a GPU: about those of an A100."""
+
 
 @dataclass(frozen=True, slots=True)
 class Work:
@@ -98,9 +101,11 @@ def predicted_times(model: Transformer, context: int) -> PassTimes:
         context: the longest context that a request may have.
     """
     threads, name = torch.get_num_threads(), model.kernels.name.rpartition(" ")[2]
-    bandwidth = BANDWIDTH * threads
-    rate = OPERATIONS.get(name, OTHER_OPERATIONS)[model.bits is None] * threads
+    bandwidth, is_plain = BANDWIDTH * threads, model.bits is None
+    rate = OPERATIONS.get(name, OTHER_OPERATIONS)[is_plain] * threads
+    if model.device.type != "cpu":
+        bandwidth, rate = GPU_BANDWIDTH, GPU_OPERATIONS[is_plain]
     rows, contexts = [2**power for power in range(7)], [0, context]
     work = [Work.of(model, 1, tokens) for tokens in contexts]
-    seconds = [[one.expected(count, bandwidth, rate) for count in rows] for one in work]
+    seconds = [[one.expected(model.kernels.padded(count), bandwidth, rate) for count in rows] for one in work]
     return PassTimes(rows, contexts, seconds)

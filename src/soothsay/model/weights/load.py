@@ -13,7 +13,7 @@ from soothsay.machine import available_memory, usable_memory
 from soothsay.model.decoder.blocks import record
 from soothsay.model.decoder.embedding import Embedding, IntegerEmbedding
 from soothsay.model.formats.weight_format import WeightFormat
-from soothsay.model.kernel_sets import best_kernels
+from soothsay.model.kernel_sets import best_kernels, usable_device
 from soothsay.model.loaded_part import LoadedPart
 from soothsay.model.native.native_linear import NativeLinear, PackedTable
 from soothsay.model.ops.kernels import Kernels, StockKernels
@@ -45,7 +45,7 @@ def load_model(
         dtype: "auto" keeps integer weights, and chooses bfloat16 for other 16-bit weights if the machine
             multiplies it fast, else float32. "int8" and "int4" round plain weights to nearest;
             `soothsay quantize` loses less.
-        device: where the model runs.
+        device: where the model runs; see `usable_device`.
         kernels: None: the fastest that fit.
         max_context: the longest context that will be served, for models that have several sets of rotary
             positions (longrope); None: the model's own limit.
@@ -57,11 +57,11 @@ def load_model(
     Raises `ModelError` for an unknown dtype, quantization or device, for too little memory, and for tensors
     that are missing or do not fit the configuration.
     """
-    check_device(device)
+    device = usable_device(device)
     spec = for_context(read_model_config(checkpoint), max_context)
     names = TensorNames(spec, checkpoint)
-    mode = numeric_mode(names, dtype, device, coarse)
     kernels = kernels or best_kernels(spec, device)
+    mode = numeric_mode(names, dtype, device, coarse, kernels)
     with torch.device("meta"):
         model = Transformer(spec, kernels, layers, mode.kv_dtype(spec, kernels))
     if not spec.head.tied and mode.format_of(names.all, *names.of("head")) is None:
@@ -75,18 +75,6 @@ def load_model(
     model.to(device).eval().requires_grad_(False)
     record(model)
     return model
-
-
-def check_device(device: torch.device | str) -> None:
-    """Raise `ModelError` for a device that PyTorch cannot use here."""
-    try:
-        torch.empty(0, device=torch.device(device))
-    except (RuntimeError, AssertionError, TypeError) as error:
-        reason = str(error).strip().partition("\n")[0][:200]
-        raise ModelError(
-            f"device={device!r} cannot be used here ({reason}); choose 'cpu', or install PyTorch for "
-            "this device"
-        ) from None
 
 
 def load_stage(

@@ -54,11 +54,11 @@ class NumericMode:
     def kv_dtype(self, spec: ModelSpec, kernels: Kernels) -> torch.dtype:
         """Element type of a model's KV pool.
 
-        With weights in integers it is int16: see `soothsay.core.integer_keys`. Rounding keys to bfloat16
-        would cost more than rounding the weights to 8 bits. Latent states are no such keys.
+        With weights in integers it is one that keeps more of a key. Rounding keys to bfloat16 would cost more
+        than rounding the weights to 8 bits. Latent states are no such keys.
         """
         whole = self.stored_bits is not None and not spec.parts(LatentSpec)
-        return torch.int16 if whole and kernels.integer_keys else self.dtype
+        return (kernels.dtype_of_keys or self.dtype) if whole else self.dtype
 
     @property
     def name(self) -> str:
@@ -142,8 +142,11 @@ def numeric_mode(
     dtype: DType = "auto",
     device: torch.device | str = "cpu",
     coarse: bool = False,
+    kernels: Kernels | None = None,
 ) -> NumericMode:
-    """The numeric mode of a checkpoint on `device`. Warns if it differs from `dtype`.
+    """The numeric mode of a checkpoint on `device`, computed by `kernels`; None: those of a CPU.
+
+    Warns if it differs from `dtype`.
 
     A checkpoint's weights in integers stay so, and those that are plain do, unless `dtype` asks for integers.
     With `coarse`, weights in integers may have any `dtype` of integers: see `NumericMode.coarse`.
@@ -171,8 +174,11 @@ def numeric_mode(
     if stored is not None and bits is not None and not coarse:
         check_bits(stored, dtype, names.checkpoint.path)
     if bits is not None or stored is not None:
-        if not on_cpu:
-            raise ModelError(f"integer weights run on a CPU only, not on {device}; choose dtype='bfloat16'")
+        if not on_cpu and (kernels is None or torch.device(device).type not in kernels.integers_on):
+            raise ModelError(
+                f"the kernels of {device} do not multiply integer weights of this model; choose "
+                "dtype='bfloat16', or device='cpu'"
+            )
         return NumericMode(
             torch.bfloat16 if fast else torch.float32, bits, stored, stored is not None, coarse
         )
