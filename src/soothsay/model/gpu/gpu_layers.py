@@ -1,0 +1,207 @@
+"""The operations between linear layers, and attention, on kernels of a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from soothsay.core.batch import Batch, Layout, Rows
+from soothsay.model.gpu.gpu_plan import CHUNK, KEYS, RUN, TILES, lay_out, plan_of
+from soothsay.model.gpu.launching import launch
+from soothsay.model.gpu.source import attention, glue
+from soothsay.model.ops.kernels import Kernels
+from soothsay.model.ops.operands import Norm, Rotation
+from soothsay.model.specs.feed_forward_spec import SQUARED_RELU
+
+LARGEST_HEAD = 256
+"""Numbers of a head that attention's tiles hold. Larger heads take the stock operations."""
+HEADS = 4
+"""Heads of a row that a program takes. Sums over a head depend on it: part of the numeric mode."""
+BLOCK = 1024
+"""Numbers of a row that a program takes where nothing is summed."""
+
+
+class GpuLayers(Kernels):
+    """Norms, rotary positions, attention and activations in Triton.
+
+    Inputs of `add`, `add_norm`, `rotate_store` and `gated` may be the partial sums of a linear layer, with the
+    splits as their first dimension. Queries and the outputs of attention have the type of a KV pool of 16 bits.
+    A row's bits depend on the row alone.
+    """
+
+    programs = 264
+    """Programs that share the items of attention, best two for each multiprocessor. No bit depends on it."""
+
+    def new(self, like: Tensor, *shape: int, dtype: torch.dtype) -> Tensor:
+        """Memory for results, on the device of `like`."""
+        return torch.empty(shape, dtype=dtype, device=like.device)
+
+    def lay_out(self, requests: Sequence[Rows], block_size: int, group: int) -> Layout:
+        """See `LayoutOps`."""
+        return lay_out(requests, block_size, group)
+
+    def norm(self, x: Tensor, norm: Norm, dtype: torch.dtype) -> Tensor:
+        """See `Kernels`."""
+        return self._add_norm(x, None, None, norm, dtype)[1]
+
+    def add(self, x: Tensor, delta: Tensor, post: Norm | None) -> Tensor:
+        """See `Kernels`."""
+        return self._add_norm(x, delta, post, None, x.dtype)[0]
+
+    def add_norm(
+        self, x: Tensor, delta: Tensor, post: Norm | None, norm: Norm, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """See `Kernels`."""
+        return self._add_norm(x, delta, post, norm, dtype)
+
+    def _add_norm(
+        self, x: Tensor, delta: Tensor | None, post: Norm | None, norm: Norm | None, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """The sum, `x` itself without `delta`; and its norm, the sum itself without `norm`."""
+        x, size = aligned(x), x.shape[-1]
+        total = x if delta is None else self.new(x, *x.shape, dtype=x.dtype)
+        out = total if norm is None else self.new(x, *x.shape, dtype=dtype)
+        splits, delta = (0, x) if delta is None else (splits_of(delta, x.dim()), aligned(delta))
+        weights = (x if post is None else post.weight, x if norm is None else norm.weight)
+        launch(
+            *(glue.add_norm, (x.numel() // size,), x, delta, *weights, total, out, size, x.numel()),
+            *(0.0 if post is None else post.eps, 0.0 if norm is None else norm.eps),
+            SPLITS=splits,
+            POST=post is not None,
+            POST_CENTRED=post is not None and post.centred,
+            NORM=norm is not None,
+            CENTRED=norm is not None and norm.centred,
+            BLOCK=next_power_of_2(size),
+            warps=warps_of(size),
+        )
+        return total, out
+
+    def rotate_store(
+        self,
+        qkv: Tensor,
+        norms: tuple[Norm, Norm] | None,
+        rope: Rotation,
+        scale: float,
+        kv: Tensor,
+        slots: Tensor,
+        value_norm: Norm | None = None,
+        *,
+        gates: int = 0,
+        keys: int | None = None,
+    ) -> Tensor:
+        """See `Kernels`."""
+        splits, qkv, (cos, sin) = splits_of(qkv, 3), aligned(qkv), map(aligned, rope)
+        rows, heads, size = qkv.shape[-3:]
+        keys = kv.shape[0] // 2 if keys is None else keys
+        queries = heads - gates - 2 * keys
+        q = self.new(qkv, rows, queries, size, dtype=kind_of(kv))
+        q_norm, k_norm, v_norm = *(norms or (value_norm, value_norm)), value_norm or (norms and norms[1])
+        weights = [cos if norm is None else norm.weight for norm in (q_norm, k_norm, v_norm)]
+        eps = [0.0 if norm is None else norm.eps for norm in (q_norm, k_norm, v_norm)]
+        launch(
+            *(glue.rotate_store, (rows, cdiv(queries + 2 * keys, HEADS)), qkv, *weights, cos, sin, q, kv, slots),
+            *(rows * heads * size, kv.shape[1], queries, gates, keys, *eps, scale),
+            SPLITS=splits,
+            NORMS=norms is not None,
+            VALUE_NORM=value_norm is not None,
+            SIZE=size,
+            D=next_power_of_2(size),
+            HEADS=HEADS,
+        )
+        return q
+
+    def attend(
+        self,
+        q: Tensor,
+        kv: Tensor,
+        batch: Batch,
+        *,
+        softcap: float | None = None,
+        window: int | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """See `Kernels`."""
+        size, heads = q.shape[-1], len(kv) // 2
+        if size > LARGEST_HEAD or not heads:  # one head that is both keys and values
+            return super().attend(
+                q.float(), kv, batch.form(_listed), softcap=softcap, window=window, sinks=sinks
+            )
+        plan, numbers = batch.form(plan_of)
+        q = aligned(q)
+        rows, all_heads, _ = q.shape
+        out = self.new(q, rows, all_heads, size, dtype=q.dtype)
+        first = out if sinks is None else sinks
+        group, d = all_heads // heads, max(next_power_of_2(size), 16)
+        # larger tiles of large heads do not fit into registers
+        m = max(plan.tile if d <= 128 else TILES[0], next_power_of_2(group))
+        constants = {"CHUNK": CHUNK, "SIZE": size, "D": d}
+        folding = {"SINKS": sinks is not None, "RUN": RUN}
+        keys = {"SOFTCAP": softcap is not None, "KEYS": KEYS, "PAGE": plan.page}
+        tile = {"ROWS": plan.rows, "M": m, "GROUP": group}
+        pool, bounds = (heads, kv.shape[1]), (window or 0, softcap or 0.0)
+        warps = 8 if m == TILES[1] else 4
+        if plan.folds:
+            grid = plan.folds, heads, cdiv(plan.rows, m // group)
+            arguments = grid, q, kv, numbers, first, out, *pool, *bounds
+            both = constants | keys | tile
+            launch(attention.attend_rows, *arguments, **both, **folding, warps=warps, stages=2)
+        if plan.items:
+            sums = self.new(q, plan.places, all_heads, 2, dtype=torch.float32)
+            parts = self.new(q, plan.places, all_heads, size, dtype=torch.float32)
+            arguments = (self.programs,), q, kv, numbers, sums, parts, *pool, *bounds
+            both = constants | keys | tile
+            launch(
+                attention.attend_chunks, *arguments, **both, PROGRAMS=self.programs, warps=warps, stages=3
+            )
+            arguments = (rows, cdiv(all_heads, HEADS)), numbers, sums, parts, first, out, all_heads, bounds[0]
+            launch(attention.join_chunks, *arguments, **constants, **folding, HEADS=HEADS)
+        return out.flatten(1)
+
+    def gated(self, gate_up: Tensor, activation: str) -> Tensor:
+        """See `Kernels`."""
+        splits, gate_up = splits_of(gate_up, 2), aligned(gate_up)
+        rows, width = gate_up.shape[-2:]
+        size = width if activation == SQUARED_RELU else width // 2
+        out = self.new(gate_up, rows, size, dtype=gate_up.dtype)
+        grid, numbers = (rows, cdiv(size, BLOCK)), (size, rows * width)
+        launch(glue.gated, grid, gate_up, out, *numbers, SPLITS=splits, ACTIVATION=activation, BLOCK=BLOCK)
+        return out
+
+
+def aligned(x: Tensor) -> Tensor:
+    """`x` in one piece, from a multiple of 16 bytes on. The compiler chooses the order of sums by that."""
+    x = x.contiguous()
+    return x.clone() if x.data_ptr() % 16 else x
+
+
+def splits_of(x: Tensor, dim: int) -> int:
+    """How many partial sums of `[N, ...]`, which has `dim` dimensions, `x` has."""
+    return x.shape[0] if x.dim() > dim else 1
+
+
+def kind_of(kv: Tensor) -> torch.dtype:
+    """Element type of queries for a KV pool."""
+    return kv.dtype if kv.itemsize == 2 else torch.float32
+
+
+def warps_of(size: int) -> int:
+    """Warps of a program that owns a row. Sums over a row depend on it: part of the numeric mode."""
+    return 4 if size <= 2048 else 8
+
+
+def cdiv(x: int, y: int) -> int:
+    """`x / y`, rounded up."""
+    return -(-x // y)
+
+
+def next_power_of_2(x: int) -> int:
+    """The smallest power of two that is not below `x`."""
+    return 1 << (x - 1).bit_length()
+
+
+def _listed(batch: Batch) -> Batch:
+    """The pass with lists of keys, as stock operations read them."""
+    return replace(batch, stacked=())
