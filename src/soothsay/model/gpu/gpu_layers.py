@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from soothsay.core.batch import Batch, Layout, Rows
-from soothsay.model.gpu.gpu_plan import CHUNK, KEYS, RUN, TILES, lay_out, plan_of
+from soothsay.model.gpu import gpu_plan
 from soothsay.model.gpu.launching import launch
 from soothsay.model.gpu.source import attention, glue
 from soothsay.model.ops.kernels import Kernels
@@ -27,9 +27,8 @@ BLOCK = 1024
 class GpuLayers(Kernels):
     """Norms, rotary positions, attention and activations in Triton.
 
-    Inputs of `add`, `add_norm`, `rotate_store` and `gated` may be the partial sums of a linear layer, with the
-    splits as their first dimension. Queries and the outputs of attention have the type of a KV pool of 16 bits.
-    A row's bits depend on the row alone.
+    A row's bits depend on the row alone. Queries are rounded to the type of the KV pool, and the outputs of
+    attention have the type of the queries.
     """
 
     programs = 264
@@ -41,7 +40,7 @@ class GpuLayers(Kernels):
 
     def lay_out(self, requests: Sequence[Rows], block_size: int, group: int) -> Layout:
         """See `LayoutOps`."""
-        return lay_out(requests, block_size, group)
+        return gpu_plan.lay_out(requests, block_size, group)
 
     def norm(self, x: Tensor, norm: Norm, dtype: torch.dtype) -> Tensor:
         """See `Kernels`."""
@@ -64,15 +63,11 @@ class GpuLayers(Kernels):
         x, size = aligned(x), x.shape[-1]
         total = x if delta is None else self.new(x, *x.shape, dtype=x.dtype)
         out = total if norm is None else self.new(x, *x.shape, dtype=dtype)
-        splits, delta = (0, x) if delta is None else (splits_of(delta, x.dim()), aligned(delta))
-        weights = (x if post is None else post.weight, x if norm is None else norm.weight)
+        weights, eps = zip(*(map(_read, (post, norm))), strict=True)
         launch(
-            *(glue.add_norm, (x.numel() // size,), x, delta, *weights, total, out, size, x.numel()),
-            *(0.0 if post is None else post.eps, 0.0 if norm is None else norm.eps),
-            SPLITS=splits,
-            POST=post is not None,
+            *(glue.add_norm, (x.numel() // size,), x, delta if delta is None else aligned(delta)),
+            *(*weights, total, out, size, *eps),
             POST_CENTRED=post is not None and post.centred,
-            NORM=norm is not None,
             CENTRED=norm is not None and norm.centred,
             BLOCK=next_power_of_2(size),
             warps=warps_of(size),
@@ -93,20 +88,15 @@ class GpuLayers(Kernels):
         keys: int | None = None,
     ) -> Tensor:
         """See `Kernels`."""
-        splits, qkv, (cos, sin) = splits_of(qkv, 3), aligned(qkv), map(aligned, rope)
-        rows, heads, size = qkv.shape[-3:]
+        qkv, (cos, sin) = aligned(qkv), map(aligned, rope)
+        rows, heads, size = qkv.shape
         keys = kv.shape[0] // 2 if keys is None else keys
         queries = heads - gates - 2 * keys
-        q = self.new(qkv, rows, queries, size, dtype=kind_of(kv))
-        q_norm, k_norm, v_norm = *(norms or (value_norm, value_norm)), value_norm or (norms and norms[1])
-        weights = [cos if norm is None else norm.weight for norm in (q_norm, k_norm, v_norm)]
-        eps = [0.0 if norm is None else norm.eps for norm in (q_norm, k_norm, v_norm)]
+        q = self.new(qkv, rows, queries, size, dtype=kv.dtype)
+        weights, eps = zip(*map(_read, (*(norms or (None, None)), value_norm)), strict=True)
         launch(
             *(glue.rotate_store, (rows, cdiv(queries + 2 * keys, HEADS)), qkv, *weights, cos, sin, q, kv, slots),
-            *(rows * heads * size, kv.shape[1], queries, gates, keys, *eps, scale),
-            SPLITS=splits,
-            NORMS=norms is not None,
-            VALUE_NORM=value_norm is not None,
+            *(kv.shape[1], queries, gates, keys, *eps, scale),
             SIZE=size,
             D=next_power_of_2(size),
             HEADS=HEADS,
@@ -129,25 +119,23 @@ class GpuLayers(Kernels):
             return super().attend(
                 q.float(), kv, batch.form(_listed), softcap=softcap, window=window, sinks=sinks
             )
-        plan, numbers = batch.form(plan_of)
+        plan, numbers = batch.form(gpu_plan.plan_of)
         q = aligned(q)
         rows, all_heads, _ = q.shape
         out = self.new(q, rows, all_heads, size, dtype=q.dtype)
-        first = out if sinks is None else sinks
         group, d = all_heads // heads, max(next_power_of_2(size), 16)
         # larger tiles of large heads do not fit into registers
-        m = max(plan.tile if d <= 128 else TILES[0], next_power_of_2(group))
-        constants = {"CHUNK": CHUNK, "SIZE": size, "D": d}
-        folding = {"SINKS": sinks is not None, "RUN": RUN}
-        keys = {"SOFTCAP": softcap is not None, "KEYS": KEYS, "PAGE": plan.page}
+        m = max(plan.tile if d <= 128 else gpu_plan.TILES[0], next_power_of_2(group))
+        constants = {"CHUNK": gpu_plan.CHUNK, "SIZE": size, "D": d}
+        keys = {"SOFTCAP": softcap is not None, "KEYS": gpu_plan.KEYS, "PAGE": plan.page}
         tile = {"ROWS": plan.rows, "M": m, "GROUP": group}
         pool, bounds = (heads, kv.shape[1]), (window or 0, softcap or 0.0)
-        warps = 8 if m == TILES[1] else 4
+        warps = 8 if m > gpu_plan.TILES[0] else 4
         if plan.folds:
             grid = plan.folds, heads, cdiv(plan.rows, m // group)
-            arguments = grid, q, kv, numbers, first, out, *pool, *bounds
+            arguments = grid, q, kv, numbers, sinks, out, *pool, *bounds
             both = constants | keys | tile
-            launch(attention.attend_rows, *arguments, **both, **folding, warps=warps, stages=2)
+            launch(attention.attend_rows, *arguments, **both, RUN=gpu_plan.RUN, warps=warps, stages=2)
         if plan.items:
             sums = self.new(q, plan.places, all_heads, 2, dtype=torch.float32)
             parts = self.new(q, plan.places, all_heads, size, dtype=torch.float32)
@@ -156,35 +144,30 @@ class GpuLayers(Kernels):
             launch(
                 attention.attend_chunks, *arguments, **both, PROGRAMS=self.programs, warps=warps, stages=3
             )
-            arguments = (rows, cdiv(all_heads, HEADS)), numbers, sums, parts, first, out, all_heads, bounds[0]
-            launch(attention.join_chunks, *arguments, **constants, **folding, HEADS=HEADS)
+            arguments = (rows, cdiv(all_heads, HEADS)), numbers, sums, parts, sinks, out, all_heads, bounds[0]
+            launch(attention.join_chunks, *arguments, **constants, RUN=gpu_plan.RUN, HEADS=HEADS)
         return out.flatten(1)
 
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
         """See `Kernels`."""
-        splits, gate_up = splits_of(gate_up, 2), aligned(gate_up)
-        rows, width = gate_up.shape[-2:]
+        gate_up = aligned(gate_up)
+        rows, width = gate_up.shape
         size = width if activation == SQUARED_RELU else width // 2
         out = self.new(gate_up, rows, size, dtype=gate_up.dtype)
-        grid, numbers = (rows, cdiv(size, BLOCK)), (size, rows * width)
-        launch(glue.gated, grid, gate_up, out, *numbers, SPLITS=splits, ACTIVATION=activation, BLOCK=BLOCK)
+        grid = rows, cdiv(size, BLOCK)
+        launch(glue.gated, grid, gate_up, out, size, ACTIVATION=activation, BLOCK=BLOCK)
         return out
+
+
+def _read(norm: Norm | None) -> tuple[Tensor | None, float]:
+    """What kernels read of a norm."""
+    return (None, 0.0) if norm is None else (norm.weight, norm.eps)
 
 
 def aligned(x: Tensor) -> Tensor:
     """`x` in one piece, from a multiple of 16 bytes on. The compiler chooses the order of sums by that."""
     x = x.contiguous()
     return x.clone() if x.data_ptr() % 16 else x
-
-
-def splits_of(x: Tensor, dim: int) -> int:
-    """How many partial sums of `[N, ...]`, which has `dim` dimensions, `x` has."""
-    return x.shape[0] if x.dim() > dim else 1
-
-
-def kind_of(kv: Tensor) -> torch.dtype:
-    """Element type of queries for a KV pool."""
-    return kv.dtype if kv.itemsize == 2 else torch.float32
 
 
 def warps_of(size: int) -> int:

@@ -20,8 +20,8 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 @triton.jit
 def bounded_score(s, softcap):
     """`softcap * tanh(s / softcap)`, by an exponential of the number alone."""
-    e = tl.exp(tl.div_rn(s, s * 0.0 + softcap) * 2.0)
-    return softcap - tl.div_rn(s * 0.0 + 2.0 * softcap, e + 1.0)
+    e = tl.exp(tl.div_rn(s, softcap) * 2.0)
+    return softcap - tl.div_rn(2.0 * softcap, e + 1.0)
 
 
 @triton.jit
@@ -191,15 +191,15 @@ def attend_chunks(
 @triton.jit
 def weighed(total, acc):
     """Weighed values `[M, D]` over their sums; zeros where no key was seen."""
-    safe = tl.where(total > 0, total, 1.0)
-    return tl.where((total > 0)[:, None], tl.div_rn(acc, safe[:, None] + acc * 0.0), 0.0)
+    has_keys = total > 0
+    return tl.where(has_keys[:, None], tl.div_rn(acc, tl.where(has_keys, total, 1.0)[:, None]), 0.0)
 
 
 @triton.jit
-def sink(sinks, head, exists, SINKS: tl.constexpr):
+def sink(sinks, head, exists):
     """Where the running softmax of heads starts: a score without a value, if there is one."""
     top, total = head * 0.0 + LOWEST, head * 0.0
-    if SINKS:
+    if sinks is not None:
         top = tl.load(sinks + head, mask=exists, other=0.0) * LOG2_E
         total = total + 1.0
     return top, total
@@ -214,7 +214,6 @@ def join_chunks(
     out,
     heads,
     window,
-    SINKS: tl.constexpr,
     CHUNK: tl.constexpr,
     RUN: tl.constexpr,
     SIZE: tl.constexpr,
@@ -230,7 +229,7 @@ def join_chunks(
     count = tl.where(place >= 0, (position + CHUNK) // CHUNK, 0)
     exists = head < heads
     real = exists[:, None] & (d < SIZE)[None, :]
-    top, total = sink(sinks, head, exists, SINKS)
+    top, total = sink(sinks, head, exists)
     acc = tl.zeros((HEADS, D), tl.float32)
     for run in range(low // RUN, (count + RUN - 1) // RUN):
         run_top = tl.full((HEADS,), LOWEST, tl.float32)
@@ -261,7 +260,6 @@ def attend_rows(
     window,
     softcap,
     SOFTCAP: tl.constexpr,
-    SINKS: tl.constexpr,
     KEYS: tl.constexpr,
     CHUNK: tl.constexpr,
     RUN: tl.constexpr,
@@ -281,7 +279,7 @@ def attend_rows(
     )
     keys = kv + head.to(tl.int64) * slots * SIZE
     values = kv + (heads + head).to(tl.int64) * slots * SIZE
-    top, total = sink(sinks, of, row >= 0, SINKS)
+    top, total = sink(sinks, of, row >= 0)
     acc = tl.zeros((M, D), tl.float32)
     count = tl.max(position, axis=0) // CHUNK + 1
     first = tl.min(low, axis=0) // CHUNK

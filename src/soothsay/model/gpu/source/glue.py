@@ -1,8 +1,7 @@
 """Operations between linear layers. A row's bits depend on the row alone.
 
-One program owns the rows that it sums, and its shape depends on their size alone. Inputs may be partial sums
-`[splits, N, size]` of a linear layer, which are added in order. Exponentials are approximations on a device, but
-functions of one number.
+One program owns the rows that it sums, and its shape depends on their size alone. Exponentials are
+approximations on a device, but functions of one number. A pointer is None where there is nothing to read.
 """
 
 import triton
@@ -12,18 +11,9 @@ from soothsay.model.gpu.source.attention import bounded_score
 
 
 @triton.jit
-def add_splits(x, at, mask, stride, SPLITS: tl.constexpr):
-    """The sum of partial sums at `at`, in order, float32."""
-    total = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
-    for split in tl.static_range(1, SPLITS):
-        total = total + tl.load(x + split * stride + at, mask=mask, other=0.0).to(tl.float32)
-    return total
-
-
-@triton.jit
 def inverse_rms(squares, size, eps):
     """`1 / rms`, of the sums of squares of rows of `size` numbers."""
-    return tl.div_rn(squares * 0.0 + 1.0, tl.sqrt_rn(tl.div_rn(squares, squares * 0.0 + size) + eps))
+    return tl.div_rn(1.0, tl.sqrt_rn(tl.div_rn(squares, size * 1.0) + eps))
 
 
 @triton.jit
@@ -36,7 +26,7 @@ def normed(v, weight, at, exists, size, eps, CENTRED: tl.constexpr):
     return (v * scale) * tl.load(weight + at, mask=exists, other=0.0)
 
 
-@triton.jit(do_not_specialize=["stride"])
+@triton.jit
 def add_norm(
     x,
     delta,
@@ -45,30 +35,26 @@ def add_norm(
     total,
     out,
     size,
-    stride,
     post_eps,
     eps,
-    SPLITS: tl.constexpr,
-    POST: tl.constexpr,
     POST_CENTRED: tl.constexpr,
-    NORM: tl.constexpr,
     CENTRED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """total = x + delta, or x plus the norm `post` of delta; out = its norm. One program a row.
+    """total = x + delta, or x plus the norm `post` of delta; out = the norm `weight` of it. One program a row.
 
-    Without splits, total is x and is not written; without a norm, out is not.
+    Without delta, total is x, and it is not written.
     """
     row, at = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     exists = at < size
     v = tl.load(x + row * size + at, mask=exists, other=0.0).to(tl.float32)
-    if SPLITS:
-        d = add_splits(delta + row * size, at, exists, stride, SPLITS)
-        if POST:
+    if delta is not None:
+        d = tl.load(delta + row * size + at, mask=exists, other=0.0).to(tl.float32)
+        if post is not None:
             d = normed(d, post, at, exists, size, post_eps, POST_CENTRED)
         v = v + d
         tl.store(total + row * size + at, v, mask=exists)
-    if NORM:
+    if weight is not None:
         v = normed(v, weight, at, exists, size, eps, CENTRED)
         tl.store(out + row * size + at, v.to(out.dtype.element_ty), mask=exists)
 
@@ -82,13 +68,15 @@ def stored(x, kind: tl.constexpr):
 
 
 @triton.jit
-def head_weights(q_weight, k_weight, v_weight, is_q, is_v, at, mask):
-    """The weights of the norms of some heads, `[HEADS, D]`, at dimensions `at`."""
-    keys_or_values = tl.where(is_v[:, None], v_weight + at[None, :], k_weight + at[None, :])
-    return tl.load(tl.where(is_q[:, None], q_weight + at[None, :], keys_or_values), mask=mask, other=0.0)
+def head_norm(x, inverse, weight, is_own, at, SIZE: tl.constexpr):
+    """The numbers `at` of some heads, `[HEADS, D]`, of which a part is normed."""
+    if weight is not None:
+        own = tl.load(weight + at, mask=at < SIZE, other=0.0)[None, :]
+        x = tl.where(is_own[:, None], (x * inverse) * own, x)
+    return x
 
 
-@triton.jit(do_not_specialize=["stride"])
+@triton.jit
 def rotate_store(
     qkv,
     q_weight,
@@ -99,7 +87,6 @@ def rotate_store(
     q,
     kv,
     places,
-    stride,
     slots,
     queries,
     gates,
@@ -108,36 +95,31 @@ def rotate_store(
     k_eps,
     v_eps,
     scale,
-    SPLITS: tl.constexpr,
-    NORMS: tl.constexpr,
-    VALUE_NORM: tl.constexpr,
     SIZE: tl.constexpr,
     D: tl.constexpr,
     HEADS: tl.constexpr,
 ):
     """Norm and rotate heads of a row. Queries go to q, keys and values to slot `places[row]` of kv.
 
-    qkv `[splits, N, queries + gates + 2 * keys, SIZE]`; cos, sin `[N, SIZE]`; q `[N, queries, SIZE]`;
+    qkv `[N, queries + gates + 2 * keys, SIZE]`; cos, sin `[N, SIZE]`; q `[N, queries, SIZE]`;
     kv `[2 * keys, slots, SIZE]`. One program a row and `HEADS` of its heads.
     """
     row = tl.program_id(0).to(tl.int64)
     head, d = tl.program_id(1) * HEADS + tl.arange(0, HEADS), tl.arange(0, D)
-    partner = tl.where(d < SIZE // 2, d + SIZE // 2, d - SIZE // 2)
+    partner = tl.where(d < SIZE // 2, d + SIZE // 2, d - SIZE // 2)  # rotates with d
     is_q, is_v = head < queries, head >= queries + keys
     real = (head < queries + 2 * keys)[:, None] & (d < SIZE)[None, :]
     source = (row * (queries + gates + 2 * keys) + tl.where(is_q, head, head + gates))[:, None] * SIZE
-    x = add_splits(qkv, source + d[None, :], real, stride, SPLITS)
-    y = add_splits(qkv, source + partner[None, :], real, stride, SPLITS)
-    if NORMS or VALUE_NORM:
-        eps = tl.where(is_q, q_eps, tl.where(is_v, v_eps, k_eps))
-        inverse = inverse_rms(tl.sum(x * x, axis=1), SIZE, eps)[:, None]
-        has_norm = (is_v if VALUE_NORM else head < 0) | (head < queries + keys if NORMS else head < 0)
-        has_norm = has_norm[:, None]
-        mask = real & has_norm
-        weights = head_weights(q_weight, k_weight, v_weight, is_q, is_v, d, mask)
-        others = head_weights(q_weight, k_weight, v_weight, is_q, is_v, partner, mask)
-        x = tl.where(has_norm, (x * inverse) * weights, x)
-        y = tl.where(has_norm, (y * inverse) * others, y)
+    x = tl.load(qkv + source + d[None, :], mask=real, other=0.0).to(tl.float32)
+    y = tl.load(qkv + source + partner[None, :], mask=real, other=0.0).to(tl.float32)
+    eps = tl.where(is_q, q_eps, tl.where(is_v, v_eps, k_eps))
+    inverse = inverse_rms(tl.sum(x * x, axis=1), SIZE, eps)[:, None]
+    is_k = (head >= queries) & (head < queries + keys)
+    x = head_norm(x, inverse, q_weight, is_q, d, SIZE)
+    x = head_norm(x, inverse, k_weight, is_k, d, SIZE)
+    x = head_norm(x, inverse, v_weight, is_v, d, SIZE)
+    y = head_norm(y, inverse, q_weight, is_q, partner, SIZE)
+    y = head_norm(y, inverse, k_weight, is_k, partner, SIZE)
     turns = row * SIZE + d
     c = tl.load(cos + turns, mask=d < SIZE, other=0.0)[None, :]
     s = tl.load(sin + turns, mask=d < SIZE, other=0.0)[None, :]
@@ -153,14 +135,14 @@ def rotate_store(
 @triton.jit
 def sigmoid(x):
     """`1 / (1 + e^-x)`."""
-    return tl.div_rn(x * 0.0 + 1.0, tl.exp(-x) + 1.0)
+    return tl.div_rn(1.0, tl.exp(-x) + 1.0)
 
 
 @triton.jit
 def error_function(x):
     """Within 1.5e-7 of erf (Abramowitz and Stegun 1964, 7.1.26)."""
     size = tl.abs(x)
-    t = tl.div_rn(x * 0.0 + 1.0, size * 0.3275911 + 1.0)
+    t = tl.div_rn(1.0, size * 0.3275911 + 1.0)
     sums = ((((t * 1.061405429 - 1.453152027) * t + 1.421413741) * t - 0.284496736) * t + 0.254829592) * t
     share = 1.0 - sums * tl.exp(-(x * x))
     return tl.where(x < 0, -share, share)
@@ -177,22 +159,21 @@ def activated(x, ACTIVATION: tl.constexpr):
     return x * 0.5 * (bounded_score(0.7978845608028654 * (x + 0.044715 * (x * x * x)), 1.0) + 1.0)
 
 
-@triton.jit(do_not_specialize=["stride"])
-def gated(
-    gate_up, out, size, stride, SPLITS: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
-    """The activation of the first half of a row times the second: `[splits, N, 2 * size]` to `[N, size]`.
+@triton.jit
+def gated(gate_up, out, size, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
+    """The activation of the first half of a row times the second: `[N, 2 * size]` to `[N, size]`.
 
-    "relu2" takes `[splits, N, size]`. One program a row and `BLOCK` numbers.
+    "relu2" takes `[N, size]`. One program a row and `BLOCK` numbers.
     """
     row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     exists = at < size
     if ACTIVATION == "relu2":
-        x = tl.maximum(add_splits(gate_up + row * size, at, exists, stride, SPLITS), 0.0)
+        x = tl.maximum(tl.load(gate_up + row * size + at, mask=exists, other=0.0).to(tl.float32), 0.0)
         x = x * x
     else:
-        gate = add_splits(gate_up + row * (2 * size), at, exists, stride, SPLITS)
-        up = add_splits(gate_up + row * (2 * size) + size, at, exists, stride, SPLITS)
+        gate_at = gate_up + row * (2 * size) + at
+        gate = tl.load(gate_at, mask=exists, other=0.0).to(tl.float32)
+        up = tl.load(gate_at + size, mask=exists, other=0.0).to(tl.float32)
         if ACTIVATION == "clipped_swiglu":
             gate = tl.minimum(gate, 7.0)
             up = tl.minimum(tl.maximum(up, -7.0), 7.0)
