@@ -34,10 +34,6 @@ class GpuLayers(Kernels):
     programs = 264
     """Programs that share the items of attention, best two for each multiprocessor. No bit depends on it."""
 
-    def new(self, like: Tensor, *shape: int, dtype: torch.dtype) -> Tensor:
-        """Memory for results, on the device of `like`."""
-        return torch.empty(shape, dtype=dtype, device=like.device)
-
     def lay_out(self, requests: Sequence[Rows], block_size: int, group: int) -> Layout:
         """See `LayoutOps`."""
         return gpu_plan.lay_out(requests, block_size, group)
@@ -61,8 +57,8 @@ class GpuLayers(Kernels):
     ) -> tuple[Tensor, Tensor]:
         """The sum, `x` itself without `delta`; and its norm, the sum itself without `norm`."""
         x, size = aligned(x), x.shape[-1]
-        total = x if delta is None else self.new(x, *x.shape, dtype=x.dtype)
-        out = total if norm is None else self.new(x, *x.shape, dtype=dtype)
+        total = x if delta is None else torch.empty_like(x)
+        out = total if norm is None else torch.empty_like(x, dtype=dtype)
         weights, eps = zip(*(map(_read, (post, norm))), strict=True)
         launch(
             *(glue.add_norm, (x.numel() // size,), x, delta if delta is None else aligned(delta)),
@@ -92,7 +88,7 @@ class GpuLayers(Kernels):
         rows, heads, size = qkv.shape
         keys = kv.shape[0] // 2 if keys is None else keys
         queries = heads - gates - 2 * keys
-        q = self.new(qkv, rows, queries, size, dtype=kv.dtype)
+        q = qkv.new_empty(rows, queries, size, dtype=kv.dtype)
         weights, eps = zip(*map(_read, (*(norms or (None, None)), value_norm)), strict=True)
         launch(
             *(glue.rotate_store, (rows, cdiv(queries + 2 * keys, HEADS)), qkv, *weights, cos, sin, q, kv, slots),
@@ -116,36 +112,31 @@ class GpuLayers(Kernels):
         """See `Kernels`."""
         size, heads = q.shape[-1], len(kv) // 2
         if size > LARGEST_HEAD or not heads:  # one head that is both keys and values
-            return super().attend(
-                q.float(), kv, batch.form(_listed), softcap=softcap, window=window, sinks=sinks
-            )
+            stock = batch.form(_listed)
+            return super().attend(q.float(), kv, stock, softcap=softcap, window=window, sinks=sinks)
         plan, numbers = batch.form(gpu_plan.plan_of)
         q = aligned(q)
         rows, all_heads, _ = q.shape
-        out = self.new(q, rows, all_heads, size, dtype=q.dtype)
-        group, d = all_heads // heads, max(next_power_of_2(size), 16)
+        out, group = torch.empty_like(q), all_heads // heads
+        whole = {"CHUNK": gpu_plan.CHUNK, "SIZE": size, "D": max(next_power_of_2(size), 16)}
         # larger tiles of large heads do not fit into registers
-        m = max(plan.tile if d <= 128 else gpu_plan.TILES[0], next_power_of_2(group))
-        constants = {"CHUNK": gpu_plan.CHUNK, "SIZE": size, "D": d}
-        keys = {"SOFTCAP": softcap is not None, "KEYS": gpu_plan.KEYS, "PAGE": plan.page}
-        tile = {"ROWS": plan.rows, "M": m, "GROUP": group}
-        pool, bounds = (heads, kv.shape[1]), (window or 0, softcap or 0.0)
-        warps = 8 if m > gpu_plan.TILES[0] else 4
+        most = plan.tile if size <= 128 else gpu_plan.TILES[0]
+        m = max(most, next_power_of_2(group))
+        tile = whole | {"KEYS": gpu_plan.KEYS, "PAGE": plan.page, "ROWS": plan.rows, "M": m, "GROUP": group}
+        tile["SOFTCAP"] = softcap is not None
+        sizes, bounds, warps = (heads, kv.shape[1]), (window or 0, softcap or 0.0), 4 if m <= 16 else 8
         if plan.folds:
             grid = plan.folds, heads, cdiv(plan.rows, m // group)
-            arguments = grid, q, kv, numbers, sinks, out, *pool, *bounds
-            both = constants | keys | tile
-            launch(attention.attend_rows, *arguments, **both, RUN=gpu_plan.RUN, warps=warps, stages=2)
+            arguments = grid, q, kv, numbers, sinks, out, *sizes, *bounds
+            launch(attention.attend_rows, *arguments, **tile, RUN=gpu_plan.RUN, warps=warps, stages=2)
         if plan.items:
-            sums = self.new(q, plan.places, all_heads, 2, dtype=torch.float32)
-            parts = self.new(q, plan.places, all_heads, size, dtype=torch.float32)
-            arguments = (self.programs,), q, kv, numbers, sums, parts, *pool, *bounds
-            both = constants | keys | tile
-            launch(
-                attention.attend_chunks, *arguments, **both, PROGRAMS=self.programs, warps=warps, stages=3
-            )
-            arguments = (rows, cdiv(all_heads, HEADS)), numbers, sums, parts, sinks, out, all_heads, bounds[0]
-            launch(attention.join_chunks, *arguments, **constants, RUN=gpu_plan.RUN, HEADS=HEADS)
+            sums = q.new_empty(plan.places, all_heads, 2, dtype=torch.float32)
+            parts = q.new_empty(plan.places, all_heads, size, dtype=torch.float32)
+            arguments = (self.programs,), q, kv, numbers, sums, parts, *sizes, *bounds
+            launch(attention.attend_chunks, *arguments, **tile, PROGRAMS=self.programs, warps=warps)
+            grid = rows, cdiv(all_heads, HEADS)
+            arguments = grid, numbers, sums, parts, sinks, out, all_heads, bounds[0]
+            launch(attention.join_chunks, *arguments, **whole, RUN=gpu_plan.RUN, HEADS=HEADS)
         return out.flatten(1)
 
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
@@ -153,7 +144,7 @@ class GpuLayers(Kernels):
         gate_up = aligned(gate_up)
         rows, width = gate_up.shape
         size = width if activation == SQUARED_RELU else width // 2
-        out = self.new(gate_up, rows, size, dtype=gate_up.dtype)
+        out = gate_up.new_empty(rows, size)
         grid = rows, cdiv(size, BLOCK)
         launch(glue.gated, grid, gate_up, out, size, ACTIVATION=activation, BLOCK=BLOCK)
         return out

@@ -167,7 +167,8 @@ class PlanPacker(Packer):
         last = (positions // CHUNK + 1).tolist()  # after the last chunk of each row
         tiles, begins, ends, folds, folded = [], [], [], [], []
         for some in self.groups:
-            head, rows, folds_all = [*some[:4], 0], some.rows, len(some.rows) > FOLD
+            head, rows = [*some[:4], 0], some.rows
+            folds_all = some.ctx == FAR and not some.end and len(rows) > FOLD
             for at in range(0, len(rows), size):
                 own = rows[at : at + size]
                 record = [*head, *own, *[-1] * (size - len(own))]
