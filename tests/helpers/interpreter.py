@@ -111,3 +111,20 @@ interpreter._patch_lang_tensor = _patched
 for _name in ("si_to_fp", "ui_to_fp", "fp_to_si", "fp_to_ui", "fp_ext", "fp_trunc"):  # bound at birth
     _call = lambda self, source, dtype: self.cast_impl(source, dtype)  # noqa: E731
     setattr(interpreter.InterpreterBuilder, f"create_{_name}", _call)
+
+
+# a check of each integer sum and product for overflow takes a third of the time
+interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
+
+_ready: set[str] = set()
+
+
+def _call_function(self: Any, *args: object, **kwargs: object) -> Any:
+    """Call a function of a kernel. Its module's names are replaced once, since that takes a millisecond."""
+    if self.fn.__module__ not in _ready:
+        interpreter._patch_lang(self.fn)
+        _ready.add(self.fn.__module__)
+    return self.rewrite()(*args, **kwargs)
+
+
+interpreter.InterpretedFunction.__call__ = _call_function
