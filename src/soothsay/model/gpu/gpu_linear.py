@@ -1,0 +1,133 @@
+"""Linear layers on a GPU: weights as the kernels read them, and the module that multiplies rows with them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from soothsay.model.gpu.integer_weight import IntegerWeight
+from soothsay.model.gpu.launching import launch
+from soothsay.model.gpu.source import linear as source
+from soothsay.model.gpu.tiles import ENOUGH_PROGRAMS, Tile, span_of, tile_for
+from soothsay.model.weights.quantized import Integers, Mixed, QuantizedRows
+
+FLOATS = torch.bfloat16, torch.float16, torch.float32
+
+
+class GpuLinear(nn.Module):
+    """Rows times a constant weight, which is read once for up to 64 rows.
+
+    A row's bits depend on the row alone, not on other rows or the number of rows: products are added in an
+    order that the weight's shape decides. Integers that are not split give the bits of the stock layer
+    `soothsay.model.ops.linear.Integer`.
+
+    Args:
+        weight: `[out, in]` in a float dtype, or integers.
+        bias: `[out]`.
+        dtype: of the output.
+        device: where the weight will be.
+    """
+
+    name = "Triton"
+    bias: Tensor | None
+
+    def __init__(
+        self,
+        weight: Tensor | QuantizedRows,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+        device: torch.device | str = "cuda",
+    ):
+        super().__init__()
+        self.dtype = dtype
+        self.out_features, self.in_features = weight.shape
+        self.register_buffer("bias", None if bias is None else bias.to(device, torch.float32))
+        self.weight: FloatWeight | IntegerWeight
+        if isinstance(weight, Tensor):
+            self.weight = FloatWeight(weight, device)
+        else:
+            self.weight = IntegerWeight(weight, device)
+        self.splits = -(-self.in_features // self.weight.span)
+
+    @staticmethod
+    def fit(weight: Tensor | Integers) -> bool:
+        """Whether the kernels multiply this weight. They take the parts of a `Mixed` one by one."""
+        if isinstance(weight, Mixed):
+            return False
+        if isinstance(weight, Tensor):
+            return weight.dtype in FLOATS and weight.shape[1] % 16 == 0
+        return IntegerWeight.fit(weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[M, in] -> [M, out]`."""
+        tile = tile_for(self.weight.kind, len(x))
+        if self.splits > 1 and self._tiles(tile, len(x)) < ENOUGH_PROGRAMS:
+            return self.added(self.split_sums(x))
+        out = torch.empty(len(x), self.out_features, dtype=self.dtype, device=x.device)
+        self._multiply(x, out, self.bias, tile, self.splits)
+        return out
+
+    def split_sums(self, x: Tensor) -> Tensor:
+        """The sums of each split, without the bias: `[M, in] -> [splits, M, out]` float32.
+
+        What reads them in place of `added` adds them in order to 0, and then the bias.
+        """
+        out = torch.empty(self.splits, len(x), self.out_features, device=x.device)
+        self._multiply(x, out, None, tile_for(self.weight.kind, len(x)), 1)
+        return out
+
+    def added(self, sums: Tensor) -> Tensor:
+        """Add the sums of splits, and the bias: `[splits, M, out] -> [M, out]`."""
+        splits, rows, size = sums.shape
+        out = torch.empty(rows, size, dtype=self.dtype, device=sums.device)
+        if rows:
+            grid = rows, -(-size // 1024)
+            launch(source.add_splits, grid, sums, self.bias, out, splits, size, BLOCK=1024)
+        return out
+
+    def _tiles(self, tile: Tile, rows: int) -> int:
+        return -(-rows // tile.rows) * -(-self.out_features // tile.outputs)
+
+    def _multiply(self, x: Tensor, out: Tensor, bias: Tensor | None, tile: Tile, each: int) -> None:
+        """Let every program compute `each` splits of its tile."""
+        if not len(x):
+            return
+        rows, columns = -(-len(x) // tile.rows), -(-self.out_features // tile.outputs)
+        grid = rows, columns, self.splits // each
+        self.weight.multiply(x.contiguous(), out, bias, tile, grid, each)
+
+
+class FloatWeight(nn.Module):
+    """A weight `[out, in]` in bfloat16, float16 or float32, as it is stored."""
+
+    kind = "float"
+    values: Tensor
+
+    def __init__(self, weight: Tensor, device: torch.device | str):
+        super().__init__()
+        self.register_buffer("values", weight.to(device).contiguous())
+        self.span = span_of(self.kind, *weight.shape)
+
+    def multiply(
+        self,
+        x: Tensor,
+        out: Tensor,
+        bias: Tensor | None,
+        tile: Tile,
+        grid: tuple[int, int, int],
+        each: int,
+    ) -> None:
+        """Multiply rows `[M, in]` into `out`; see `multiply_floats`."""
+        outputs, inputs = self.values.shape
+        block = next(size for size in (tile.inputs, 64, 32, 16) if inputs % size == 0)
+        launch(
+            source.multiply_floats,
+            grid,
+            *(x.to(self.values.dtype), self.values, bias, out),
+            *(len(x), outputs, inputs, self.span, each),
+            warps=tile.warps,
+            stages=tile.stages,
+            BLOCK_M=tile.rows,
+            BLOCK_N=tile.outputs,
+            BLOCK_K=block,
+        )

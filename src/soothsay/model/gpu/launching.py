@@ -1,0 +1,23 @@
+"""How kernels start. No other module starts one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def launch(
+    kernel: Any, grid: tuple[int, ...], *args: Any, warps: int = 4, stages: int = 3, **constants: Any
+) -> None:
+    """Start `grid` programs of a kernel, after the kernels that were started before.
+
+    The compiler must fuse no product with a sum: a sum's bits would depend on what it chose to fuse.
+
+    Args:
+        kernel: from `soothsay.model.gpu.source`.
+        grid: number of programs along each axis.
+        args: tensors and numbers, in the kernel's order.
+        warps: threads of a program, in groups of 32.
+        stages: tiles of a loop that are in flight at once.
+        constants: the kernel's `tl.constexpr` parameters.
+    """
+    kernel[grid](*args, num_warps=warps, num_stages=stages, enable_fp_fusion=False, **constants)

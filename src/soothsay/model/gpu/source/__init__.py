@@ -1,0 +1,1 @@
+"""Kernels in Triton's language, and nothing else. `soothsay.model.gpu.launching` starts them."""

@@ -1,0 +1,309 @@
+"""Products of rows with weights, for tiles of rows and outputs.
+
+Inputs are cut into splits, whose sums are added in order. A split's sum is one accumulator over rising
+inputs, so a tile's size, its warps and its stages change no bit. A program computes `each` splits in turn and
+writes their sum. Grid: (tiles of rows, tiles of outputs, splits / each).
+"""
+
+import triton
+import triton.language as tl
+
+PANEL = tl.constexpr(64)  # outputs whose integers are stored together
+STEP = tl.constexpr(64)  # inputs whose integers are stored together
+
+NO_OFFSET = tl.constexpr(0)
+MINIMUMS = tl.constexpr(1)
+ZEROS = tl.constexpr(2)
+
+
+@triton.jit(do_not_specialize=["M", "each"])
+def multiply_floats(
+    x,
+    weight,
+    bias,
+    out,
+    M,
+    N,
+    K,
+    span,
+    each,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """`x` `[M, K]` times `weight` `[N, K]` into `out` `[splits / each, M, N]`; `bias` `[N]` float32 or None.
+
+    `span`: inputs of a split. BLOCK_K divides it, and K.
+    """
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    part = tl.program_id(2)
+    inputs = tl.arange(0, BLOCK_K)
+    is_row = rows[:, None] < M
+    x_rows = x + (rows[:, None].to(tl.int64) * K + inputs[None, :])
+    w_columns = weight + (tl.minimum(columns, N - 1)[None, :].to(tl.int64) * K + inputs[:, None])
+    # only where all rows are in one tile is a weight read once
+    keep: tl.constexpr = "evict_first" if BLOCK_M < 128 else ""
+    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for split in range(part * each, (part + 1) * each):
+        acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        for k in range(split * span, tl.minimum((split + 1) * span, K), BLOCK_K):
+            a = tl.load(x_rows + k, mask=is_row, other=0.0)
+            b = tl.load(w_columns + k, eviction_policy=keep)
+            acc = tl.dot(a, b, acc, input_precision="ieee")
+        total += acc
+    _write(total, bias, out, part, rows, columns, M, N)
+
+
+@triton.jit
+def _write(total, bias, out, part, rows, columns, M, N):
+    is_column = columns < N
+    if bias is not None:
+        total += tl.load(bias + columns, mask=is_column, other=0.0)[None, :]
+    place = out + (part * M + rows[:, None]).to(tl.int64) * N + columns[None, :]
+    tl.store(place, total, mask=(rows[:, None] < M) & is_column[None, :])
+
+
+@triton.jit(do_not_specialize=["M"])
+def quantize_rows(
+    x,
+    values,
+    scales,
+    totals,
+    M,
+    K,
+    steps,
+    GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Round rows `x` `[M, K]` to integers from -127 to 127, with a scale for each row and group of inputs.
+
+    Writes `values` `[padded rows, steps * STEP]` int8, `scales` `[groups, padded rows]` float32, and `totals`
+    `[groups, padded rows]` int32, the sums of a group's integers. All are 0 where there is no input.
+    Grid: (padded rows / BLOCK_M, inputs / BLOCK_K).
+    """
+    GROUPS: tl.constexpr = BLOCK_K // GROUP
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    groups = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
+    inputs = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    is_input = (rows[:, None, None] < M) & (inputs[None, :, :] < K)
+    at = rows[:, None, None].to(tl.int64) * K + inputs[None, :, :]
+    exact = tl.load(x + at, mask=is_input, other=0.0).to(tl.float32)
+    largest = tl.max(tl.abs(exact), axis=2)
+    end = tl.full((BLOCK_M, GROUPS), 127.0, tl.float32)
+    inverse = tl.where(largest > 0, tl.div_rn(end, tl.where(largest > 0, largest, end)), 0.0)
+    # adding 1.5 * 2**23 rounds to the nearest integer, ties to even
+    magic: tl.constexpr = 12582912.0
+    integers = ((exact * inverse[:, :, None] + magic) - magic).to(tl.int32)
+    size = steps * STEP
+    place = rows[:, None, None].to(tl.int64) * size + inputs[None, :, :]
+    tl.store(values + place, integers.to(tl.int8), mask=(inputs < size)[None, :, :])
+    padded = tl.num_programs(0) * BLOCK_M
+    factor = groups[None, :] * padded + rows[:, None]
+    is_group = (groups * GROUP < size)[None, :]
+    tl.store(scales + factor, tl.div_rn(largest, end), mask=is_group)
+    tl.store(totals + factor, tl.sum(integers, axis=2), mask=is_group)
+
+
+@triton.jit
+def _factor(words, index, WIDTH: tl.constexpr):
+    """Factor `index` of a step in float32, from its words: pointers of int32, PANEL apart."""
+    word = tl.load(words + index * WIDTH // 32 * PANEL)
+    shift = index * WIDTH % 32
+    if WIDTH == 32:
+        factor = word.to(tl.float32, bitcast=True)
+    elif WIDTH == 16:
+        factor = (word >> shift).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    else:
+        factor = (word >> shift).to(tl.int8).to(tl.float32)
+    return factor
+
+
+@triton.jit
+def _add_group(
+    acc,
+    sums,
+    words,
+    unit,
+    minimum_unit,
+    x_scale,
+    x_total,
+    index: tl.constexpr,
+    OFFSET: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Add the products of a step's group `index` to `acc`, in the order of the stock layer."""
+    COLUMNS: tl.constexpr = 1 if OFFSET == NO_OFFSET else 2
+    scale = _factor(words, index * COLUMNS, WIDTH)
+    if unit is not None:
+        scale = scale * unit
+    if OFFSET == ZEROS:
+        zero = _factor(words, index * COLUMNS + 1, WIDTH)
+        sums -= zero.to(tl.int32)[None, :] * x_total[:, None]
+    if OFFSET == MINIMUMS:
+        minimum = _factor(words, index * COLUMNS + 1, WIDTH)
+        if minimum_unit is not None:
+            minimum = minimum * minimum_unit
+        acc += minimum[None, :] * (x_scale * x_total.to(tl.float32))[:, None]
+    return acc + sums.to(tl.float32) * (scale[None, :] * x_scale[:, None])
+
+
+@triton.jit(do_not_specialize=["M", "steps", "span", "each", "zero"])
+def multiply_integers(
+    values,
+    x_scales,
+    x_totals,
+    packed,
+    factors,
+    units,
+    bias,
+    out,
+    M,
+    N,
+    steps,
+    span,
+    each,
+    zero,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    OFFSET: tl.constexpr,
+    WIDTH: tl.constexpr,
+    WORDS: tl.constexpr,
+    UNIT_STEPS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Quantized rows (see `quantize_rows`) times integers in groups of inputs.
+
+    A step's integers are in two runs of 32 inputs. With 8 bits they follow each other; with 4 bits a byte has
+    one of the first run in its lower half and one of the second run in its upper half.
+
+    Args:
+        packed: `[panels, steps, 8 / BITS..., PANEL, 32]` int8 or uint8.
+        factors: `[panels, steps, WORDS, PANEL]` int32: of each group a scale, and a minimum or zero.
+        units: `[panels, steps / UNIT_STEPS, PANEL]` int32, two of float16: of scales and of minimums; or None.
+        out: `[splits / each, M, N]`.
+        span: steps of a split.
+        zero: what is subtracted from each integer.
+    """
+    RUN: tl.constexpr = STEP // 2
+    GROUPS: tl.constexpr = STEP // GROUP
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    panel, part = tl.program_id(1), tl.program_id(2)
+    padded = tl.num_programs(0) * BLOCK_M
+    n, run = tl.arange(0, PANEL), tl.arange(0, RUN)
+    a_rows = values + rows[:, None].to(tl.int64) * (steps * STEP) + run[None, :]
+    first = panel.to(tl.int64) * steps
+    STEP_BYTES: tl.constexpr = STEP * PANEL * BITS // 8
+    w_step = packed + first * STEP_BYTES + n[None, :] * RUN + run[:, None]
+    f_step = factors + first * (WORDS * PANEL) + n
+    keep: tl.constexpr = "evict_first" if BLOCK_M < 128 else ""
+    total = tl.zeros((BLOCK_M, PANEL), dtype=tl.float32)
+    for split in range(part * each, (part + 1) * each):
+        acc = tl.zeros((BLOCK_M, PANEL), dtype=tl.float32)
+        for step in tl.range(split * span, tl.minimum((split + 1) * span, steps), num_stages=STAGES):
+            weights = tl.load(w_step + step * STEP_BYTES, eviction_policy=keep)
+            if BITS == 4:
+                low, high = (weights & 15).to(tl.int8), (weights >> 4).to(tl.int8)
+            else:
+                low = weights
+                high = tl.load(w_step + step * STEP_BYTES + RUN * PANEL, eviction_policy=keep)
+            unit, minimum_unit = None, None
+            if units is not None:
+                pair = units + (first // UNIT_STEPS + step // UNIT_STEPS) * PANEL + n
+                unit = _factor(pair, 0, 16)
+                if OFFSET == MINIMUMS:
+                    minimum_unit = _factor(pair, 1, 16)
+            a_low = tl.load(a_rows + step * STEP)
+            a_high = tl.load(a_rows + step * STEP + RUN)
+            words = f_step + step * (WORDS * PANEL)
+            for g in tl.static_range(GROUPS):
+                at = (step * GROUPS + g) * padded + rows
+                x_scale, x_total = tl.load(x_scales + at), tl.load(x_totals + at)
+                sums = tl.zeros((BLOCK_M, PANEL), dtype=tl.int32) - zero * x_total[:, None]
+                a, w, group = a_low, low, g
+                if GROUP < STEP and g >= GROUPS // 2:
+                    a, w, group = a_high, high, g - GROUPS // 2
+                if GROUP < RUN:
+                    a = tl.where((run // GROUP == group)[None, :], a, 0)
+                sums = tl.dot(a, w, sums, out_dtype=tl.int32)
+                if GROUP == STEP:
+                    sums = tl.dot(a_high, high, sums, out_dtype=tl.int32)
+                acc = _add_group(acc, sums, words, unit, minimum_unit, x_scale, x_total, g, OFFSET, WIDTH)
+        total += acc
+    columns = panel * PANEL + n
+    _write(total, bias, out, part, rows, columns, M, N)
+
+
+@triton.jit(do_not_specialize=["splits"])
+def add_splits(parts, bias, out, splits, N, BLOCK: tl.constexpr):
+    """Add `parts` `[splits, M, N]` in order, and `bias` `[N]` or None, into `out` `[M, N]`.
+
+    Grid: (M, N / BLOCK).
+    """
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_column = columns < N
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for split in range(splits):
+        place = parts + (split * tl.num_programs(0) + row) * N + columns
+        total += tl.load(place, mask=is_column, other=0.0)
+    if bias is not None:
+        total += tl.load(bias + columns, mask=is_column, other=0.0)
+    tl.store(out + row * N + columns, total, mask=is_column)
+
+
+@triton.jit(do_not_specialize=["zero"])
+def read_integers(
+    rows,
+    packed,
+    factors,
+    units,
+    out,
+    N,
+    K,
+    steps,
+    zero,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    OFFSET: tl.constexpr,
+    WIDTH: tl.constexpr,
+    WORDS: tl.constexpr,
+    UNIT_STEPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Rows of a packed weight (see `multiply_integers`) as floats: `rows` `[n]` int64, to `out` `[n, K]`.
+
+    A row that is missing is NaN. Grid: (n, K / BLOCK).
+    """
+    RUN: tl.constexpr = STEP // 2
+    COLUMNS: tl.constexpr = 1 if OFFSET == NO_OFFSET else 2
+    row = tl.load(rows + tl.program_id(0))
+    is_there = (row >= 0) & (row < N)
+    panel, n = tl.where(is_there, row, 0) // PANEL, tl.where(is_there, row, 0) % PANEL
+    inputs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    at = tl.minimum(inputs, steps * STEP - 1)
+    step, run, place = panel * steps + at // STEP, at % STEP // RUN, at % RUN
+    if BITS == 4:
+        byte = tl.load(packed + (step * PANEL + n) * RUN + place).to(tl.int32)
+        integers = (byte >> 4 * run) & 15
+    else:
+        integers = tl.load(packed + ((step * 2 + run) * PANEL + n) * RUN + place).to(tl.int32)
+    words, index = factors + step * (WORDS * PANEL) + n, at % STEP // GROUP * COLUMNS
+    scale, offset = _factor(words, index, WIDTH), None
+    if OFFSET != NO_OFFSET:
+        offset = _factor(words, index + 1, WIDTH)
+    if units is not None:
+        pair = units + (step // UNIT_STEPS) * PANEL + n
+        scale *= _factor(pair, 0, 16)
+        if OFFSET == MINIMUMS:
+            offset *= _factor(pair, 1, 16)
+    integers -= zero
+    if OFFSET == ZEROS:
+        integers -= offset.to(tl.int32)
+    floats = integers.to(tl.float32) * scale
+    if OFFSET == MINIMUMS:
+        floats += offset
+    floats = tl.where(is_there, floats, float("nan"))
+    tl.store(out + tl.program_id(0).to(tl.int64) * K + inputs, floats, mask=inputs < K)
