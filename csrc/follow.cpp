@@ -28,27 +28,24 @@ struct Tree {
     }
 };
 
-// The draw at a row of logits. -1: others are too close, or there is no finite number.
-int64_t drawn(const float* x, int64_t width, double temperature, const Tree& tree, int64_t depth, double doubt) {
-    float values[2] = {NONE, NONE};
-    int64_t places[2];
-    if (temperature == 0) {
-        soothsay_largest(x, nullptr, 1, width, 1, values, places);
-        return std::isfinite(values[0]) ? places[0] : -1;
+// The draw at a row of logits. -1: there is no finite number.
+int64_t drawn(const float* x, int64_t width, float temperature, const Tree& tree, int64_t depth) {
+    float value;
+    int64_t place;
+    if (temperature == 0) soothsay_largest(x, nullptr, 1, width, 1, &value, &place);
+    else {
+        const Key key = Key::of(tree.seed, tree.position + depth);
+        const int64_t words[2] = {key.first, key.second};
+        soothsay_race(x, &temperature, words, 1, width, 1, &value, &place);
     }
-    const Key key = Key::of(tree.seed, tree.position + depth);
-    const int64_t words[2] = {key.first, key.second};
-    const float factor = 1.0f / float(temperature);
-    soothsay_race(x, &factor, words, 1, width, 2, values, places);
-    const double lead = double(values[0]) - values[1];
-    return lead > 2 * doubt * std::max<double>({1.0, std::fabs(values[0]), std::fabs(values[1])}) ? places[0] : -1;
+    return std::isfinite(value) ? place : -1;
 }
 
 // Writes the number of accepted nodes (-1: a draw is open), these nodes, and the last draw.
-void follow(const float* logits, int64_t width, const Tree& tree, double temperature, double doubt, int64_t* out) {
+void follow(const float* logits, int64_t width, const Tree& tree, float temperature, int64_t* out) {
     int64_t node = 0, depth = 0;
     do {
-        const int64_t token = drawn(logits + (tree.row + node) * width, width, temperature, tree, depth, doubt);
+        const int64_t token = drawn(logits + (tree.row + node) * width, width, temperature, tree, depth);
         out[0] = token < 0 ? -1 : depth;
         if (token < 0) return;
         node = tree.child(node, token);
@@ -58,8 +55,8 @@ void follow(const float* logits, int64_t width, const Tree& tree, double tempera
 
 }  // namespace
 
-extern "C" void soothsay_follow(const float* logits, int64_t width, const int64_t* plan, const double* temperatures,
-                                int64_t count, double doubt, int64_t* out) {
+extern "C" void soothsay_follow(const float* logits, int64_t width, const int64_t* plan, const float* temperatures,
+                                int64_t count, int64_t* out) {
     std::vector<Tree> trees;
     std::vector<int64_t*> places;
     for (int64_t i = 0; i < count; ++i) {
@@ -68,6 +65,6 @@ extern "C" void soothsay_follow(const float* logits, int64_t width, const int64_
         out += trees.back().size + 1;
     }
     parallel(count, 1, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i) follow(logits, width, trees[i], temperatures[i], doubt, places[i]);
+        for (int64_t i = begin; i < end; ++i) follow(logits, width, trees[i], temperatures[i], places[i]);
     });
 }

@@ -193,13 +193,13 @@ struct soothsay_layout {
 // tokens, and tokens and parents of the nodes. totals [2]: number of paths; number of slots up to the last that is in use.
 void soothsay_lay_out(const int64_t* plan, int64_t count, int64_t block_size, const soothsay_layout* out, int64_t* totals);
 
-// Uniform numbers: keys [rows, 2], tokens [rows or 1, width] -> out [rows, width] in (0, 1).
-void soothsay_hashed(const int64_t* keys, const int64_t* tokens, int one_row, int64_t rows, int64_t width, float* out);
+// Standard Gumbel noise: keys [rows, 2], tokens [rows or 1, width] -> out [rows, width].
+void soothsay_gumbel(const int64_t* keys, const int64_t* tokens, int one_row, int64_t rows, int64_t width, float* out);
 
-// x [rows, width] -> the `count` largest of factor * number + noise in each row, the largest first, and their places, both
-// [rows, count]. The noise is standard Gumbel noise of the place, under keys [rows, 2]. Values are nearly those of stock
-// operations. If fewer are above minus infinity, the rest are minus infinity at place 0.
-void soothsay_race(const float* x, const float* factors, const int64_t* keys, int64_t rows, int64_t width, int count,
+// x [rows, width] -> the `count` largest of number / temperature + noise in each row, the largest first, and their places, both
+// [rows, count]. The noise is standard Gumbel noise of the place, under keys [rows, 2]. If fewer are above minus infinity, the
+// rest are minus infinity at place 0.
+void soothsay_race(const float* x, const float* temperatures, const int64_t* keys, int64_t rows, int64_t width, int count,
                    float* values, int64_t* places);
 
 // In the softmax of factor * x, [rows, width], over the numbers that are at least `floors`: the probability of all places
@@ -216,11 +216,11 @@ void soothsay_largest(const float* x, const float* factors, int64_t rows, int64_
 
 // Follows the target's draws along `count` trees: the best of `logit / temperature + noise` at the root, then at its child with
 // that token, and so on. The plan has for each: the root's row of logits [rows, width], number of nodes, seed, position of the
-// token after the root; then tokens and parents of the nodes. Temperature 0: without noise. `doubt`: see core/drawing.py. Writes
-// for each, with room for the number of nodes and one more: the number of accepted nodes, these nodes, and the draw after the
-// last; or -1, where a draw is too close to call, or not finite.
-void soothsay_follow(const float* logits, int64_t width, const int64_t* plan, const double* temperatures, int64_t count,
-                     double doubt, int64_t* out);
+// token after the root; then tokens and parents of the nodes. Temperature 0: without noise. Writes for
+// each, with room for the number of nodes and one more: the number of accepted nodes, these nodes, and the draw after the last; or
+// -1, where the best number is not finite.
+void soothsay_follow(const float* logits, int64_t width, const int64_t* plan, const float* temperatures, int64_t count,
+                     int64_t* out);
 
 // Copies rows of `size` bytes within each of `planes` [slots, row]: from places[i] to places[count + i], one after the other.
 void soothsay_move(void* memory, int64_t planes, int64_t slots, int64_t size, const int64_t* places, int64_t count);

@@ -8,14 +8,11 @@
 
 namespace {
 
-// Standard Gumbel noise -log(-log(1 - u)). Nearly that of stock operations: their logarithms round differently.
-inline float gumbel(uint32_t hash) { return -std::log(-std::log1p(-uniform(hash))); }
-
-// A number above that, from the exponent alone: -log(-log(1 - u)) < -log(u).
+// A number above the noise of a hash, from the exponent alone: -log(-log(1 - u)) < -log(u).
 inline float above_gumbel(uint32_t hash) { return 0.6931473f * float(hash ? 1 + __builtin_clz(hash) : 33); }
 
-// The numbers of a row, times a factor, plus noise.
-void race(const float* x, float factor, Key key, int64_t width, Largest& found) {
+// The numbers of a row, divided by its temperature, plus noise.
+void race(const float* x, float temperature, Key key, int64_t width, Largest& found) {
     found.clear();
     uint32_t hashes[LOOKED_AT];
     for (int64_t begin = 0; begin < width; begin += LOOKED_AT) {
@@ -36,10 +33,10 @@ void race(const float* x, float factor, Key key, int64_t width, Largest& found) 
         } else {
             for (int n = 0; n < here; ++n) top = std::max(top, x[begin + n]);
         }
-        if (!(top * factor + above_gumbel(least) > found.least())) continue;
+        if (!(top / temperature + above_gumbel(least) > found.least())) continue;
         for (int n = 0; n < here; ++n) {
-            const float scaled = x[begin + n] * factor;
-            if (scaled + above_gumbel(hashes[n]) > found.least()) found.see(scaled + gumbel(hashes[n]), begin + n);
+            const float scaled = x[begin + n] / temperature;
+            if (scaled + above_gumbel(hashes[n]) > found.least()) found.see(scaled + gumbel(uniform(hashes[n])), begin + n);
         }
     }
 }
@@ -61,22 +58,22 @@ float mass(const float* x, int64_t width, float factor, float top, float low) {
 
 }  // namespace
 
-extern "C" void soothsay_hashed(const int64_t* keys, const int64_t* tokens, int one_row, int64_t rows, int64_t width,
+extern "C" void soothsay_gumbel(const int64_t* keys, const int64_t* tokens, int one_row, int64_t rows, int64_t width,
                                 float* out) {
     for (int64_t r = 0; r < rows; ++r) {
         const Key key(keys + 2 * r);
         const int64_t* t = tokens + (one_row ? 0 : r * width);
         float* o = out + r * width;
-        for (int64_t i = 0; i < width; ++i) o[i] = uniform(key.hash(uint32_t(t[i])));
+        for (int64_t i = 0; i < width; ++i) o[i] = gumbel(uniform(key.hash(uint32_t(t[i]))));
     }
 }
 
-extern "C" void soothsay_race(const float* x, const float* factors, const int64_t* keys, int64_t rows, int64_t width,
+extern "C" void soothsay_race(const float* x, const float* temperatures, const int64_t* keys, int64_t rows, int64_t width,
                               int count, float* values, int64_t* places) {
     parallel(rows, width ? WORTH_THREADS / width : rows, [&](int64_t begin, int64_t end) {
         for (int64_t r = begin; r < end; ++r) {
             Largest found{values + r * count, places + r * count, count};
-            race(x + r * width, factors[r], Key(keys + 2 * r), width, found);
+            race(x + r * width, temperatures[r], Key(keys + 2 * r), width, found);
         }
     });
 }

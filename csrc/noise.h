@@ -1,6 +1,7 @@
-// The hash of a key and a token, of which noise is made (soothsay/core/noise.py).
+// Noise of a key and a token, by hashing (soothsay/core/noise.py).
 #pragma once
 #include <cstdint>
+#include <cstring>
 #include <initializer_list>
 
 namespace {
@@ -39,6 +40,27 @@ struct Key {
 inline float uniform(uint32_t hash) {
     const float u = (float(hash) + 0.5f) * 0x1p-32f;
     return u < 0x1.fffffep-1f ? u : 0x1.fffffep-1f;
+}
+
+// See `logarithm` of soothsay/core/noise.py.
+inline float logarithm(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    bits += 0x3F800000u - 0x3F3504F3u;
+    const float e = float(int32_t(bits >> 23) - 127);
+    bits = (bits & 0x007FFFFFu) + 0x3F3504F3u;
+    float m;
+    std::memcpy(&m, &bits, 4);
+    const float f = m - 1.0f, s = f / (2.0f + f), z = s * s, w = z * z;
+    const float odd = w * (0x1.999c26p-2f + w * 0x1.f13c4cp-3f), even = z * (0x1.555554p-1f + w * 0x1.23d3dcp-2f);
+    const float half = 0.5f * f * f;
+    return s * (half + (odd + even)) + e * 0x1.2fefa2p-17f - half + f + e * 0x1.62e300p-1f;
+}
+
+// Standard Gumbel noise -log(-log(1 - u)) from a uniform number, the same bits as everywhere.
+inline float gumbel(float u) {
+    const float w = 1.0f - u, c = 0.0f - u - (w - 1.0f);
+    return 0.0f - logarithm(0.0f - (logarithm(w) + c / w));
 }
 
 }  // namespace

@@ -143,25 +143,12 @@ void truncate(float* x, int64_t width, const soothsay_growing& g) {
     for (int k = 0; k < kept; ++k) x[places[k]] = values[k];
 }
 
-// Standard Gumbel noise -log(-log(1 - u)), nearly: it only guides a draft.
-floats gumbel(floats u) {
-    const floats near = u * (1.0f + u * (1.0f / 2 + u * (1.0f / 3 + u * 0.25f)));  // where 1 - u would round
-    return -log(u < 1.0f / 64 ? near : -log(1.0f - u));
-}
-
 // Logits of a row -> what the target's draw would be the largest of, if it had them.
 void perturb(float* x, int64_t width, const soothsay_growing& g, int depth, const int64_t* ids) {
     const Key key = Key::of(g.seed, uint64_t(g.start + g.pending + depth));
     for (int64_t i = 0; i < width; ++i) x[i] *= g.factor;
     truncate(x, width, g);
-    for (int64_t begin = 0; begin < width; begin += LANES) {
-        const int here = int(std::min<int64_t>(LANES, width - begin));
-        float own[LANES], u[LANES];
-        for (int n = 0; n < here; ++n) u[n] = uniform(key.hash(uint32_t(ids ? ids[begin + n] : begin + n)));
-        std::fill(u + here, u + LANES, 0.5f);
-        store(own, gumbel(load(u)));
-        for (int n = 0; n < here; ++n) x[begin + n] += own[n];
-    }
+    for (int64_t i = 0; i < width; ++i) x[i] += gumbel(uniform(key.hash(uint32_t(ids ? ids[i] : i))));
 }
 
 class Pass {

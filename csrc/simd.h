@@ -246,20 +246,6 @@ inline floats exp(floats x) {
 #endif
 }
 
-// The natural logarithm of normal numbers above 0: x = 2^n m with m around 1, and a series in (m - 1) / (m + 1).
-inline floats log(floats x) {
-    ints bits;
-    std::memcpy(&bits, &x, sizeof bits);
-    const ints n = (bits - 0x3F3504F3) >> 23;  // m is from the root of a half to that of 2
-    bits -= n << 23;
-    floats m;
-    std::memcpy(&m, &bits, sizeof m);
-    const floats s = (m - 1.0f) / (m + 1.0f), square = s * s;
-    floats y = splat(2.0f / 9);
-    for (float c : {2.0f / 7, 2.0f / 5, 2.0f / 3, 2.0f}) y = fused(y, square, splat(c));
-    return fused(__builtin_convertvector(n, floats), splat(0.693147181f), y * s);
-}
-
 inline floats sigmoid(floats x) {
     floats y = x < -80.0f ? splat(-80.0f) : x;  // e^80 is finite
     return 1.0f / (1.0f + exp(-y));

@@ -12,7 +12,7 @@ from kernels import STOCK
 from torch import Tensor
 
 from soothsay import DraftTree, SamplingParams
-from soothsay.core.drawing import CONTENDERS, DOUBT
+from soothsay.core.drawing import CONTENDERS
 from soothsay.core.noise import noise_key
 from soothsay.core.request import Request
 from soothsay.core.sampling import Nodes, Sampled, draw, perturb
@@ -52,7 +52,7 @@ def check(logits: Tensor, asked: list[Nodes], ops: SamplingOps) -> list[int]:
     expected = perturb(logits, asked, ops)
     assert tokens == ops.argmax(expected).tolist()
     best = [expected[row, token].item() for row, token in enumerate(tokens)]
-    assert scores == pytest.approx(best, rel=DOUBT, abs=DOUBT, nan_ok=True)
+    assert scores == pytest.approx(best, rel=0, abs=0, nan_ok=True)
     return tokens
 
 
@@ -130,14 +130,14 @@ def test_draws_are_followed_along_trees(ops: SamplingOps, temperature: float) ->
 
 
 @pytest.mark.parametrize("value", [-math.inf, math.nan, math.inf, 0.0])
-def test_draws_that_are_not_clear_stay_open(ops: SamplingOps, value: float) -> None:
-    """Logits without a finite number, and at a temperature above 0 those that nearly tie with noise."""
+def test_draws_that_are_not_finite_stay_open(ops: SamplingOps, value: float) -> None:
     logits = torch.full((2, 300), value)
     for seed, temperature in product(range(20), (0.0, 1e6)):
         request = nodes_of(SamplingParams(temperature=temperature), 1, seed).request
         [found] = ops.follow(logits, [DrawnTree(DraftTree(3), 1, temperature, seed, len(request.tokens))])
         expected = draw(logits[1:], [Nodes(request, DraftTree(3), [0])], ops).wait()[0]
-        assert found is None or (value == 0.0 and found == Verdict([], expected))
+        is_known = value == 0.0 and isinstance(ops, NativeSampling)
+        assert found == (Verdict([], expected) if is_known else None)
 
 
 def test_nothing_is_left_to_draw(ops: SamplingOps) -> None:
@@ -166,23 +166,9 @@ def test_the_mass_before_a_place(ops: SamplingOps, width: int) -> None:
     torch.testing.assert_close(before, expected.float(), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("contenders", [CONTENDERS, 2])
-def test_values_of_a_race_may_be_off(
-    ops: SamplingOps, contenders: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each by as much as allowed, the best one down and the others up. So the best may be no contender."""
-    race, share = ops.race, 0.02
-    monkeypatch.setattr("soothsay.core.drawing.DOUBT", share)
-    monkeypatch.setattr("soothsay.core.drawing.CONTENDERS", contenders)
-
-    def rough(*args: Any) -> tuple[Tensor, Tensor]:
-        *rows, count = args
-        values, tokens = race(*rows, 16)
-        values = values - torch.tensor([share, *[-share] * 15]) * values.abs().clamp(min=1)
-        order = values.argsort(descending=True)[:, :count]
-        return values.gather(1, order), tokens.gather(1, order)
-
-    monkeypatch.setattr(ops, "race", rough)
-    logits = 1e-3 * torch.randn(1000, 16, generator=torch.Generator().manual_seed(3))
-    asked = [nodes_of(SamplingParams(temperature=1.0), 1, seed) for seed in range(1000)]
-    assert draw(logits, asked, ops).wait()[0] == ops.argmax(perturb(logits, asked, ops)).tolist()
+def test_of_equal_scores_the_first_is_drawn(ops: SamplingOps) -> None:
+    """At a temperature so low that logits absorb the noise."""
+    logits = torch.full((1, 400), 1000.0)
+    logits[0, :200] = 999.0
+    for seed in range(5):
+        assert check(logits, [nodes_of(SamplingParams(temperature=1e-6), 1, seed)], ops) == [200]

@@ -20,11 +20,8 @@ from soothsay.core.sampling_ops import NUCLEUS_WIDTH, Draws, SampledRows, Sampli
 CONTENDERS = 16
 """Tokens of a race that are looked at. All of them are cut by top-p about once in 20**16 draws at 0.95."""
 
-DOUBT = 1e-4
-"""Share by which a value of `race` may be off. What it decides must be decided by more."""
-
 Decided = dict[int, tuple[int, float]]
-"""The token of each row that is decided, and about its score."""
+"""The token of each row that is decided, and its score."""
 
 
 class RacingOps(SamplingOps):
@@ -35,7 +32,7 @@ class RacingOps(SamplingOps):
     """
 
     def draw(self, logits: Tensor, rows: SampledRows) -> Draws:
-        """See `SamplingOps`. The score may be off by a share of `DOUBT`."""
+        """See `SamplingOps`."""
         vocab, params = logits.shape[1], rows.params
         few = [row for row, p in enumerate(params) if 0 < p.top_k <= min(NUCLEUS_WIDTH, vocab - 1)]
         many = [row for row, p in enumerate(params) if not 0 < p.top_k < vocab]
@@ -63,49 +60,26 @@ class RacingOps(SamplingOps):
         return dict(enumerate(_first_of_best(*pair) for pair in pairs))
 
     def _from_race(self, rows: SampledRows, logits: Tensor) -> Decided:
-        """Draws without top-k: the first contender that top-p and min-p do not cut.
-
-        In nearly all races the first is clear from the values of `race`. A close race is decided by exact
-        scores.
-        """
-        factors = rows.temperatures.reciprocal()
-        rough, tokens = self.race(logits, factors, rows.keys, CONTENDERS)
-        values, names = rough.tolist(), tokens.tolist()
-        cut = [_is_cut(p) for p in rows.params]
-        decided, racing = Decided(), [*range(len(values))]
-        for place in range(len(values[0]) - 1):
-            racing = [row for row in racing if _is_clear(values[row][place], values[row][place + 1])]
+        """Draws without top-k: the first contender that top-p and min-p do not cut."""
+        cut = [p.top_p < 1 or p.min_p > 0 for p in rows.params]
+        values, tokens = self.race(logits, rows.temperatures, rows.keys, CONTENDERS if any(cut) else 1)
+        contenders = list[list[tuple[int, float]]]()
+        for own, names in zip(values.tolist(), tokens.tolist(), strict=True):
+            contenders.append([*zip(names, own, strict=True)])
+        decided, racing = Decided(), [*range(len(contenders))]
+        for place in range(values.shape[1]):
+            racing = [row for row in racing if contenders[row][place][1] > -math.inf]
             unsure = [row for row in racing if cut[row]]
             lost = set[int]()
             if unsure:
-                keeps = self._keeps(*rows.select(unsure, logits), [names[row][place] for row in unsure])
+                keeps = self._keeps(
+                    *rows.select(unsure, logits), [contenders[row][place][0] for row in unsure]
+                )
                 lost = {row for row, keep in zip(unsure, keeps, strict=True) if not keep}
-            decided |= {row: (names[row][place], values[row][place]) for row in racing if row not in lost}
+            decided |= {row: contenders[row][place] for row in racing if row not in lost}
             racing = [*lost]
             if not racing:
                 break
-        if close := [row for row in range(len(values)) if row not in decided]:
-            own, some = rows.select(close, logits)
-            exact = self._exactly(own, some, rough[close], tokens[close])
-            decided.update((close[place], one) for place, one in exact.items())
-        return decided
-
-    def _exactly(self, rows: SampledRows, logits: Tensor, rough: Tensor, tokens: Tensor) -> Decided:
-        """Draws by the exact scores of the contenders `[R, n]` that `race` found."""
-        scores = logits.gather(1, tokens) / rows.temperatures[:, None] + self.gumbel(rows.keys, tokens)
-        scores.masked_fill_(rough == -math.inf, -math.inf)  # fewer tokens than were wanted
-        best, order = scores.sort(dim=-1, descending=True, stable=True)
-        contenders = zip(best.tolist(), tokens.gather(1, order).tolist(), rough[:, -1].tolist(), strict=True)
-        decided = Decided()
-        for row, (values, names, last) in enumerate(contenders):
-            others = last > -math.inf and rough.shape[1] < logits.shape[1]
-            safe = last + DOUBT * max(1.0, abs(last)) if others else -math.inf
-            for token, score, following in zip(names, values, [*values[1:], -math.inf], strict=True):
-                if not score > max(safe, following):  # not surely one of the best, or a tie
-                    break
-                if not _is_cut(rows.params[row]) or self._keeps(*rows.select([row], logits), [token])[0]:
-                    decided[row] = token, score
-                    break
         return decided
 
     def _keeps(self, rows: SampledRows, logits: Tensor, tokens: Sequence[int]) -> list[bool]:
@@ -118,16 +92,6 @@ class RacingOps(SamplingOps):
             likely, floors = (numbers >= floors).tolist(), floors.minimum(numbers)
         before = self.mass_before(logits, temperatures.reciprocal(), top, floors, places).tolist()
         return [fits and mass < p.top_p for fits, mass, p in zip(likely, before, rows.params, strict=True)]
-
-
-def _is_cut(params: SamplingParams) -> bool:
-    """Whether top-p or min-p may cut tokens."""
-    return params.top_p < 1 or params.min_p > 0
-
-
-def _is_clear(value: float, following: float) -> bool:
-    """Whether a value of a race leads by more than it may be off."""
-    return value - following > 2 * DOUBT * max(1.0, abs(value), abs(following))
 
 
 def _first_of_best(tokens: Sequence[int], scores: Sequence[float]) -> tuple[int, float]:

@@ -120,22 +120,9 @@ class SamplingOps:
         """
         return [None] * len(trees)
 
-    def uniform(self, keys: Tensor, tokens: Tensor) -> Tensor:
-        """Uniform numbers, to the bit those of `noise.uniform`, which has the arguments."""
-        return noise.uniform(keys, tokens)
-
     def gumbel(self, keys: Tensor, tokens: Tensor) -> Tensor:
-        """Standard Gumbel noise of each token under each key.
-
-        Args:
-            keys: `[M, 2]` int64, 32 bits each.
-            tokens: `[M, W]` or `[1, W]` int64 token ids.
-
-        Returns:
-            `[M, W]` float32.
-        """
-        # the exponential near 0 decides, so its precision is kept there
-        return self.uniform(keys, tokens).neg_().log1p_().neg_().log_().neg_()
+        """Standard Gumbel noise, to the bit that of `noise.gumbel`, which has the arguments."""
+        return noise.gumbel(keys, tokens)
 
     def argmax(self, x: Tensor) -> Tensor:
         """The place of each row's largest number, the first of equal ones: `[M, V]` float32 -> `[M]`."""
@@ -154,21 +141,20 @@ class SamplingOps:
             values = (x * factors[:, None]).log_softmax(-1).gather(1, places)
         return values, places
 
-    def race(self, x: Tensor, factors: Tensor, keys: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """The tokens with the largest `factor * number + noise`, without the noise of the others.
+    def race(self, x: Tensor, temperatures: Tensor, keys: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """The tokens with the largest `number / temperature + noise`, without the noise of the others.
 
         Args:
             x: `[M, V]` float32.
-            factors: `[M]` float32 above 0.
+            temperatures: `[M]` float32 above 0.
             keys: `[M, 2]` int64, of the noise that `gumbel` gives.
             count: how many are wanted in each row.
 
         Returns:
-            `[M, min(count, V)]` values and tokens, the largest first. Values may be off by some units in the
-            last place. Minus infinity may be at any token.
+            `[M, min(count, V)]` values and tokens, the largest first. Minus infinity may be at any token.
         """
-        noisy = x * factors[:, None] + self.gumbel(keys, torch.arange(x.shape[1], device=x.device)[None])
-        return self.largest(noisy, count)
+        everything = torch.arange(x.shape[1], device=x.device)[None]
+        return self.largest(x / temperatures[:, None] + self.gumbel(keys, everything), count)
 
     def mass_before(self, x: Tensor, factors: Tensor, tops: Tensor, floors: Tensor, places: Tensor) -> Tensor:
         """The probability of all tokens that are likelier than one of them, in each row.
@@ -196,7 +182,7 @@ class SamplingOps:
         return logprobs.gather(1, tokens[:, None])[:, 0], ids, values
 
     def draw(self, logits: Tensor, rows: SampledRows) -> Draws:
-        """The best token of each row of `scores`, and its score, which may be off by a share of 1e-4."""
+        """The best token of each row of `scores`, and its score."""
         scores = self.scores(logits, rows)
         tokens = self.argmax(scores)
         return Draws(tokens, scores.gather(1, tokens[:, None])[:, 0])

@@ -206,7 +206,7 @@ class DraftOps:
     def recurrent_drafts(self, layers: RecurrentLayers) -> RecurrentDrafts | None:
         """One call for all that a recurrent head drafts; None if there is none for these layers.
 
-        The weights must keep their addresses. Noise is nearly that of `SamplingOps`, so trees may differ
+        The weights must keep their addresses. Scores are nearly those of `SamplingOps`, so trees may differ
         where scores nearly tie.
         """
         return None

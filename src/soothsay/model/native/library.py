@@ -31,16 +31,16 @@ void soothsay_rows(const int64_t* rows, int64_t count, const soothsay_weights* w
 void soothsay_pack(const uint8_t* integers, int64_t rows, int inputs, int bits, void* data);
 void soothsay_lay_out(const int64_t* plan, int64_t count, int64_t block_size, const soothsay_layout* out,
     int64_t* totals);
-void soothsay_hashed(const int64_t* keys, const int64_t* tokens, int one_row, int64_t rows, int64_t width,
+void soothsay_gumbel(const int64_t* keys, const int64_t* tokens, int one_row, int64_t rows, int64_t width,
     float* out);
-void soothsay_race(const float* x, const float* factors, const int64_t* keys, int64_t rows, int64_t width,
-    int count, float* values, int64_t* places);
+void soothsay_race(const float* x, const float* temperatures, const int64_t* keys, int64_t rows,
+    int64_t width, int count, float* values, int64_t* places);
 void soothsay_mass_before(const float* x, const float* factors, const float* tops, const float* floors,
     const int64_t* places, int64_t rows, int64_t width, float* out);
 void soothsay_largest(const float* x, const float* factors, int64_t rows, int64_t width, int count,
     float* values, int64_t* places);
-void soothsay_follow(const float* logits, int64_t width, const int64_t* plan, const double* temperatures,
-    int64_t count, double doubt, int64_t* out);
+void soothsay_follow(const float* logits, int64_t width, const int64_t* plan, const float* temperatures,
+    int64_t count, int64_t* out);
 void soothsay_move(void* memory, int64_t planes, int64_t slots, int64_t size, const int64_t* places,
     int64_t count);
 soothsay_automaton* soothsay_automaton_new(int counted);

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from soothsay.core.drawing import DOUBT, RacingOps
+from soothsay.core.drawing import RacingOps
 from soothsay.core.params import MIN_TEMPERATURE
 from soothsay.core.sampling_ops import NUCLEUS_WIDTH, DrawnTree
 from soothsay.core.tree import DraftTree
@@ -30,8 +30,8 @@ class NativeSampling(Library, RacingOps):
     """`SamplingOps` in C."""
 
     def follow(self, logits: Tensor, trees: Sequence[DrawnTree]) -> Sequence[Verdict | None]:
-        """See `SamplingOps`. Draws that need exact scores are not known here."""
-        plan, temperatures, ends, room = array("q"), array("d"), list[int](), 0
+        """See `SamplingOps`. Draws of logits that are not finite are not known here."""
+        plan, temperatures, ends, room = array("q"), array("f"), list[int](), 0
         for tree, row, temperature, seed, position in trees:
             plan.extend((row, len(tree.tokens), seed, position))
             plan.extend(tree.tokens)
@@ -42,19 +42,19 @@ class NativeSampling(Library, RacingOps):
         found = array("q", bytes(8 * room))
         self._loaded.soothsay_follow(  # on as many threads as the pass before it
             *(logits.data_ptr(), logits.shape[1], plan.buffer_info()[0], temperatures.buffer_info()[0]),
-            *(len(trees), DOUBT, found.buffer_info()[0]),
+            *(len(trees), found.buffer_info()[0]),
         )
         return [
             _verdict(own.tree, found[end - len(own.tree.tokens) - 1 : end])
             for own, end in zip(trees, ends, strict=True)
         ]
 
-    def uniform(self, keys: Tensor, tokens: Tensor) -> Tensor:
+    def gumbel(self, keys: Tensor, tokens: Tensor) -> Tensor:
         """See `SamplingOps`."""
         keys, tokens = keys.contiguous(), tokens.contiguous()
         rows, width = len(keys), tokens.shape[1]
         out = torch.empty(rows, width)
-        self._library.soothsay_hashed(
+        self._library.soothsay_gumbel(
             keys.data_ptr(), tokens.data_ptr(), len(tokens) == 1, rows, width, out.data_ptr()
         )
         return out
@@ -80,14 +80,14 @@ class NativeSampling(Library, RacingOps):
         """See `SamplingOps`."""
         return self.largest(x, 1)[1][:, 0]
 
-    def race(self, x: Tensor, factors: Tensor, keys: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    def race(self, x: Tensor, temperatures: Tensor, keys: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """See `SamplingOps`."""
         x, keys = x.contiguous(), keys.contiguous()
         rows, width = x.shape
         count = min(count, width)
         values, places = torch.empty(rows, count), torch.empty(rows, count, dtype=torch.int64)
         self._library.soothsay_race(
-            *(x.data_ptr(), factors.data_ptr(), keys.data_ptr()),
+            *(x.data_ptr(), temperatures.data_ptr(), keys.data_ptr()),
             *(rows, width, count),
             *(values.data_ptr(), places.data_ptr()),
         )
