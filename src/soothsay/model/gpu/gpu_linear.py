@@ -9,9 +9,20 @@ from soothsay.model.gpu.integer_weight import IntegerWeight
 from soothsay.model.gpu.launching import launch
 from soothsay.model.gpu.source import linear as source
 from soothsay.model.gpu.tiles import ENOUGH_PROGRAMS, Tile, span_of, tile_for
+from soothsay.model.ops.linear import Parts
 from soothsay.model.weights.quantized import Integers, Mixed, QuantizedRows
 
 FLOATS = torch.bfloat16, torch.float16, torch.float32
+
+
+def gpu_linear(
+    weight: Tensor | Integers, bias: Tensor | None, dtype: torch.dtype, device: torch.device | str
+) -> nn.Module:
+    """The layer of a weight that fits; see `GpuLinear`. Parts of different kinds stand beside each other."""
+    if isinstance(weight, Mixed):
+        parts = weight.with_biases(bias)
+        return Parts([gpu_linear(part, own, dtype, device) for part, own in parts], dtype)
+    return GpuLinear(weight, bias, dtype, device)
 
 
 class GpuLinear(nn.Module):
@@ -51,9 +62,9 @@ class GpuLinear(nn.Module):
 
     @staticmethod
     def fit(weight: Tensor | Integers) -> bool:
-        """Whether the kernels multiply this weight. They take the parts of a `Mixed` one by one."""
+        """Whether the kernels multiply this weight."""
         if isinstance(weight, Mixed):
-            return False
+            return all(GpuLinear.fit(part) for part in weight.parts)
         if isinstance(weight, Tensor):
             return weight.dtype in FLOATS and weight.shape[1] % 16 == 0
         return IntegerWeight.fit(weight)

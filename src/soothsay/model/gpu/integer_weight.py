@@ -20,7 +20,8 @@ GROUPS = 16, 32, 64
 class IntegerWeight(nn.Module):
     """A weight in integers of 4 or 8 bits, packed slab by slab, without a second copy.
 
-    See `multiply_integers`. Integers of 2 bits take 4; those of 5 and 6 bits and of tables take 8. That changes no bit of a product.
+    See `multiply_integers`. Integers of 2 bits take 4; those of 5 and 6 bits and of tables take 8. That
+    changes no bit of a product.
     """
 
     kind = "integer"

@@ -182,7 +182,7 @@ def multiply_integers(
     Args:
         packed: `[panels, steps, 8 / BITS..., PANEL, 32]` int8 or uint8.
         factors: `[panels, steps, WORDS, PANEL]` int32: of each group a scale, and a minimum or zero.
-        units: `[panels, steps / UNIT_STEPS, PANEL]` int32, two of float16: of scales and of minimums; or None.
+        units: `[panels, steps / UNIT_STEPS, PANEL]` int32, two of float16, for scales and minimums; or None.
         out: `[splits / each, M, N]`.
         span: steps of a split.
         zero: what is subtracted from each integer.
