@@ -128,3 +128,14 @@ def _call_function(self: Any, *args: object, **kwargs: object) -> Any:
 
 
 interpreter.InterpretedFunction.__call__ = _call_function
+
+_run_grid = interpreter.GridExecutor.__call__
+
+
+def _run_quietly(self: Any, *args: object, **kwargs: object) -> None:
+    """Run programs. A device does not warn of infinities."""
+    with np.errstate(all="ignore"):
+        _run_grid(self, *args, **kwargs)
+
+
+interpreter.GridExecutor.__call__ = _run_quietly

@@ -121,9 +121,10 @@ def planned(numbers: IntArray, plan: gpu_plan.AttentionPlan) -> dict[int, dict[i
             assert (places[row] < 0) == whole
             if not whole:
                 place = places[row] + chunk
-                assert place not in taken and place < plan.places
+                assert place not in taken
+                assert place < plan.places
                 taken.add(place)
-    assert items == plan.items and folds == plan.folds and len(taken) == plan.places
+    assert (items, folds, len(taken)) == (plan.items, plan.folds, plan.places)
     return found
 
 
@@ -242,7 +243,12 @@ def test_rows_keep_their_bits_when_their_keys_are_committed(form: str, kind: str
 def test_rows_keep_their_bits_in_other_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     kv, form = pool(torch.bfloat16), FORMS["sinks"] | FORMS["window"]
     results = []
-    for tiles, fold, programs in (((16, 64), 64, 2), ((16, 16), 64, 5), ((128, 128), 64, 1), ((32, 64), 2, 3)):
+    for tiles, fold, programs in (
+        ((16, 64), 64, 2),
+        ((16, 16), 64, 5),
+        ((128, 128), 64, 1),
+        ((32, 64), 2, 3),
+    ):
         monkeypatch.setattr(gpu_plan, "TILES", tiles)
         monkeypatch.setattr(gpu_plan, "FOLD", fold)
         ops, batch = packed(requests())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -91,8 +92,8 @@ class GpuLayers(Kernels):
         q = qkv.new_empty(rows, queries, size, dtype=kv.dtype)
         weights, eps = zip(*map(_read, (*(norms or (None, None)), value_norm)), strict=True)
         launch(
-            *(glue.rotate_store, (rows, cdiv(queries + 2 * keys, HEADS)), qkv, *weights, cos, sin, q, kv, slots),
-            *(kv.shape[1], queries, gates, keys, *eps, scale),
+            *(glue.rotate_store, (rows, cdiv(queries + 2 * keys, HEADS)), qkv, *weights, cos, sin),
+            *(q, kv, slots, kv.shape[1], queries, gates, keys, *eps, scale),
             SIZE=size,
             D=next_power_of_2(size),
             HEADS=HEADS,
@@ -118,25 +119,32 @@ class GpuLayers(Kernels):
         q = aligned(q)
         rows, all_heads, _ = q.shape
         out, group = torch.empty_like(q), all_heads // heads
-        whole = {"CHUNK": gpu_plan.CHUNK, "SIZE": size, "D": max(next_power_of_2(size), 16)}
+        whole: dict[str, Any] = {
+            "CHUNK": gpu_plan.CHUNK,
+            "SIZE": size,
+            "D": max(next_power_of_2(size), 16),
+        }
         # larger tiles of large heads do not fit into registers
         most = plan.tile if size <= 128 else gpu_plan.TILES[0]
         m = max(most, next_power_of_2(group))
         tile = whole | {"KEYS": gpu_plan.KEYS, "PAGE": plan.page, "ROWS": plan.rows, "M": m, "GROUP": group}
-        tile["SOFTCAP"] = softcap is not None
-        sizes, bounds, warps = (heads, kv.shape[1]), (window or 0, softcap or 0.0), 4 if m <= 16 else 8
+        tile |= {"SOFTCAP": softcap is not None, "warps": 4 if m <= 16 else 8}
+        run, sizes = gpu_plan.RUN, (heads, kv.shape[1], window or 0, softcap or 0.0)
         if plan.folds:
             grid = plan.folds, heads, cdiv(plan.rows, m // group)
-            arguments = grid, q, kv, numbers, sinks, out, *sizes, *bounds
-            launch(attention.attend_rows, *arguments, **tile, RUN=gpu_plan.RUN, warps=warps, stages=2)
+            launch(attention.attend_rows, grid, q, kv, numbers, sinks, out, *sizes, **tile, RUN=run, stages=2)
         if plan.items:
             sums = q.new_empty(plan.places, all_heads, 2, dtype=torch.float32)
             parts = q.new_empty(plan.places, all_heads, size, dtype=torch.float32)
-            arguments = (self.programs,), q, kv, numbers, sums, parts, *sizes, *bounds
-            launch(attention.attend_chunks, *arguments, **tile, PROGRAMS=self.programs, warps=warps)
-            grid = rows, cdiv(all_heads, HEADS)
-            arguments = grid, numbers, sums, parts, sinks, out, all_heads, bounds[0]
-            launch(attention.join_chunks, *arguments, **whole, RUN=gpu_plan.RUN, HEADS=HEADS)
+            few = self.programs
+            launch(attention.attend_chunks, (few,), q, kv, numbers, sums, parts, *sizes, **tile, PROGRAMS=few)
+            launch(
+                *(attention.join_chunks, (rows, cdiv(all_heads, HEADS))),
+                *(numbers, sums, parts, sinks, out, all_heads, window or 0),
+                **whole,
+                RUN=run,
+                HEADS=HEADS,
+            )
         return out.flatten(1)
 
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:

@@ -1,8 +1,8 @@
-"""The plan of a pass: which tiles of rows meet which keys. It is one list of int32, brought to the device at once.
+"""The plan of a pass: which tiles of rows meet which keys. One list of int32 goes to the device.
 
-A row sees the keys of its path. Key p of a path is at offset p up to its request's `ctx`, where the tree's root
-is, and at offset `ctx + node` beyond, where `node` is the path's node of depth p - ctx. With a shift added, an
-offset is in slot `table[offset / page] * page + offset % page`. No list of all keys is made.
+A row sees the keys of its path. Key p of a path is at offset p up to its request's `ctx`, where the tree's
+root is, and at offset `ctx + node` beyond, where `node` is the path's node of depth p - ctx. With a shift
+added, an offset is in slot `table[offset / page] * page + offset % page`. No list of all keys is made.
 
 The list has a header, then five parts:
 
@@ -23,13 +23,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from soothsay.core.arrays import IntArray
+from soothsay.core.arrays import IdArray, IntArray
 from soothsay.core.batch import Batch, Layout, LayoutOps, Packer, Rows
 from soothsay.core.paths import Path
 from soothsay.core.transfer import upload
@@ -164,46 +165,43 @@ class PlanPacker(Packer):
         tile = TILES[max(len(some.rows) for some in self.groups) * group > TILES[0]]
         size = max(tile // group, 1)
         positions = np.concatenate(self.places)
-        last = (positions // CHUNK + 1).tolist()  # after the last chunk of each row
-        tiles, begins, ends, folds, folded = [], [], [], [], []
+        chunks = positions // CHUNK + 1  # of each row
+        last = chunks.tolist()
+        tiles: list[list[int]] = []
+        folds: list[list[int]] = []
+        begins: list[int] = []
+        ends: list[int] = []
         for some in self.groups:
-            head, rows = [*some[:4], 0], some.rows
-            folds_all = some.ctx == FAR and not some.end and len(rows) > FOLD
+            rows = some.rows
+            is_folded = some.ctx == FAR and not some.end and len(rows) > FOLD
             for at in range(0, len(rows), size):
                 own = rows[at : at + size]
-                record = [*head, *own, *[-1] * (size - len(own))]
-                if folds_all:
+                record = [*some[:4], 0, *own, *[-1] * (size - len(own))]
+                if is_folded:
                     folds.append(record)
-                    folded += own
                 else:
                     tiles.append(record)
                     begins.append(some.begin)
                     ends.append(some.end or last[own[-1]])
-        items = self._items(np.array(tiles, dtype=np.int32).reshape(-1, 5 + size), begins, ends)
-        chunks = positions // CHUNK + 1
-        chunks[folded] = 0
-        ends_of_rows = chunks.cumsum()
-        rows_part = np.empty((len(positions), 2), dtype=np.int32)
-        rows_part[:, 0] = positions
-        rows_part[:, 1] = np.where(chunks, ends_of_rows - chunks, -1)
-        fold_at = 8 + items.size
-        row_at = fold_at + len(folds) * (5 + size)
-        table_at = row_at + rows_part.size
-        node_at = table_at + self.filled
-        header = [len(items), len(folds), len(positions), fold_at, row_at, table_at, node_at, 0]
-        odd = (node_at + len(self.nodes)) % 2  # an upload takes numbers of 8 bytes
-        parts = [header, items.ravel(), *folds, rows_part.ravel(), *self.tables, [*self.nodes, *[0] * odd]]
-        numbers = np.concatenate(parts, dtype=np.int32, casting="unsafe")
-        places = int(ends_of_rows[-1])
-        plan = AttentionPlan(
-            self.block_size, tile, size, len(items), len(folds), places, tuple(self.requests)
-        )
-        return plan, torch.from_numpy(numbers)
+            if is_folded:
+                chunks[rows] = 0
+        items = _items(np.array(tiles, dtype=np.int32).reshape(-1, 5 + size), begins, ends)
+        places = chunks.cumsum()
+        rows_part = np.stack([positions, np.where(chunks, places - chunks, -1)], axis=1)
+        lists: list[Any] = [items.ravel(), *folds, rows_part.ravel(), *self.tables, self.nodes]
+        counts = items.size, len(folds) * (5 + size), rows_part.size, self.filled
+        begin_of = [*accumulate(counts, initial=8)][1:]
+        header = [len(items), len(folds), len(positions), *begin_of, 0]
+        odd = [0] * ((begin_of[-1] + len(self.nodes)) % 2)  # an upload takes numbers of 8 bytes
+        numbers = np.concatenate([header, *lists, odd], dtype=np.int32, casting="unsafe")
+        known = self.block_size, tile, size, len(items), len(folds), int(places[-1]), tuple(self.requests)
+        return AttentionPlan(*known), torch.from_numpy(numbers)
 
-    def _items(self, tiles: IntArray, begins: Sequence[int], ends: Sequence[int]) -> IntArray:
-        """Each tile once for each of its chunks."""
-        counts = np.array(ends, dtype=np.int64) - np.array(begins, dtype=np.int64)
-        items = tiles.repeat(counts, axis=0)
-        before = counts.cumsum() - counts - begins
-        items[:, 4] = np.arange(len(items)) - before.repeat(counts)
-        return items
+
+def _items(tiles: IdArray, begins: Sequence[int], ends: Sequence[int]) -> IdArray:
+    """Each tile once for each of its chunks."""
+    counts = np.array(ends, dtype=np.int64) - np.array(begins, dtype=np.int64)
+    items = tiles.repeat(counts, axis=0)
+    before = counts.cumsum() - counts - begins
+    items[:, 4] = np.arange(len(items)) - before.repeat(counts)
+    return items

@@ -14,10 +14,12 @@ def launch(
 
     Args:
         kernel: from `soothsay.model.gpu.source`.
-        grid: number of programs along each axis.
+        grid: number of programs along each axis. There may be none.
         args: tensors and numbers, in the kernel's order.
         warps: threads of a program, in groups of 32.
         stages: tiles of a loop that are in flight at once.
         constants: the kernel's `tl.constexpr` parameters.
     """
+    if 0 in grid:
+        return
     kernel[grid](*args, num_warps=warps, num_stages=stages, enable_fp_fusion=False, **constants)

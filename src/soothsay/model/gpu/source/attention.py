@@ -1,10 +1,10 @@
 """Attention of rows to their own paths over paged keys and values.
 
-A row sees the keys of its path up to its own position, or the last of them. Keys count from position 0: blocks
-of `KEYS` with a running softmax, chunks of `CHUNK` from the first block on, runs of `RUN` chunks. A run is the
-left fold of its chunks, and a row's result is the left fold of its runs. So bits do not depend on which rows
-share a tile, on which keys are nodes of a tree, or on whether one program folds all chunks of a row
-(`attend_rows`) or many programs take one each (`attend_chunks`, `join_chunks`; FlashDecoding, Dao et al. 2023).
+A row sees the keys of its path up to its own position, or the last of them. Keys count from position 0:
+blocks of `KEYS` with a running softmax, chunks of `CHUNK`, runs of `RUN` chunks. A run is the left fold of
+its chunks, and a row's result is the left fold of its runs. So no bit depends on which rows share a tile, on
+which keys are nodes of a tree, or on whether one program takes all chunks of a row (`attend_rows`) or many
+take one each (`attend_chunks`, then `join_chunks`; FlashDecoding, Dao et al. 2023).
 
 `soothsay.model.gpu.gpu_plan` describes the plan that says who sees what.
 """
@@ -62,7 +62,7 @@ def load_tile(
     SIZE: tl.constexpr,
     D: tl.constexpr,
 ):
-    """Part of the queries of a tile, `[M, D]`, for one head of keys; their rows, heads, positions, first keys."""
+    """Queries of a tile, `[M, D]`, for one head of keys; their rows, heads, positions, places, first keys."""
     m, d = tl.arange(0, M), tl.arange(0, D)
     slot = part * (M // GROUP) + m // GROUP
     row = tl.load(item + 5 + slot, mask=(m < M // GROUP * GROUP) & (slot < ROWS), other=-1)
@@ -162,8 +162,8 @@ def attend_chunks(
 ):
     """The running softmax of each row over each of its chunks. The number of items is read from the plan.
 
-    q `[N, heads * GROUP, SIZE]`, kv `[2 * heads, slots, SIZE]`. Results: sums `[places, heads * GROUP, 2]`, each
-    a sum and its largest score, and parts `[places, heads * GROUP, SIZE]`, float32.
+    q `[N, heads * GROUP, SIZE]`, kv `[2 * heads, slots, SIZE]`. Results are float32: sums
+    `[places, heads * GROUP, 2]`, each with its largest score, and parts `[places, heads * GROUP, SIZE]`.
     """
     d = tl.arange(0, D)
     kind: tl.constexpr = kv.dtype.element_ty
@@ -171,7 +171,7 @@ def attend_chunks(
     for index in range(tl.program_id(0), tl.load(plan) * heads * parts_of_tile, PROGRAMS):
         head, part = index % heads, index // heads % parts_of_tile
         item = plan + 8 + (index // heads // parts_of_tile) * (5 + ROWS)
-        x, row, of, position, place, low = load_tile(
+        x, _, of, position, place, low = load_tile(
             plan, item, part, q, head, heads, window, kind, ROWS, M, GROUP, SIZE, D
         )
         chunk = tl.load(item + 4)
@@ -220,7 +220,7 @@ def join_chunks(
     D: tl.constexpr,
     HEADS: tl.constexpr,
 ):
-    """Join the chunks of a row, of `HEADS` of all `heads`, into out `[N, heads, SIZE]`. Padded rows are zeros."""
+    """Join the chunks of a row, for `HEADS` of all `heads`: out `[N, heads, SIZE]`. Padded rows are zeros."""
     row, head, d = tl.program_id(0), tl.program_id(1) * HEADS + tl.arange(0, HEADS), tl.arange(0, D)
     rows, is_row = plan + tl.load(plan + 4), row < tl.load(plan + 2)
     position = tl.load(rows + 2 * row, mask=is_row, other=-1)
@@ -274,7 +274,7 @@ def attend_rows(
     item = plan + tl.load(plan + 3) + tl.program_id(0) * (5 + ROWS)
     head, d = tl.program_id(1), tl.arange(0, D)
     kind: tl.constexpr = kv.dtype.element_ty
-    x, row, of, position, place, low = load_tile(
+    x, row, of, position, _, low = load_tile(
         plan, item, tl.program_id(2), q, head, heads, window, kind, ROWS, M, GROUP, SIZE, D
     )
     keys = kv + head.to(tl.int64) * slots * SIZE
@@ -289,8 +289,23 @@ def attend_rows(
         run_acc = tl.zeros((M, D), tl.float32)
         for chunk in range(tl.maximum(run * RUN, first), tl.minimum(run * RUN + RUN, count)):
             its_top, its_total, its_acc = attend_chunk(
-                plan, item, x, keys, values, position, low, chunk, softcap, SOFTCAP, KEYS, CHUNK, SIZE, D, PAGE, M
-            )  # fmt: skip
+                plan,
+                item,
+                x,
+                keys,
+                values,
+                position,
+                low,
+                chunk,
+                softcap,
+                SOFTCAP,
+                KEYS,
+                CHUNK,
+                SIZE,
+                D,
+                PAGE,
+                M,
+            )
             run_top, run_total, run_acc = join(run_top, run_total, run_acc, its_top, its_total, its_acc)
         top, total, acc = join(top, total, acc, run_top, run_total, run_acc)
     at = (row[:, None] * (heads * GROUP) + of[:, None]) * SIZE + d[None, :]

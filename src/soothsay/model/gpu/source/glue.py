@@ -41,7 +41,7 @@ def add_norm(
     CENTRED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """total = x + delta, or x plus the norm `post` of delta; out = the norm `weight` of it. One program a row.
+    """total = x + delta, or x plus the norm `post` of delta; out = its norm. One program a row.
 
     Without delta, total is x, and it is not written.
     """
