@@ -108,7 +108,7 @@ def eagle3(
     of_taps = len(config.taps) * size
     linear = linear_guess(FeatureStore(target, config.taps), examples, normed, of_taps + 2 * size)
     norms = *head.fc_norm, head.hidden_norm, head.embedding_norm
-    for norm, scale in zip(norms, linear.scale.split(size), strict=True):
+    for norm, scale in zip(norms, torch.split(linear.scale, size), strict=True):
         weight_of(norm).copy_(scale)
     head.norm.weight.fill_(linear.size)
     _join(head, linear, of_taps, size)
@@ -128,7 +128,7 @@ def _join(head: Eagle3Head, linear: LinearGuess, of_taps: int, size: int) -> Non
     both = torch.cat([torch.arange(len(linear.inputs))[part] for part in (token, state)])
     join = least_squares(linear.inputs[both][:, both], linear.products[both])
     weight_of(cast(nn.Module, head.join)).copy_(join)
-    of_token, of_state = join.split(size, dim=1)
+    of_token, of_state = torch.split(join, size, dim=1)
     inputs = linear.inputs[taps, taps]
     guess = least_squares(inputs, linear.inputs[taps, state])
     wanted = least_squares(inputs, linear.products[taps] - linear.inputs[taps, token] @ of_token.t())

@@ -194,7 +194,8 @@ class Eagle3Head(Eagle3Layers, RecurrentHead):
         layers = RecurrentLayers(
             *(self.block, self.head, self.fc, len(norms) or 1, tap_norms, embedding, self.rope),
             *(self.embedding_norm, self.hidden_norm, self.norm),
-            *(self.listed, self.norms_residual, self.norms_output, self.join),
+            *(self.listed, self.norms_residual, self.norms_output),
+            join=self.join,
         )
         return ops.recurrent_drafts(layers)
 

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from soothsay.core.batch import Layout, Rows
 from soothsay.machine import LargePages
 from soothsay.model.decoder.decoder_block import DecoderBlock
+from soothsay.model.loaded_part import Table
 from soothsay.model.native.experts import Routing
 from soothsay.model.native.fitting import fits
 from soothsay.model.native.layout import native_layout
 from soothsay.model.native.library import VARIANTS, Library
 from soothsay.model.native.native_blocks import NativeBlocks
-from soothsay.model.native.native_linear import NativeLinear
+from soothsay.model.native.native_linear import NativeLinear, PackedTable
 from soothsay.model.native.native_sampling import NativeSampling
 from soothsay.model.native.native_states import States
 from soothsay.model.native.operations import NOTHING, Held, NativeOperations, address_of
@@ -25,7 +26,7 @@ from soothsay.model.native.program import KV_FORMATS, LayerRun, Op, Operand, Rea
 from soothsay.model.ops.kernels import Kernels
 from soothsay.model.ops.linear import Parts
 from soothsay.model.specs.feed_forward_spec import RoutingSpec
-from soothsay.model.weights.quantized import Integers, Mixed
+from soothsay.model.weights.quantized import Integers, Mixed, QuantizedTable
 
 
 class NativeKernels(NativeOperations, Library, Kernels):
@@ -97,6 +98,10 @@ class NativeKernels(NativeOperations, Library, Kernels):
         if isinstance(weight, Mixed):  # each part as fast as it can be
             return Parts([self.linear(part, own, dtype) for part, own in weight.with_biases(bias)], dtype)
         return super().linear(weight, bias, dtype)
+
+    def table(self, table: QuantizedTable, head: nn.Module | None) -> Table:
+        """See `Kernels`."""
+        return PackedTable(head) if isinstance(head, NativeLinear) else table
 
     def record(self, blocks: Sequence[DecoderBlock]) -> NativeBlocks:
         """See `Kernels`."""

@@ -20,6 +20,7 @@ from soothsay.core.integer_keys import written
 from soothsay.core.sampling_ops import SamplingOps
 from soothsay.core.states import LayerStates
 from soothsay.core.strands import Strands
+from soothsay.model.loaded_part import Table
 from soothsay.model.ops.attention import attend
 from soothsay.model.ops.convolution import convolve
 from soothsay.model.ops.delta_rule import Recurrence, delta_rule
@@ -29,7 +30,7 @@ from soothsay.model.ops.routing import route
 from soothsay.model.ops.state_space import StateSpace, state_space
 from soothsay.model.specs.feed_forward_spec import CLIPPED, SQUARED_RELU, RoutingSpec
 from soothsay.model.specs.model_spec import ModelSpec
-from soothsay.model.weights.quantized import Integers
+from soothsay.model.weights.quantized import Integers, QuantizedTable
 
 
 class RecordedBlocks(Protocol):
@@ -253,6 +254,10 @@ class Kernels(LayoutOps):
         `dtype` is that of the output, if the layer can choose. Some layers output the weight's dtype.
         """
         return stock_linear(weight, bias, dtype)
+
+    def table(self, table: QuantizedTable, head: nn.Module | None) -> Table:
+        """A table of embeddings as these kernels read it. `head`: the output head, if it has the same rows."""
+        return table
 
     def record(self, blocks: Sequence[Any]) -> RecordedBlocks | None:
         """Few calls that run `blocks`; None if these kernels have none. Weights must keep their addresses.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -15,13 +16,13 @@ from soothsay.model.decoder.embedding import Embedding, IntegerEmbedding
 from soothsay.model.formats.weight_format import WeightFormat
 from soothsay.model.kernel_sets import best_kernels, usable_device
 from soothsay.model.loaded_part import LoadedPart
-from soothsay.model.native.native_linear import NativeLinear, PackedTable
 from soothsay.model.ops.kernels import Kernels, StockKernels
 from soothsay.model.ops.linear import Dense
 from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.transformer import LocalStage, Transformer
 from soothsay.model.weights.checkpoint import Checkpoint, read_model_config
 from soothsay.model.weights.numeric_mode import BITS, NumericMode, numeric_mode
+from soothsay.model.weights.quantized import QuantizedTable
 from soothsay.model.weights.tensor_names import TensorNames
 from soothsay.model.weights.weight_source import WeightSource, warn_of_unused
 
@@ -69,8 +70,9 @@ def load_model(
     _load_modules(model, names, mode, device, tokens=tokens)
     embedding, head = model.embedding, model.head
     is_table = spec.head.tied and not mode.coarse and tokens is None
-    if is_table and isinstance(embedding, IntegerEmbedding) and isinstance(head, NativeLinear):
-        embedding.table = PackedTable(head)  # the same integers, read in one native call
+    if isinstance(embedding, IntegerEmbedding):
+        stored = cast(QuantizedTable, embedding.table)
+        embedding.table = kernels.table(stored, head if is_table else None)
     model.bits = mode.stored_bits
     model.to(device).eval().requires_grad_(False)
     record(model)

@@ -10,6 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from soothsay.model.loaded_part import Table
+
 SLAB = 2**20
 """Number of weights that are read or rounded at a time, to save memory."""
 
@@ -33,6 +35,10 @@ class QuantizedRows(Protocol):
 
     def rows(self, begin: int, end: int) -> Quantized:
         """The rows from `begin` to `end`."""
+
+
+class QuantizedTable(Table, QuantizedRows, Protocol):
+    """A table in integers, of which rows are had as they are stored, or as floats."""
 
 
 @dataclass(frozen=True, slots=True)
