@@ -23,7 +23,7 @@ from soothsay.model.decoder.feed_forward import Experts
 from soothsay.model.decoder.layer_embeddings import LayerEmbeddings
 from soothsay.model.decoder.norm import RMSNorm
 from soothsay.model.decoder.rope import Rope
-from soothsay.model.ops.kernels import Kernels, StockKernels
+from soothsay.model.ops.kernels import Kernels, Outputs, StockKernels
 from soothsay.model.ops.linear import Dense, normal
 from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.stage import Layers, PoolSize, Stage
@@ -224,12 +224,18 @@ class Transformer(nn.Module):
         cache: KVPool | None = None,
         layers: Sequence[int] | None = None,
         taps: Sequence[int] = (),
-    ) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
+    ) -> Outputs:
         """One pass with logits, as the engine and draft models run it. Arguments are those of `forward`.
 
         Returns:
             What `forward` returns, and `[M, V]` float32 logits of the batch's logit rows.
         """
+        return self.kernels.run_pass(self, batch, cache, layers, taps)
+
+    def compute(
+        self, batch: Batch, cache: KVPool | None, layers: Sequence[int] | None, taps: Sequence[int]
+    ) -> Outputs:
+        """The pass of `run`, operation by operation."""
         hidden, tapped = self(batch, cache, layers=layers, taps=taps)
         return hidden, tapped, self.logits(batch.select_logit_rows(hidden))
 

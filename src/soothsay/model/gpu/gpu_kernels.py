@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
 import torch
 import triton
 from torch import Tensor, nn
 
+from soothsay.core.batch import Batch
+from soothsay.core.cache import KVPool
 from soothsay.model.gpu import tiles
 from soothsay.model.gpu.gpu_layers import LARGEST_HEAD, GpuLayers
 from soothsay.model.gpu.gpu_linear import GpuLinear, gpu_linear
+from soothsay.model.gpu.gpu_passes import GpuPasses, GraphRecorder
+from soothsay.model.gpu.gpu_plan import padded_rows
 from soothsay.model.gpu.integer_weight import IntegerWeight
 from soothsay.model.loaded_part import Table
+from soothsay.model.ops.kernels import Outputs, PassModel
 from soothsay.model.specs.attention_spec import AttentionSpec
 from soothsay.model.specs.feed_forward_spec import DenseSpec
 from soothsay.model.specs.model_spec import LayerSpec, ModelSpec
@@ -39,8 +47,8 @@ class GpuKernels(GpuLayers):
             about = torch.cuda.get_device_properties(self.device)
             self.programs = 2 * about.multi_processor_count
             where = f"compute capability {about.major}.{about.minor}"
+        self.passes = GpuPasses(GraphRecorder()) if self.device.type == "cuda" else None
         self.name = f"Triton {triton.__version__} on {where}, tiles {tiles.VERSION}"
-
 
     @staticmethod
     def fit(spec: ModelSpec) -> bool:
@@ -48,8 +56,20 @@ class GpuKernels(GpuLayers):
         return spec.hidden_size % SIZES == 0 and all(map(_fits, spec.layers))
 
     def padded(self, rows: int) -> int:
-        """See `LayoutOps`: one tile holds up to so many rows."""
-        return next((tile.rows for tile in tiles.TILES["float"] if rows <= tile.rows), rows)
+        """See `LayoutOps`."""
+        return padded_rows(rows)
+
+    def run_pass(
+        self,
+        model: PassModel,
+        batch: Batch,
+        cache: KVPool | None,
+        layers: Sequence[int] | None,
+        taps: Sequence[int],
+    ) -> Outputs:
+        """See `Kernels`."""
+        run = model.compute if self.passes is None else partial(self.passes, model)
+        return run(batch, cache, layers, taps)
 
     def linear(self, weight: Tensor | Integers, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
         """See `Kernels`."""
@@ -59,8 +79,8 @@ class GpuKernels(GpuLayers):
 
     def table(self, table: QuantizedTable, head: nn.Module | None) -> Table:
         """See `Kernels`."""
-        same: Table | None = head.table if isinstance(head, GpuLinear) else None
-        return same or IntegerWeight(table, self.device)
+        same = head.weight if isinstance(head, GpuLinear) else None
+        return same if isinstance(same, IntegerWeight) else IntegerWeight(table, self.device)
 
 
 def _fits(layer: LayerSpec) -> bool:

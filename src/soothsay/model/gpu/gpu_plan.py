@@ -9,7 +9,8 @@ The list has a header, then five parts:
     header   [8]          number of items, of folds, of rows; begin of folds, rows, tables, nodes; 0
     items    [n, 5 + m]   a tile and one of its chunks
     folds    [n, 5 + m]   a tile of a long prompt: one program takes all its chunks
-    rows     [N, 2]       a row's position, and the place of its first partial result; -1: it has none
+    rows     [N, 2]       a row's position, and the place of its first partial result; -1: it has none. The
+                          last one is repeated for the rows with which `gpu_passes` fills a pass
     tables                blocks of each request
     nodes                 of each path, from the root on
 
@@ -43,6 +44,15 @@ FOLD = 64
 """A prompt of more rows folds its chunks in one program a tile. No bit depends on it."""
 FAR = 1 << 30
 """`ctx` of rows without a tree: the key at position p is at offset p."""
+
+
+ROOMS = 16, 32, 64, 128
+"""Rows of recorded passes. Larger passes are not recorded: their launches cost little."""
+
+
+def padded_rows(rows: int) -> int:
+    """Rows of the smallest recorded pass that has room for so many; or else `rows`."""
+    return next((room for room in ROOMS if rows <= room), rows)
 
 
 class Group(NamedTuple):
@@ -188,10 +198,11 @@ class PlanPacker(Packer):
         items = _items(np.array(tiles, dtype=np.int32).reshape(-1, 5 + size), begins, ends)
         places = chunks.cumsum()
         rows_part = np.stack([positions, np.where(chunks, places - chunks, -1)], axis=1)
+        rows_part = np.pad(rows_part, ((0, padded_rows(len(rows_part)) - len(rows_part)), (0, 0)), "edge")
         lists: list[Any] = [items.ravel(), *folds, rows_part.ravel(), *self.tables, self.nodes]
         counts = items.size, len(folds) * (5 + size), rows_part.size, self.filled
         begin_of = [*accumulate(counts, initial=8)][1:]
-        header = [len(items), len(folds), len(positions), *begin_of, 0]
+        header = [len(items), len(folds), len(rows_part), *begin_of, 0]
         odd = [0] * ((begin_of[-1] + len(self.nodes)) % 2)  # an upload takes numbers of 8 bytes
         numbers = np.concatenate([header, *lists, odd], dtype=np.int32, casting="unsafe")
         known = self.block_size, tile, size, len(items), len(folds), int(places[-1]), tuple(self.requests)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from soothsay.core.batch import Batch, LayoutOps
-from soothsay.core.cache import LayerMemory
+from soothsay.core.cache import KVPool, LayerMemory
 from soothsay.core.functions import ACTIVATIONS, clipped_swiglu, rms_norm, rotate, sigmoid
 from soothsay.core.integer_keys import written
 from soothsay.core.sampling_ops import SamplingOps
@@ -31,6 +31,18 @@ from soothsay.model.ops.state_space import StateSpace, state_space
 from soothsay.model.specs.feed_forward_spec import CLIPPED, SQUARED_RELU, RoutingSpec
 from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.weights.quantized import Integers, QuantizedTable
+
+Outputs = tuple[Tensor, tuple[Tensor, ...], Tensor]
+"""Of a pass: final states `[N, hidden]`, the taps, and logits `[M, V]`, all float32."""
+
+
+class PassModel(Protocol):
+    """A model whose passes kernels run: `soothsay.model.transformer.Transformer`."""
+
+    def compute(
+        self, batch: Batch, cache: KVPool | None, layers: Sequence[int] | None, taps: Sequence[int]
+    ) -> Outputs:
+        """One pass, operation by operation; see `Transformer.run`."""
 
 
 class RecordedBlocks(Protocol):
@@ -256,8 +268,19 @@ class Kernels(LayoutOps):
         return stock_linear(weight, bias, dtype)
 
     def table(self, table: QuantizedTable, head: nn.Module | None) -> Table:
-        """A table of embeddings as these kernels read it. `head`: the output head, if it has the same rows."""
+        """A table of embeddings as these kernels read it. `head`: the output head, if it has its rows."""
         return table
+
+    def run_pass(
+        self,
+        model: PassModel,
+        batch: Batch,
+        cache: KVPool | None,
+        layers: Sequence[int] | None,
+        taps: Sequence[int],
+    ) -> Outputs:
+        """One pass of a model; see `Transformer.run`. A set of kernels may repeat a recorded one."""
+        return model.compute(batch, cache, layers, taps)
 
     def record(self, blocks: Sequence[Any]) -> RecordedBlocks | None:
         """Few calls that run `blocks`; None if these kernels have none. Weights must keep their addresses.
