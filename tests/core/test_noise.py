@@ -80,4 +80,6 @@ def test_the_bits_of_noise_in_c(variant: str) -> None:
         assert torch.equal(ops.gumbel(KEYS, tokens[:, place : place + 1]), expected[:, place : place + 1])
     generator = torch.Generator().manual_seed(0)
     keys = torch.randint(0, WORDS, (500, 2), generator=generator)
-    assert torch.equal(ops.gumbel(keys, torch.arange(1999)[None]), noise.gumbel(keys, torch.arange(1999)[None]))
+    assert torch.equal(
+        ops.gumbel(keys, torch.arange(1999)[None]), noise.gumbel(keys, torch.arange(1999)[None])
+    )

@@ -1,0 +1,176 @@
+"""The engine on the kernels of a GPU, in the interpreter: equal tokens and bits, whatever is drafted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import interpreter  # noqa: F401 - before any kernel
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from soothsay import LLM, SamplingParams
+from soothsay.core.batch import Rows
+from soothsay.core.tree import DraftTree
+from soothsay.model.gpu import gpu_passes
+from soothsay.model.gpu.gpu_kernels import GpuKernels
+from soothsay.model.gpu.gpu_passes import GpuPasses
+from soothsay.model.ops.kernels import Outputs
+from soothsay.model.transformer import Transformer
+from soothsay.model.weights.checkpoint import open_checkpoint
+from soothsay.model.weights.load import load_model
+
+HIDDEN, VOCAB, LAYERS, UNITS = 64, 128, 2, 96
+PROMPT = [1, 5, 9, 5, 9, 7] * 3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama that repeats itself now and then."""
+    path, generator = tmp_path_factory.mktemp("llama"), torch.Generator().manual_seed(0)
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": HIDDEN,
+        "intermediate_size": UNITS,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "num_hidden_layers": LAYERS,
+        "vocab_size": VOCAB,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    }
+
+    def weight(*shape: int) -> torch.Tensor:
+        return (torch.randn(*shape, generator=generator) * 1.7 * shape[-1] ** -0.5).bfloat16()
+
+    tensors = {
+        "model.embed_tokens.weight": weight(VOCAB, HIDDEN) * 5,
+        "lm_head.weight": weight(VOCAB, HIDDEN) * 2,
+        "model.norm.weight": torch.ones(HIDDEN).bfloat16(),
+    }
+    shapes = {"q": (64, HIDDEN), "k": (32, HIDDEN), "v": (32, HIDDEN), "o": (HIDDEN, 64)}
+    mlp = {"gate": (UNITS, HIDDEN), "up": (UNITS, HIDDEN), "down": (HIDDEN, UNITS)}
+    for layer in range(LAYERS):
+        name = f"model.layers.{layer}"
+        tensors |= {f"{name}.self_attn.{part}_proj.weight": weight(*shape) for part, shape in shapes.items()}
+        tensors |= {f"{name}.mlp.{part}_proj.weight": weight(*shape) for part, shape in mlp.items()}
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"{name}.{norm}.weight"] = torch.ones(HIDDEN).bfloat16()
+    (path / "config.json").write_text(json.dumps(config))
+    save_file(tensors, path / "model.safetensors")
+    return path
+
+
+def call_again(function: Callable[[], Outputs]) -> tuple[Callable[[], None], Outputs]:
+    """Record as a graph does: outputs stay where they are, and so does what the function reads."""
+    hidden, taps, logits = function()
+
+    def repeat() -> None:
+        new_hidden, new_taps, new_logits = function()
+        for own, new in zip((hidden, *taps, logits), (new_hidden, *new_taps, new_logits), strict=True):
+            own.copy_(new)
+
+    return repeat, (hidden, taps, logits)
+
+
+def loaded(folder: Path, dtype: str = "bfloat16", *, recorded: bool = False) -> Transformer:
+    kernels = GpuKernels("cpu")
+    kernels.passes = GpuPasses(call_again) if recorded else None
+    return load_model(open_checkpoint(folder), dtype, "cpu", kernels)  # type: ignore[arg-type]
+
+
+def serving(model: Transformer, **options: int) -> LLM:
+    return LLM(model, drafter="none", **{"kv_tokens": 1024, "max_requests": 4} | options)
+
+
+def check(llm: LLM, params: SamplingParams) -> None:
+    """Assert that drafters, neighbours and a prefix hit change no token."""
+    alone = llm.generate(PROMPT, params).token_ids
+    assert llm.generate(PROMPT, params, drafter="prompt-lookup").token_ids == alone
+    mixed = llm.generate([PROMPT, [3, 4, 5], PROMPT[4:]], params, drafter="suffix")
+    assert mixed[0].token_ids == alone
+
+
+def test_answers_do_not_depend_on_drafts(folder: Path) -> None:
+    check(serving(loaded(folder)), SamplingParams(temperature=0, max_tokens=8))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int8", "int4"])
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0, max_tokens=10),
+        SamplingParams(temperature=1, max_tokens=10, seed=3),
+        SamplingParams(temperature=0.8, top_p=0.9, top_k=40, max_tokens=10, seed=4),
+        SamplingParams(
+            temperature=0, repetition_penalty=1.3, presence_penalty=0.5, max_tokens=10, logprobs=2
+        ),
+    ],
+    ids=["greedy", "sampled", "a nucleus", "penalized"],
+)
+def test_answers_in_all_types(dtype: str, params: SamplingParams, folder: Path) -> None:
+    check(serving(loaded(folder, dtype)), params)
+
+
+@pytest.mark.slow
+def test_a_preempted_request_goes_on_with_equal_tokens(folder: Path) -> None:
+    params = SamplingParams(temperature=0, max_tokens=30)
+    prompts = [PROMPT, [3, 4, 5] * 5, [8, 2] * 7]
+    whole = [serving(loaded(folder)).generate(prompt, params).token_ids for prompt in prompts]
+    llm = serving(loaded(folder), kv_tokens=96, max_rows=16)
+    assert [answer.token_ids for answer in llm.generate(prompts, params, drafter="suffix")] == whole
+
+
+@torch.inference_mode()
+def test_a_recorded_pass_has_the_bits_of_others(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts, trees and single tokens, of one request and of two, by turns."""
+    monkeypatch.setattr(gpu_passes, "USES", 1)
+    plain, again = loaded(folder), loaded(folder, recorded=True)
+    pools = [model.new_cache(16, 16) for model in (plain, again)]
+    tables = np.arange(8), np.arange(8, 16)
+    tree = DraftTree(PROMPT[-1])
+    tree.extend([9, 7, 3])
+    tree.extend([9, 1])
+    tree.extend([2])
+
+    def rows(begin: int, end: int, table: int, tree: DraftTree | None) -> Rows:
+        return Rows(np.array(PROMPT[begin:end]), begin, tables[table], tree)
+
+    last = DraftTree(PROMPT[-1])
+    passes = [
+        [rows(0, 17, 0, None), rows(0, 5, 1, None)],
+        [rows(17, 18, 0, tree)],
+        [rows(17, 18, 0, last), rows(5, 17, 1, None)],
+        [rows(17, 18, 1, tree), rows(17, 18, 0, tree)],
+        [rows(17, 18, 0, last)],
+    ]
+    for requests in passes:
+        (hidden, _, logits), (other, _, others) = (
+            model.run(model.pack(requests, 16), pool)
+            for model, pool in zip((plain, again), pools, strict=True)
+        )
+        assert torch.equal(hidden, other)
+        assert torch.equal(logits, others)
+        assert not logits.isnan().any()
+    for one, other in zip(*(pool.layers for pool in pools), strict=True):
+        assert torch.equal(one, other)
+    passes_of = again.kernels.passes  # type: ignore[attr-defined]
+    assert len(passes_of._known[pools[1]]) > 1
+
+
+@pytest.mark.slow
+def test_recorded_passes_answer_as_others(folder: Path) -> None:
+    params = SamplingParams(temperature=1, max_tokens=24, seed=5)
+    alone = serving(loaded(folder)).generate(PROMPT, params).token_ids
+    llm = serving(loaded(folder, recorded=True))
+    for drafter in ("none", "prompt-lookup", "suffix"):
+        assert llm.generate(PROMPT, params, drafter=drafter).token_ids == alone
