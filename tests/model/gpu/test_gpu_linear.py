@@ -168,18 +168,17 @@ def company(kind: str) -> GpuLinear:
 def test_a_row_has_the_same_bits_in_any_company(
     kind: str, dots: str, short_splits: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Alone, among others, in another order, and in tiles of other sizes; with and without parts."""
+    """Alone, among others, in another order; in tiles of other sizes, whose programs have one split or all."""
     torch.manual_seed(0)
     made, x = company(kind), rows(66, 256)
     assert made.splits == 2
     with interpreter.dots(dots):
         among = made(x)
-        for count in (1, 2, 16, 17, 64):
+        for count in (1, 8, 9, 17, 33, 65):
             first = 66 - count
             assert torch.equal(made(x[first:]), among[first:]), count
         assert torch.equal(made(x.flip(0)).flip(0), among)
-        monkeypatch.setattr("soothsay.model.gpu.gpu_linear.ENOUGH_PROGRAMS", 0)
-        for tile in (Tile(16, 64, 32, 1, 1), Tile(32, 32, 64, 8, 2), Tile(128, 128, 128, 4, 3)):
+        for tile in (Tile(16, 64, 32, 1, 1, 99), Tile(32, 32, 64, 8, 2, 1), Tile(128, 128, 128, 4, 3, 1)):
             outputs = tile.outputs if "float" in kind else 64
             monkeypatch.setitem(tiles.TILES, made.weight.kind, [replace(tile, outputs=outputs)])
             assert torch.equal(made(x[:33]), among[:33]), tile
@@ -216,9 +215,10 @@ def test_no_rows_at_all(kind: str) -> None:
 def test_rows_of_integers_are_read_as_floats(kind: str) -> None:
     torch.manual_seed(0)
     weight = integers(kind, 130, 512)
-    own = layer(weight).weight
-    assert isinstance(own, IntegerWeight)
-    read = own.floats(torch.tensor([129, 0, 64, -1, 130]))
+    table = layer(weight).table
+    assert table is not None
+    assert table.shape == weight.shape
+    read = table.floats(torch.tensor([129, 0, 64, -1, 130]))
     assert torch.equal(read[:3], weight.dequantize()[[129, 0, 64]])
     assert read[3:].isnan().all()
 
@@ -274,7 +274,7 @@ def test_weights_that_do_not_fit(weight: Tensor | Quantized) -> None:
 def test_splits_come_from_the_shape(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Enough programs for a device from small layers, and no more than need be from large ones."""
     spans = {shape: tiles.span_of(kind, *shape) for shape in ((64, 576), (4096, 14336), (128256, 4096))}
-    wanted = tiles.WANTED_PROGRAMS[kind]
+    wanted = tiles.TILES[kind][0].enough
     for (outputs, inputs), span in spans.items():
         splits = -(-inputs // span)
         assert span % tiles.SPAN_UNIT == 0
