@@ -26,7 +26,7 @@ def integers(tile: Tile, bits: int, group: int, offset: int, width: int, words: 
     constants = {"BITS": bits, "GROUP": group, "OFFSET": offset, "WIDTH": width, "WORDS": words}
     constants |= {"UNIT_STEPS": 4 if width == 8 else 0, "BLOCK_M": tile.rows, "STAGES": tile.stages}
     units = "*i32" if width == 8 else "-"
-    types = f"*i8 *fp32 *i32 {'*u8' if bits == 4 else '*i8'} *i32 {units} *fp32 *fp32"
+    types = f"*i8 *fp32 *fp32 {'*u8' if bits == 4 else '*i8'} *i32 {units} *fp32 *fp32"
     return Case("linear.multiply_integers", types, constants, tile.warps, tile.stages, "mma cp.async")
 
 
@@ -40,7 +40,11 @@ CASES = (  # all kernels of the package
     integers(FEW, 4, 32, 0, 16, 1),  # int4, Q4_0
     integers(FEW, *Q4_K),
     integers(FEW, *Q6_K),
-    Case("linear.quantize_rows", "*bf16 *i8 *fp32 *i32", {"GROUP": 32, "BLOCK_M": 8, "BLOCK_K": 256}),
+    Case(
+        "linear.quantize_rows",
+        "*bf16 *i8 *fp32 *fp32",
+        {"GROUP": 32, "OFFSET": 1, "BLOCK_M": 8, "BLOCK_K": 256},
+    ),
     Case("linear.add_splits", "*fp32 *fp32 *bf16", {"BLOCK": 1024}),
     Case(
         "linear.read_integers",

@@ -69,7 +69,6 @@ KINDS = {  # name -> bits, inputs of a group
     "int8": (8, 32),
     "int8, rows": (8, 64),
     "int8, zeros": (8, 64),
-    "int8, minimums": (8, 32),
     "int4": (4, 32),
     "int4, exact scales": (4, 32),
     "int4, zeros": (4, 64),
@@ -264,8 +263,9 @@ def test_parts_of_different_kinds() -> None:
         torch.zeros(64, 64, dtype=torch.float64),
         round_to_nearest(torch.ones(64, 24), 8),
         replace(integers("int4, zeros", 64, 64), minimums=torch.zeros(64, 1)),
+        replace(integers("int8, rows", 64, 64), minimums=torch.zeros(64, 1)),
     ],
-    ids=["inputs", "dtype", "groups", "zeros and minimums"],
+    ids=["inputs", "dtype", "groups", "zeros and minimums", "8 bits and minimums"],
 )
 def test_weights_that_do_not_fit(weight: Tensor | Quantized) -> None:
     assert not GpuLinear.fit(weight)
