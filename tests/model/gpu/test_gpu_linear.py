@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from soothsay.errors import ModelError
 from soothsay.model.gpu import tiles
 from soothsay.model.gpu.gpu_linear import GpuLinear, gpu_linear
 from soothsay.model.gpu.integer_weight import IntegerWeight
@@ -269,6 +270,8 @@ def test_parts_of_different_kinds() -> None:
 )
 def test_weights_that_do_not_fit(weight: Tensor | Quantized) -> None:
     assert not GpuLinear.fit(weight)
+    with pytest.raises(ModelError, match=r"no kernel of a GPU multiplies a weight \[64, "):
+        gpu_linear(weight, None, torch.float32, "cpu")
 
 
 @pytest.mark.parametrize("kind", ["float", "integer"])
