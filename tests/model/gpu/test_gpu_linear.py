@@ -185,6 +185,16 @@ def test_a_row_has_the_same_bits_in_any_company(
             assert torch.equal(made(x[:33]), among[:33]), tile
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["bfloat16", "float16", "float32", *KINDS])
+def test_any_number_of_rows(kind: str, short_splits: None) -> None:
+    torch.manual_seed(0)
+    made, x = company(kind), rows(66, 256)
+    among = made(x)
+    for count in range(1, 65):
+        assert torch.equal(made(x[1 : count + 1]), among[1 : count + 1]), count
+
+
 @pytest.mark.parametrize("kind", predicted_bits.PREDICTED)
 def test_the_bits_of_a_device_are_predicted(kind: str) -> None:
     with interpreter.dots("hopper"):
