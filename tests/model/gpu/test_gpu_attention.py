@@ -58,7 +58,7 @@ def tree_of(parents: Sequence[int]) -> DraftTree:
 
 def requests() -> list[Rows]:
     """Trees across borders of blocks, chunks and runs, prompts, single tokens, and a tree that grew."""
-    blocks = np.random.default_rng(0).permutation(BLOCKS)
+    blocks = 1 + np.random.default_rng(0).permutation(BLOCKS - 1)  # a lost mask reads block 0
     kinds: list[tuple[int, int, DraftTree | None, int, int]] = [
         (126, 1, tree_of([0, 0, 1, 2, 1, 3, 3]), 1, 0),  # its root is the last but one key of a run
         (63, 1, tree_of([0, 0, 1]), 1, 0),  # its root is the last key of a chunk
@@ -194,8 +194,11 @@ def test_attention_is_that_of_stock_operations(form: str) -> None:
     ops, batch = packed(requests())
     q, kv = queries(len(batch.tokens)), pool(torch.float32)
     stock = Batch.pack(requests(), block_size=PAGE, group=GROUP, windows=WINDOWS)
+    used = np.unique(np.concatenate([row.keys for row in listed(requests())]))
+    own = torch.full_like(kv, torch.nan)
+    own[:, used] = kv[:, used]
     torch.testing.assert_close(
-        ops.attend(q, kv, batch, **FORMS[form]), attend(q, kv, stock, **FORMS[form]), rtol=1e-5, atol=2e-6
+        ops.attend(q, own, batch, **FORMS[form]), attend(q, kv, stock, **FORMS[form]), rtol=1e-5, atol=2e-6
     )
 
 
@@ -272,6 +275,14 @@ def test_rows_keep_their_bits_in_blocks_of_full_size() -> None:
     alone, copied = committed(rows[deep:], kv)
     ops, batch = packed(alone, group=1)
     assert torch.equal(ops.attend(q[deep:], copied, batch), together[deep:])
+
+
+def test_sinks_of_any_size() -> None:
+    ops, batch = packed([Rows(np.arange(3), 4, np.arange(3), None)])
+    q, kv, each = queries(3), pool(torch.bfloat16), torch.ones(HEADS * GROUP)
+    none = ops.attend(q, kv, batch)
+    assert torch.equal(ops.attend(q, kv, batch, sinks=each * -torch.inf), none)
+    assert torch.equal(ops.attend(q, kv, batch, sinks=each * 1e4), torch.zeros_like(none))
 
 
 def test_padded_rows_are_zeros() -> None:

@@ -126,7 +126,7 @@ def attend_chunk(
         sees = (p[None, :] <= position[:, None]) & (p[None, :] >= low[:, None])
         s = tl.where(sees, s * LOG2_E, LOWEST)
         higher = tl.maximum(top, tl.max(s, axis=1))
-        e = tl.where(sees, tl.exp2(s - higher[:, None]), 0.0).to(x.dtype)
+        e = tl.exp2(s - higher[:, None]).to(x.dtype)  # 0 for keys that a row does not see
         shrink = tl.exp2(top - higher)
         # a product with ones has a fixed order of sums; that of tl.sum depends on the tile
         sums = tl.max(tl.dot(e, ones, input_precision="ieee"), axis=1)
@@ -138,7 +138,7 @@ def attend_chunk(
     return top, total, acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["plan"])
 def attend_chunks(
     q,
     kv,
@@ -205,7 +205,7 @@ def sink(sinks, head, exists):
     return top, total
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["plan"])
 def join_chunks(
     plan,
     sums,
@@ -248,7 +248,7 @@ def join_chunks(
     tl.store(out + at, weighed(total, acc).to(out.dtype.element_ty), mask=real & (place >= 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["plan"])
 def attend_rows(
     q,
     kv,
