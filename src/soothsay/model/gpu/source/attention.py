@@ -126,15 +126,13 @@ def attend_chunk(
         sees = (p[None, :] <= position[:, None]) & (p[None, :] >= low[:, None])
         s = tl.where(sees, s * LOG2_E, LOWEST)
         higher = tl.maximum(top, tl.max(s, axis=1))
-        e = tl.exp2(s - higher[:, None]).to(x.dtype)  # 0 for keys that a row does not see
+        # a row that sees none of the keys keeps its bits: it shrinks by 1, and zeros are added
         shrink = tl.exp2(top - higher)
-        # a product with ones has a fixed order of sums; that of tl.sum depends on the tile
-        sums = tl.max(tl.dot(e, ones, input_precision="ieee"), axis=1)
-        part = tl.dot(e, v, input_precision="ieee")
-        sees_some = (at <= position) & (at + KEYS > low)  # other rows keep their bits
-        total = tl.where(sees_some, total * shrink + sums, total)
-        acc = tl.where(sees_some[:, None], acc * shrink[:, None] + part, acc)
-        top = tl.where(sees_some, higher, top)
+        e = tl.where(sees, tl.exp2(s - higher[:, None]), 0.0).to(x.dtype)
+        # a product with ones has a fixed order of sums; the order of other sums depends on the tile
+        total = total * shrink + tl.max(tl.dot(e, ones, input_precision="ieee"), axis=1)
+        acc = acc * shrink[:, None] + tl.dot(e, v, input_precision="ieee")
+        top = higher
     return top, total, acc
 
 
