@@ -80,6 +80,8 @@ def _compile(case: Case, capability: int) -> dict[str, Any]:
     from triton.compiler import ASTSource, compile
     from triton.runtime.jit import JITFunction
 
+    from soothsay.model.gpu.launching import OPTIONS
+
     module, _, function = case.kernel.partition(".")
     kernel: JITFunction[Any] = getattr(
         importlib.import_module(f"soothsay.model.gpu.source.{module}"), function
@@ -96,7 +98,7 @@ def _compile(case: Case, capability: int) -> dict[str, Any]:
         ):
             attributes[at,] = [["tt.divisibility", 16]]
     code = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
-    options = {"num_warps": case.warps, "num_stages": case.stages, "enable_fp_fusion": False}
+    options = {"num_warps": case.warps, "num_stages": case.stages, **OPTIONS}
     made = compile(code, target=GPUTarget("cuda", capability, 32), options=options)
     ptx, usage = made.asm["ptx"], _usage(made.asm["cubin"])
     found = {name: len(re.findall(pattern, ptx)) for name, pattern in INSTRUCTIONS.items()}

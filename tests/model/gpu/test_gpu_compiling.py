@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -29,7 +30,7 @@ def integers(tile: Tile, bits: int, group: int, offset: int, width: int, words: 
     constants = {"BITS": bits, "GROUP": group, "OFFSET": offset, "WIDTH": width, "WORDS": words}
     constants |= {"UNIT_STEPS": 4 if width == 8 else 0, "BLOCK_M": tile.rows, "STAGES": tile.stages}
     units = "*i32" if width == 8 else "-"
-    types = f"*i8 *fp32 *i32 {'*u8' if bits == 4 else '*i8'} *i32 {units} *fp32 *fp32"
+    types = f"*i8 *fp32 *fp32 {'*u8' if bits == 4 else '*i8'} *i32 {units} *fp32 *fp32"
     return Case("linear.multiply_integers", types, constants, tile.warps, tile.stages, "mma cp.async")
 
 
@@ -47,20 +48,20 @@ def attention(kernel: str, tile: int, size: int, *, softcap: bool = False, dtype
 
 
 SMALL, MIDDLE, LARGE = TILES["float"]
+FEW = TILES["integer"][0]
+Q4_K, Q6_K = (4, 32, 1, 8, 1), (8, 16, 0, 8, 1)
 
 CASES = (  # all kernels of the package
     floats("bf16", SMALL, "mma cp.async"),
     floats("bf16", MIDDLE, "wgmma cp.async"),
-    floats("bf16", LARGE, "wgmma cp.async"),
-    floats("fp16", replace(SMALL, inputs=64), "mma cp.async"),
-    replace(floats("fp32", replace(SMALL, inputs=32), "cp.async"), fuses=True),
-    *(integers(tile, 4, 32, 0, 16, 1) for tile in TILES["integer"]),  # int4, Q4_0
-    *(integers(tile, 4, 32, 1, 8, 1) for tile in TILES["integer"]),  # Q4_K
-    *(integers(tile, 8, 16, 0, 8, 1) for tile in TILES["integer"]),  # Q6_K
-    integers(TILES["integer"][0], 4, 64, 2, 16, 1),  # GPTQ, AWQ
-    integers(TILES["integer"][0], 4, 32, 1, 16, 2),  # Q4_1
-    integers(TILES["integer"][0], 8, 32, 0, 16, 1),  # int8, Q8_0
-    Case("linear.quantize_rows", "*bf16 *i8 *fp32 *i32", {"GROUP": 32, "BLOCK_M": 16, "BLOCK_K": 128}),
+    integers(FEW, 4, 32, 0, 16, 1),  # int4, Q4_0
+    integers(FEW, *Q4_K),
+    integers(FEW, *Q6_K),
+    Case(
+        "linear.quantize_rows",
+        "*bf16 *i8 *fp32 *fp32",
+        {"GROUP": 32, "OFFSET": 1, "BLOCK_M": 8, "BLOCK_K": 256},
+    ),
     Case("linear.add_splits", "*fp32 *fp32 *bf16", {"BLOCK": 1024}),
     Case(
         "linear.read_integers",
@@ -96,6 +97,16 @@ CASES = (  # all kernels of the package
     ),
 )
 
+MORE_CASES = (  # kernels for other weights, and in larger tiles
+    floats("bf16", LARGE, "wgmma cp.async"),
+    floats("fp16", replace(SMALL, inputs=64), "mma cp.async"),
+    replace(floats("fp32", replace(SMALL, inputs=32), "cp.async"), fuses=True),
+    integers(FEW, 4, 64, 2, 16, 1),  # GPTQ, AWQ
+    integers(FEW, 4, 32, 1, 16, 2),  # Q4_1
+    integers(FEW, 8, 32, 0, 16, 1),  # int8, Q8_0
+    *(integers(tile, *kind) for tile in TILES["integer"][1:] for kind in (Q4_K, Q6_K)),
+)
+
 
 def faults(case: Case, report: Report, capability: int) -> list[str]:
     """What a compiled kernel lacks, and what it may not have."""
@@ -110,9 +121,17 @@ def faults(case: Case, report: Report, capability: int) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("capability", [90, pytest.param(80, marks=pytest.mark.slow)])
-def test_kernels_compile(capability: int) -> None:
+@pytest.mark.parametrize(
+    ("cases", "capability"),
+    [
+        pytest.param(CASES, 90, id="9.0"),
+        pytest.param(CASES, 80, id="8.0", marks=pytest.mark.slow),
+        pytest.param(MORE_CASES, 90, id="more, 9.0", marks=pytest.mark.slow),
+        pytest.param(MORE_CASES, 80, id="more, 8.0", marks=pytest.mark.slow),
+    ],
+)
+def test_kernels_compile(cases: Sequence[Case], capability: int) -> None:
     """With products of matrices by the units for them, loads ahead of them, and no sum fused unasked."""
-    reports = compile_all(CASES, capability)
-    found = {case.name: faults(case, reports[case.name], capability) for case in CASES}
+    reports = compile_all(cases, capability)
+    found = {case.name: faults(case, reports[case.name], capability) for case in cases}
     assert not {name: own for name, own in found.items() if own}
