@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import interpreter  # noqa: F401 (before kernels are imported, which other tests run)
 import pytest
 from compiling import Case, Report, compile_all
 
