@@ -93,7 +93,9 @@ def _compile(case: Case, capability: int) -> dict[str, Any]:
         signature[parameter.name] = "constexpr" if own == "-" else own
         if parameter.is_constexpr or own == "-":
             constants[at,] = case.constants[parameter.name] if parameter.is_constexpr else None
-        elif own.startswith("*") or (own == "i32" and not parameter.do_not_specialize):
+        elif (own.startswith("*") and not parameter.do_not_specialize_on_alignment) or (
+            own == "i32" and not parameter.do_not_specialize
+        ):
             attributes[at,] = [["tt.divisibility", 16]]
     code = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     options = {"num_warps": case.warps, "num_stages": case.stages, **OPTIONS}

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import interpreter  # noqa: F401 (before kernels are imported, which other tests run)
 import pytest
 from compiling import Case, Report, compile_all
 
+from soothsay.core.functions import ACTIVATIONS
+from soothsay.model.gpu.gpu_layers import BLOCK, HEADS
+from soothsay.model.gpu.gpu_plan import CHUNK, KEYS, RUN
 from soothsay.model.gpu.tiles import TILES, Tile
+from soothsay.model.specs.feed_forward_spec import CLIPPED, SQUARED_RELU
 
 MAX_SHARED = 227 * 1024
 """Bytes of shared memory that a program may have on compute capability 9.0."""
@@ -28,6 +33,19 @@ def integers(tile: Tile, bits: int, group: int, offset: int, width: int, words: 
     units = "*i32" if width == 8 else "-"
     types = f"*i8 *fp32 *fp32 {'*u8' if bits == 4 else '*i8'} *i32 {units} *fp32 *fp32"
     return Case("linear.multiply_integers", types, constants, tile.warps, tile.stages, "mma cp.async")
+
+
+def attention(kernel: str, tile: int, size: int, *, softcap: bool = False, dtype: str = "bf16") -> Case:
+    """Attention for heads of `size` numbers, in tiles of this many queries; four share a head of keys."""
+    constants = {"SOFTCAP": softcap, "KEYS": KEYS, "CHUNK": CHUNK, "SIZE": size}
+    constants |= {"D": 1 << (size - 1).bit_length(), "PAGE": 16, "ROWS": tile // 4, "M": tile, "GROUP": 4}
+    warps = 4 if tile == 16 and size <= 128 else 8
+    multiplies = f"{'mma' if tile == 16 else 'wgmma'} cp.async"
+    if kernel == "attend_rows":
+        types = f"*{dtype} *{dtype} *i32 - *{dtype} i32 i32 i32 fp32"
+        return Case("attention.attend_rows", types, constants | {"RUN": RUN}, warps, 2, multiplies)
+    types = f"*{dtype} *{dtype} *i32 *fp32 *fp32 i32 i32 i32 fp32"
+    return Case("attention.attend_chunks", types, constants | {"PROGRAMS": 264}, warps, 3, multiplies)
 
 
 SMALL, MIDDLE, LARGE = TILES["float"]
@@ -50,6 +68,33 @@ CASES = (  # all kernels of the package
         "linear.read_integers",
         "*i64 *u8 *i32 *i32 *fp32",
         {"BITS": 4, "GROUP": 32, "OFFSET": 1, "WIDTH": 8, "WORDS": 1, "UNIT_STEPS": 4, "BLOCK": 256},
+    ),
+    attention("attend_chunks", 16, 128),
+    attention("attend_chunks", 64, 128),
+    attention("attend_chunks", 16, 80, dtype="fp16"),
+    attention("attend_chunks", 64, 64, softcap=True),
+    attention("attend_chunks", 16, 256),
+    attention("attend_rows", 64, 128),
+    attention("attend_rows", 16, 256, softcap=True),
+    Case(
+        "attention.join_chunks",
+        "*i32 *fp32 *fp32 *fp32 *bf16",
+        {"CHUNK": CHUNK, "RUN": RUN, "SIZE": 128, "D": 128, "HEADS": HEADS},
+    ),
+    Case(
+        "glue.add_norm",
+        "*fp32 *bf16 *fp32 *fp32 *fp32 *bf16 i32 fp32 fp32",
+        {"POST_CENTRED": False, "CENTRED": True, "BLOCK": 8192},
+        8,
+    ),
+    Case(
+        "glue.rotate_store",
+        "*bf16 *fp32 *fp32 *fp32 *fp32 *fp32 *bf16 *bf16 *i64 i32 i32 i32 i32 fp32 fp32 fp32 fp32",
+        {"SIZE": 128, "D": 128, "HEADS": HEADS},
+    ),
+    *(
+        Case("glue.gated", "*bf16 *bf16", {"ACTIVATION": name, "BLOCK": BLOCK})
+        for name in (*ACTIVATIONS, CLIPPED, SQUARED_RELU)
     ),
 )
 

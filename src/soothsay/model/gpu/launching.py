@@ -21,5 +21,6 @@ def launch(
         stages: tiles of a loop that are in flight at once.
         constants: the kernel's `tl.constexpr` parameters.
     """
-    if 0 not in grid:
-        kernel[grid](*args, num_warps=warps, num_stages=stages, **OPTIONS, **constants)
+    if 0 in grid:
+        return
+    kernel[grid](*args, num_warps=warps, num_stages=stages, **OPTIONS, **constants)
