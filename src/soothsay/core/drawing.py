@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from soothsay.core.params import SamplingParams
 from soothsay.core.sampling_ops import NUCLEUS_WIDTH, Draws, SampledRows, SamplingOps
 
 CONTENDERS = 16
