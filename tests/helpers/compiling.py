@@ -16,10 +16,9 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
+from itertools import repeat
 from pathlib import Path
 from typing import Any
-
-ARCHITECTURES = 80, 90
 
 
 @dataclass(frozen=True)
@@ -31,8 +30,8 @@ class Case:
     constants: Mapping[str, int | bool | str]
     warps: int = 4
     stages: int = 3
-    wants: str = ""  # instructions that must be there, on both architectures: "mma", "cp.async"
-    may_fuse: bool = False  # whether products and sums may be one instruction
+    wants: str = ""  # instructions that must be there: names in `INSTRUCTIONS`
+    fuses: bool = False  # whether products and sums may be one instruction
 
     @property
     def name(self) -> str:
@@ -45,27 +44,27 @@ class Case:
 class Report:
     """What a compiler made of a case."""
 
-    ptx: Mapping[str, int] = field(default_factory=dict)  # instruction -> number
+    instructions: Mapping[str, int] = field(default_factory=dict)  # of `INSTRUCTIONS`, their number
     shared: int = 0  # bytes of shared memory
     registers: int = 0
     spilled: int = 0  # bytes of the stack and of local memory
 
 
-def compile_all(cases: Sequence[Case]) -> dict[tuple[str, int], Report]:
-    """Compile cases for all architectures: (name, architecture) -> report."""
+def compile_all(cases: Sequence[Case], capability: int) -> dict[str, Report]:
+    """Compile cases for a compute capability, 80 or 90: the name of each, and its report."""
     with tempfile.TemporaryDirectory() as cache:
         environment = os.environ | {"TRITON_CACHE_DIR": cache}
         environment.pop("TRITON_INTERPRET", None)
         made = subprocess.run(
-            [sys.executable, __file__],
+            [sys.executable, __file__, str(capability)],
             input=json.dumps([asdict(case) for case in cases]),
             env=environment,
             stdout=subprocess.PIPE,
             text=True,
             check=True,
         )
-    reports = iter(json.loads(made.stdout))
-    return {(case.name, arch): Report(**next(reports)) for case in cases for arch in ARCHITECTURES}
+    reports = json.loads(made.stdout)
+    return {case.name: Report(**report) for case, report in zip(cases, reports, strict=True)}
 
 
 INSTRUCTIONS = {
@@ -76,12 +75,11 @@ INSTRUCTIONS = {
 }
 
 
-def _compile(job: tuple[Case, int]) -> dict[str, Any]:
+def _compile(case: Case, capability: int) -> dict[str, Any]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
     from triton.runtime.jit import JITFunction
 
-    case, arch = job
     module, _, function = case.kernel.partition(".")
     kernel: JITFunction[Any] = getattr(
         importlib.import_module(f"soothsay.model.gpu.source.{module}"), function
@@ -95,12 +93,10 @@ def _compile(job: tuple[Case, int]) -> dict[str, Any]:
             constants[at,] = case.constants[parameter.name] if parameter.is_constexpr else None
         elif own.startswith("*") or (own == "i32" and not parameter.do_not_specialize):
             attributes[at,] = [["tt.divisibility", 16]]
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
+    code = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     options = {"num_warps": case.warps, "num_stages": case.stages, "enable_fp_fusion": False}
-    made = compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    made = compile(code, target=GPUTarget("cuda", capability, 32), options=options)
     ptx, usage = made.asm["ptx"], _usage(made.asm["cubin"])
-    if folder := os.environ.get("KEEP_PTX"):
-        (Path(folder) / f"{case.name.replace('*', '')}.{arch}.ptx").write_text(ptx)
     found = {name: len(re.findall(pattern, ptx)) for name, pattern in INSTRUCTIONS.items()}
     return asdict(Report(found, made.metadata.shared, usage["REG"], usage["STACK"] + usage["LOCAL"]))
 
@@ -118,6 +114,6 @@ def _usage(binary: bytes) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    jobs = [(Case(**case), arch) for case in json.load(sys.stdin) for arch in ARCHITECTURES]
+    wanted = [Case(**case) for case in json.load(sys.stdin)]
     with ProcessPoolExecutor(2) as pool:
-        print(json.dumps([*pool.map(_compile, jobs)]))
+        print(json.dumps([*pool.map(_compile, wanted, repeat(int(sys.argv[1])))]))

@@ -20,7 +20,8 @@ GROUPS = 16, 32, 64
 class IntegerWeight(nn.Module):
     """A weight in integers of 4 or 8 bits, packed slab by slab, without a second copy.
 
-    See `multiply_integers`. Integers of 2 bits take 4; those of 5 and 6 bits and of tables take 8. That changes no bit of a product.
+    See `multiply_integers`. Integers of 2 bits take 4; those of 5 and 6 bits and of tables take 8. That
+    changes no bit of a product.
     """
 
     kind = "integer"
@@ -43,7 +44,7 @@ class IntegerWeight(nn.Module):
             packed[begin // PANEL : -(-end // PANEL)] = self._pack(rows, device)
             kept.append(rows.without_values())
         whole = Quantized.cat(kept)
-        self.zero = -_base(whole) if whole.zeros is not None else _common_zero(whole) - _base(whole)
+        self.zero = 0 if whole.minimums is None else -_base(whole)
         self.offset: int = source.NO_OFFSET.value
         if whole.minimums is not None or whole.zeros is not None:
             self.offset = source.MINIMUMS.value if whole.zeros is None else source.ZEROS.value
@@ -90,18 +91,18 @@ class IntegerWeight(nn.Module):
         )
 
     def quantized(self, x: Tensor, padded: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Integers, scales and totals of `[M, in]`, padded to a multiple of 16 rows; see `quantize_rows`."""
+        """Integers, scales and totals of `[M, in]`, padded to a multiple of 8 rows; see `quantize_rows`."""
         size = self.steps * STEP
         values = torch.empty(padded, size, dtype=torch.int8, device=x.device)
         scales = torch.empty(size // self.group, padded, device=x.device)
         totals = torch.empty(size // self.group, padded, dtype=torch.int32, device=x.device)
         launch(
             source.quantize_rows,
-            (padded // 16, -(-size // 128)),
+            (padded // 8, -(-size // 256)),
             *(x, values, scales, totals, *x.shape, self.steps),
             GROUP=self.group,
-            BLOCK_M=16,
-            BLOCK_K=128,
+            BLOCK_M=8,
+            BLOCK_K=256,
         )
         return values, scales, totals
 
@@ -128,33 +129,27 @@ class IntegerWeight(nn.Module):
 
     def _pack(self, rows: Quantized, device: torch.device | str) -> Tensor:
         """Integers of some rows in panels: `[panels, steps, PANEL * STEP * bits / 8]`."""
-        values = (rows.values if rows.table is None else rows.integers().to(torch.int8)).to(device)
-        outputs, inputs = values.shape
-        values = F.pad(values, (0, self.steps * STEP - inputs, 0, -outputs % PANEL))
-        runs = values.view(-1, PANEL, self.steps, 2, STEP // 2).transpose(1, 2)
+        values = (rows.values if rows.table is None else rows.integers()).to(device)
+        values = F.pad(values, (0, self.steps * STEP - values.shape[1], 0, -len(values) % PANEL))
+        runs = values.view(-1, PANEL, self.steps, 2, STEP // 2).transpose(1, 2) - _base(rows)
         if self.bits == 4:
-            runs = runs[..., 0, :] | runs[..., 1, :] << 4
-        else:
-            runs = (runs - _base(rows)).to(torch.int8).transpose(2, 3)
-        return runs.flatten(2)
+            return (runs[..., 0, :] & 15 | runs[..., 1, :] << 4).flatten(2)
+        return runs.to(torch.int8).transpose(2, 3).flatten(2)
 
 
 def _base(rows: Quantized) -> int:
-    """What is taken from integers so that they fit 8 signed bits."""
-    return 128 if rows.bits == 8 else 0
-
-
-def _common_zero(rows: Quantized) -> int:
-    """The zero of all groups, where they have none of their own."""
-    return 0 if rows.table is not None or rows.minimums is not None else 2 ** (rows.bits - 1)
+    """What is taken from values, so that they are signed. Zeros have it taken from them too."""
+    return 0 if rows.table is not None else 1 << rows.bits - 1
 
 
 def _factors(whole: Quantized, as_stored: bool) -> Tensor:
     """Scales of groups, and minimums or zeros: `[out, groups, 1 or 2]`, as small as is exact."""
     scales, offsets = (whole.scales, whole.minimums) if as_stored else whole.factors()
-    offsets = offsets if whole.zeros is None else whole.zeros.float()
+    offsets = offsets if whole.zeros is None else whole.zeros.float() - _base(whole)
     factors = torch.stack([scales] if offsets is None else [scales, offsets], -1)
-    return factors if as_stored or not _are_half(factors) else factors.half()
+    if as_stored:
+        return (factors.short() + 128).to(torch.uint8)
+    return factors.half() if _are_half(factors) else factors
 
 
 def _units(whole: Quantized, inputs: int) -> Tensor | None:

@@ -1,0 +1,89 @@
+"""Kernels of a GPU, compiled without one: what they must contain, and what they may take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from compiling import Case, Report, compile_all
+
+from soothsay.model.gpu.tiles import TILES, Tile
+
+MAX_SHARED = 227 * 1024
+"""Bytes of shared memory that a program may have on compute capability 9.0."""
+
+
+def floats(dtype: str, tile: Tile, wants: str) -> Case:
+    """A product with weights in floats."""
+    constants = {"BLOCK_M": tile.rows, "BLOCK_N": tile.outputs, "BLOCK_K": tile.inputs}
+    types = f"*{dtype} *{dtype} *fp32 *fp32"
+    return Case("linear.multiply_floats", types, constants, tile.warps, tile.stages, wants)
+
+
+def integers(tile: Tile, bits: int, group: int, offset: int, width: int, words: int) -> Case:
+    """A product with weights in integers. Factors of 8 bits have units."""
+    constants = {"BITS": bits, "GROUP": group, "OFFSET": offset, "WIDTH": width, "WORDS": words}
+    constants |= {"UNIT_STEPS": 4 if width == 8 else 0, "BLOCK_M": tile.rows, "STAGES": tile.stages}
+    units = "*i32" if width == 8 else "-"
+    types = f"*i8 *fp32 *i32 {'*u8' if bits == 4 else '*i8'} *i32 {units} *fp32 *fp32"
+    return Case("linear.multiply_integers", types, constants, tile.warps, tile.stages, "mma cp.async")
+
+
+SMALL, MIDDLE, LARGE = TILES["float"]
+FEW = TILES["integer"][0]
+Q4_K, Q6_K = (4, 32, 1, 8, 1), (8, 16, 0, 8, 1)
+
+CASES = (  # all kernels of the package
+    floats("bf16", SMALL, "mma cp.async"),
+    floats("bf16", MIDDLE, "wgmma cp.async"),
+    integers(FEW, 4, 32, 0, 16, 1),  # int4, Q4_0
+    integers(FEW, *Q4_K),
+    integers(FEW, *Q6_K),
+    Case("linear.quantize_rows", "*bf16 *i8 *fp32 *i32", {"GROUP": 32, "BLOCK_M": 8, "BLOCK_K": 256}),
+    Case("linear.add_splits", "*fp32 *fp32 *bf16", {"BLOCK": 1024}),
+    Case(
+        "linear.read_integers",
+        "*i64 *u8 *i32 *i32 *fp32",
+        {"BITS": 4, "GROUP": 32, "OFFSET": 1, "WIDTH": 8, "WORDS": 1, "UNIT_STEPS": 4, "BLOCK": 256},
+    ),
+)
+
+MORE_CASES = (  # kernels for other weights, and in larger tiles
+    floats("bf16", LARGE, "wgmma cp.async"),
+    floats("fp16", replace(SMALL, inputs=64), "mma cp.async"),
+    replace(floats("fp32", replace(SMALL, inputs=32), "cp.async"), fuses=True),
+    integers(FEW, 4, 64, 2, 16, 1),  # GPTQ, AWQ
+    integers(FEW, 4, 32, 1, 16, 2),  # Q4_1
+    integers(FEW, 8, 32, 0, 16, 1),  # int8, Q8_0
+    *(integers(tile, *kind) for tile in TILES["integer"][1:] for kind in (Q4_K, Q6_K)),
+)
+
+
+def faults(case: Case, report: Report, capability: int) -> list[str]:
+    """What a compiled kernel lacks, and what it may not have."""
+    wants = case.wants if capability == 90 else case.wants.replace("wgmma", "mma")
+    found = [f"lacks {name}" for name in wants.split() if not report.instructions[name]]
+    if report.instructions["fma"] and not case.fuses:
+        found.append("fuses products and sums")
+    if report.shared > MAX_SHARED:
+        found.append(f"takes {report.shared} bytes of shared memory")
+    if report.spilled and capability == 90:
+        found.append(f"spills {report.spilled} bytes")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("cases", "capability"),
+    [
+        pytest.param(CASES, 90, id="9.0"),
+        pytest.param(CASES, 80, id="8.0", marks=pytest.mark.slow),
+        pytest.param(MORE_CASES, 90, id="more, 9.0", marks=pytest.mark.slow),
+        pytest.param(MORE_CASES, 80, id="more, 8.0", marks=pytest.mark.slow),
+    ],
+)
+def test_kernels_compile(cases: Sequence[Case], capability: int) -> None:
+    """With products of matrices by the units for them, loads ahead of them, and no sum fused unasked."""
+    reports = compile_all(cases, capability)
+    found = {case.name: faults(case, reports[case.name], capability) for case in cases}
+    assert not {name: own for name, own in found.items() if own}
