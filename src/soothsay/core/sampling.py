@@ -137,6 +137,8 @@ def _adjusted(logits: Tensor, asked: Sequence[Nodes]) -> tuple[Tensor, dict[bool
                 position = len(request.tokens)  # of the token after the root
                 keys += [noise_key(request.seed, position + nodes.tree.depths[i]) for i in nodes.indices]
         begin = end
+    if not (changes or places):
+        return logits, {}
     tables = [array for _, change in changes for array in change.arrays]
     for is_noisy, own in places.items():
         tables += [torch.tensor(own), *SampledRows.tables(params[is_noisy], keys if is_noisy else None)]

@@ -38,6 +38,8 @@ class Draws(NamedTuple):
 
     def wait(self) -> tuple[list[int], list[float]]:
         """Tokens and scores, when they are there."""
+        if self.again is None and self.tokens.device.type == "cpu":
+            return self.tokens.tolist(), self.scores.tolist()
         return self.wait_with()[0]
 
     def wait_with(self, *others: Tensor) -> tuple[tuple[list[int], list[float]], list[npt.NDArray[Any]]]:

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import interpreter  # noqa: F401  (before kernels are imported, which other tests run here)
 import pytest
 from compiling import Case, Report, compile_all
 
+from soothsay.core.drawing import CONTENDERS
+from soothsay.model.gpu.gpu_sampling import BLOCK
+from soothsay.model.gpu.gpu_sampling import FEW as FEW_NUMBERS
 from soothsay.model.gpu.tiles import TILES, Tile
 
 MAX_SHARED = 227 * 1024
@@ -30,6 +34,18 @@ def integers(tile: Tile, bits: int, group: int, offset: int, width: int, words: 
     return Case("linear.multiply_integers", types, constants, tile.warps, tile.stages, "mma cp.async")
 
 
+def best(count: int, has_noise: bool) -> Case:
+    """The best numbers of parts of rows."""
+    types = "*fp32 *fp32 *fp32 *i64 *i64 *i64" if has_noise else "*fp32 *fp32 *fp32 *fp32 *fp32 *i64"
+    return Case("draws.best", types, {"COUNT": count, "HAS_NOISE": has_noise, "BLOCK": BLOCK})
+
+
+def masses(count: int) -> Case:
+    """Sums of probabilities of parts of rows."""
+    types = "*fp32 *fp32 *fp32 *fp32 *i64 *i64 *i64"
+    return Case("draws.masses", types, {"COUNT": count, "BLOCK": BLOCK})
+
+
 SMALL, MIDDLE, LARGE = TILES["float"]
 FEW = TILES["integer"][0]
 Q4_K, Q6_K = (4, 32, 1, 8, 1), (8, 16, 0, 8, 1)
@@ -47,6 +63,10 @@ CASES = (  # all kernels of the package
         "*i64 *u8 *i32 *i32 *fp32",
         {"BITS": 4, "GROUP": 32, "OFFSET": 1, "WIDTH": 8, "WORDS": 1, "UNIT_STEPS": 4, "BLOCK": 256},
     ),
+    best(CONTENDERS, True),
+    masses(CONTENDERS),
+    Case("draws.noise", "*i64 *i64 *fp32", {"BLOCK": BLOCK}),
+    Case("draws.ranks", "*fp32 *i64", {"BLOCK": BLOCK}),
 )
 
 MORE_CASES = (  # kernels for other weights, and in larger tiles
@@ -57,6 +77,7 @@ MORE_CASES = (  # kernels for other weights, and in larger tiles
     integers(FEW, 4, 32, 1, 16, 2),  # Q4_1
     integers(FEW, 8, 32, 0, 16, 1),  # int8, Q8_0
     *(integers(tile, *kind) for tile in TILES["integer"][1:] for kind in (Q4_K, Q6_K)),
+    *(best(1, False), best(FEW_NUMBERS, False), best(1, True), masses(0)),
 )
 
 
