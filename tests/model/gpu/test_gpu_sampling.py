@@ -11,16 +11,25 @@ import pytest
 import torch
 from interpreter import dots  # noqa: F401  (mends Triton's interpreter before a kernel is imported)
 from kernels import STOCK_OPS
+from tiny import TINY
 from torch import Tensor
 
-from soothsay import SamplingParams
+from soothsay import DraftTree, SamplingParams
+from soothsay.config import EngineConfig
 from soothsay.core import noise
 from soothsay.core.noise import noise_key
+from soothsay.core.request import Request
+from soothsay.core.sampling import Nodes, draw
 from soothsay.core.sampling_ops import SampledRows
+from soothsay.drafters.base import NoDrafter
+from soothsay.drafters.registry import build_drafter
+from soothsay.engine.engine import Engine
 from soothsay.model.gpu import gpu_sampling
 from soothsay.model.gpu.gpu_sampling import BLOCK, GpuSampling
 from soothsay.model.gpu.launching import launch
 from soothsay.model.gpu.source import draws
+from soothsay.model.ops.kernels import Kernels, StockKernels
+from soothsay.model.transformer import Transformer
 
 OPS = GpuSampling()
 WIDTHS = (1, 7, BLOCK, 2 * BLOCK + 3)
@@ -204,6 +213,22 @@ def test_top_p_that_cuts_all_contenders_is_drawn_again(run: object) -> None:
     assert drawn.wait()[0] == [1234] * 6
 
 
+def test_open_draws_beside_greedy_ones(run: object) -> None:
+    """Requests of one step, in rows of one tensor."""
+    logits = torch.zeros(6, 1500)
+    logits[:, 1234] = 4.2
+    asked = list[Nodes]()
+    for seed, temperature in enumerate((1.0, 0.0, 1.0)):
+        params, drafter = SamplingParams(temperature=temperature, top_p=0.01), NoDrafter(None)  # type: ignore[arg-type]
+        tree = DraftTree(3)
+        tree.extend([5] * seed)
+        request = Request([1, 2, 3], params, seed=seed, limit=40, drafter=drafter)
+        asked.append(Nodes(request, tree, range(1 + seed)))
+    drawn = draw(logits, asked, OPS)
+    assert (drawn.tokens < 0).any()
+    assert drawn.wait()[0] == [1234] * 6
+
+
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 @pytest.mark.parametrize("value", [-math.inf, math.nan, math.inf])
 def test_what_is_not_finite_has_no_finite_score(run: object, value: float) -> None:
@@ -211,6 +236,51 @@ def test_what_is_not_finite_has_no_finite_score(run: object, value: float) -> No
         tokens, scores = OPS.draw(torch.full((2, 300), value), rows_of([params] * 2)).wait()
         assert all(0 <= token < 300 for token in tokens)
         assert all(score == value or math.isnan(score) for score in scores)
+
+
+class WithDraws(StockKernels):
+    """Stock operations, but for those of sampling."""
+
+    sampling = OPS
+
+
+def answers(kernels: Kernels, params: list[SamplingParams]) -> list[Request]:
+    """Requests that were answered together, with drafts by suffix matching."""
+    torch.manual_seed(0)
+    model = Transformer(TINY, kernels).eval().requires_grad_(False)
+    engine = Engine(model, None, EngineConfig(kv_tokens=2048, max_context=256))
+    drafter = build_drafter("suffix", engine.target)
+    requests = [
+        Request([*range(5, 10)] * 3 + [5] * i, own, seed=i, limit=32, drafter=drafter)
+        for i, own in enumerate(params)
+    ]
+    for request in requests:
+        engine.add(request)
+    while engine.has_work:
+        engine.step()
+    return requests
+
+
+def test_an_engine_answers_as_with_stock_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All nodes of a tree are drawn ahead, with their log-probabilities."""
+    monkeypatch.setattr(gpu_sampling, "launch", twin)
+    params = [
+        SamplingParams(temperature=0, logprobs=2),
+        SamplingParams(logprobs=0),
+        SamplingParams(top_p=0.9, repetition_penalty=1.3, logprobs=2),
+        SamplingParams(top_k=5, min_p=0.02, logit_bias={7: 2.0}),
+        SamplingParams(verifier="rejection", logprobs=1),
+    ]
+    found, expected = answers(WithDraws(), params), answers(StockKernels(), params)
+    for one, other in zip(found, expected, strict=True):
+        assert one.failure is None
+        assert one.tokens.tolist() == other.tokens.tolist()
+        for own, known in zip(one.pieces, other.pieces, strict=True):
+            assert (own.logprobs is None) is (known.logprobs is None)
+            if own.logprobs is not None and known.logprobs is not None:
+                assert own.logprobs.token == known.logprobs.token
+                assert own.logprobs.logprob == pytest.approx(known.logprobs.logprob, abs=1e-5)
+                assert own.logprobs.top == pytest.approx(known.logprobs.top, abs=1e-5)
 
 
 @pytest.mark.slow
