@@ -9,9 +9,13 @@ import interpreter  # noqa: F401 (before kernels are imported, which other tests
 import pytest
 from compiling import Case, Report, compile_all
 
+from soothsay.core.drawing import CONTENDERS
 from soothsay.core.functions import ACTIVATIONS
-from soothsay.model.gpu.gpu_layers import BLOCK, HEADS
+from soothsay.model.gpu import gpu_layers
+from soothsay.model.gpu.gpu_layers import HEADS
 from soothsay.model.gpu.gpu_plan import CHUNK, KEYS, RUN
+from soothsay.model.gpu.gpu_sampling import BLOCK
+from soothsay.model.gpu.gpu_sampling import FEW as FEW_NUMBERS
 from soothsay.model.gpu.tiles import TILES, Tile
 from soothsay.model.specs.feed_forward_spec import CLIPPED, SQUARED_RELU
 
@@ -46,6 +50,18 @@ def attention(kernel: str, tile: int, size: int, *, softcap: bool = False, dtype
         return Case("attention.attend_rows", types, constants | {"RUN": RUN}, warps, 2, multiplies)
     types = f"*{dtype} *{dtype} *i32 *fp32 *fp32 i32 i32 i32 fp32"
     return Case("attention.attend_chunks", types, constants | {"PROGRAMS": 264}, warps, 3, multiplies)
+
+
+def best(count: int, has_noise: bool) -> Case:
+    """The best numbers of parts of rows."""
+    types = "*fp32 *fp32 *fp32 *i64 *i64 *i64" if has_noise else "*fp32 *fp32 *fp32 *fp32 *fp32 *i64"
+    return Case("draws.best", types, {"COUNT": count, "HAS_NOISE": has_noise, "BLOCK": BLOCK})
+
+
+def masses(count: int) -> Case:
+    """Sums of probabilities of parts of rows."""
+    types = "*fp32 *fp32 *fp32 *fp32 *i64 *i64 *i64"
+    return Case("draws.masses", types, {"COUNT": count, "BLOCK": BLOCK})
 
 
 SMALL, MIDDLE, LARGE = TILES["float"]
@@ -93,9 +109,13 @@ CASES = (  # all kernels of the package
         {"SIZE": 128, "D": 128, "HEADS": HEADS},
     ),
     *(
-        Case("glue.gated", "*bf16 *bf16", {"ACTIVATION": name, "BLOCK": BLOCK})
+        Case("glue.gated", "*bf16 *bf16", {"ACTIVATION": name, "BLOCK": gpu_layers.BLOCK})
         for name in (*ACTIVATIONS, CLIPPED, SQUARED_RELU)
     ),
+    best(CONTENDERS, True),
+    masses(CONTENDERS),
+    Case("draws.noise", "*i64 *i64 *fp32", {"BLOCK": BLOCK}),
+    Case("draws.ranks", "*fp32 *i64", {"BLOCK": BLOCK}),
 )
 
 MORE_CASES = (  # kernels for other weights, and in larger tiles
@@ -106,6 +126,7 @@ MORE_CASES = (  # kernels for other weights, and in larger tiles
     integers(FEW, 4, 32, 1, 16, 2),  # Q4_1
     integers(FEW, 8, 32, 0, 16, 1),  # int8, Q8_0
     *(integers(tile, *kind) for tile in TILES["integer"][1:] for kind in (Q4_K, Q6_K)),
+    *(best(1, False), best(FEW_NUMBERS, False), best(1, True), masses(0)),
 )
 
 
