@@ -84,7 +84,7 @@ class LayoutOps:
             block_size: slots of a KV block.
             group: query heads that share a key head.
         """
-        packer = Packer(block_size)
+        packer = _Packer(block_size)
         for request in requests:
             packer.add(request)
         return packer.finish(group)
@@ -222,9 +222,7 @@ def _strand(request: Rows, first: int) -> Strand:
 
 
 @dataclass(slots=True)
-class Packer:
-    """Lays out the rows of a pass, request by request. How paths are listed is for a subclass to change."""
-
+class _Packer:
     block_size: int
     tokens: list[IntArray] = field(default_factory=list)
     positions: list[IntArray] = field(default_factory=list)
@@ -235,7 +233,6 @@ class Packer:
     num_slots: int = 0
 
     def add(self, request: Rows) -> None:
-        """Append the rows of a request, and its paths."""
         base, pending, ctx = self.num_rows, len(request.tokens), request.start + len(request.tokens) - 1
         positions = offsets = np.arange(request.start, ctx + 1)
         tokens = request.tokens
@@ -252,22 +249,15 @@ class Packer:
         asks = self.num_rows if request.tree is not None else base
         self.logit_rows.append(range(base + max(pending - 1, 0) if asks > base else asks, asks))
         if len(slots):
-            self.add_paths(request, base, ctx, positions)
+            self._add_paths(request, base, ctx, positions)
 
     def _slots(self, request: Rows, base: int, offsets: IntArray) -> IntArray:
         if request.table is None:
             return offsets + base
         return request.table[offsets // self.block_size] * self.block_size + offsets % self.block_size
 
-    def add_paths(self, request: Rows, base: int, ctx: int, positions: IntArray) -> None:
-        """Add a path for each leaf of the tree. A node on several paths is a row of the first one.
-
-        Args:
-            request: whose rows begin with row `base` of the pass.
-            base: see `request`.
-            ctx: offset of the tree's root.
-            positions: of the request's rows.
-        """
+    def _add_paths(self, request: Rows, base: int, ctx: int, positions: IntArray) -> None:
+        """Add a path for each leaf of the tree. A node on several paths is a row of the first one."""
         tree, pending, first, hidden = request.tree, len(request.tokens), request.first, request.first_key
         size = 1 if tree is None else len(tree)
         slots = self._slots(request, base, np.arange(hidden, ctx + size))
@@ -291,12 +281,6 @@ class Packer:
                 shared = len(context)
 
     def finish(self, group: int) -> Layout:
-        """The layout of all rows. `group` query heads share a key head."""
-        return self.laid_out(self.paths, stack_paths(self.paths, self.num_rows, group))
-
-    def laid_out(self, paths: Sequence[Path], lanes: Sequence[Tensor]) -> Layout:
-        """The layout of all rows, with their paths in these forms."""
-
         def tensor(parts: Iterable[Sequence[int] | IntArray]) -> Tensor:
             return torch.from_numpy(np.concatenate([np.asarray(p, dtype=np.int64) for p in parts]))
 
@@ -306,7 +290,7 @@ class Packer:
             slots=tensor(self.slots),
             logit_rows=tensor(self.logit_rows),
             asked=[len(rows) for rows in self.logit_rows],
-            paths=paths,
+            paths=tuple(self.paths),
             num_slots=self.num_slots,
-            lanes=lanes,
+            lanes=stack_paths(self.paths, self.num_rows, group),
         )
