@@ -109,7 +109,7 @@ class _Recorded:
             positions=positions,
             slots=slots,
             logit_rows=self._ends,
-            paths=replace(plan, places=places),
+            paths=replace(plan, places=places, requests=()),
             requests=(),
             stacked=(self._plan,),
         )
