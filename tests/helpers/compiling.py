@@ -31,7 +31,7 @@ class Case:
     warps: int = 4
     stages: int = 3
     wants: str = ""  # instructions that must be there: names in `INSTRUCTIONS`
-    fuses: bool = False  # whether products and sums may be one instruction
+    lacks: str = "fma"  # instructions that must not be there
 
     @property
     def name(self) -> str:
@@ -72,6 +72,7 @@ INSTRUCTIONS = {
     "mma": r"(?:wgmma\.mma_async|mma)\.sync",
     "wgmma": r"wgmma\.mma_async\.sync",
     "cp.async": r"cp\.async\.c[ag]\.",
+    "ld.global": r"ld\.global",
 }
 
 
@@ -79,6 +80,8 @@ def _compile(case: Case, capability: int) -> dict[str, Any]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
     from triton.runtime.jit import JITFunction
+
+    from soothsay.model.gpu.launching import OPTIONS
 
     module, _, function = case.kernel.partition(".")
     kernel: JITFunction[Any] = getattr(
@@ -94,7 +97,7 @@ def _compile(case: Case, capability: int) -> dict[str, Any]:
         elif own.startswith("*") or (own == "i32" and not parameter.do_not_specialize):
             attributes[at,] = [["tt.divisibility", 16]]
     code = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
-    options = {"num_warps": case.warps, "num_stages": case.stages, "enable_fp_fusion": False}
+    options = {"num_warps": case.warps, "num_stages": case.stages, **OPTIONS}
     made = compile(code, target=GPUTarget("cuda", capability, 32), options=options)
     ptx, usage = made.asm["ptx"], _usage(made.asm["cubin"])
     found = {name: len(re.findall(pattern, ptx)) for name, pattern in INSTRUCTIONS.items()}

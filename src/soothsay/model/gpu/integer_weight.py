@@ -44,7 +44,6 @@ class IntegerWeight(nn.Module):
             packed[begin // PANEL : -(-end // PANEL)] = self._pack(rows, device)
             kept.append(rows.without_values())
         whole = Quantized.cat(kept)
-        self.zero = 0 if whole.minimums is None else -_base(whole)
         self.offset: int = source.NO_OFFSET.value
         if whole.minimums is not None or whole.zeros is not None:
             self.offset = source.MINIMUMS.value if whole.zeros is None else source.ZEROS.value
@@ -60,7 +59,8 @@ class IntegerWeight(nn.Module):
     def fit(weight: QuantizedRows) -> bool:
         """Whether the kernels multiply this weight."""
         rows = weight.rows(0, 1).in_small_groups()
-        return rows.group_size in GROUPS and (rows.zeros is None or rows.minimums is None)
+        signed = rows.minimums is None or (rows.bits < 8 and rows.zeros is None)
+        return signed and rows.group_size in GROUPS
 
     def multiply(
         self,
@@ -77,7 +77,7 @@ class IntegerWeight(nn.Module):
             grid,
             *self.quantized(x, grid[0] * tile.rows),
             *(self.packed, self.factors, self.units, bias, out),
-            *(len(x), self.shape[0], self.steps, self.span // STEP, each, self.zero),
+            *(len(x), self.shape[0], self.steps, self.span // STEP, each),
             warps=tile.warps,
             stages=tile.stages,
             BITS=self.bits,
@@ -91,20 +91,20 @@ class IntegerWeight(nn.Module):
         )
 
     def quantized(self, x: Tensor, padded: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Integers, scales and totals of `[M, in]`, padded to a multiple of 8 rows; see `quantize_rows`."""
+        """Integers, scales and sums of `[M, in]`, padded to a multiple of 8 rows; see `quantize_rows`."""
         size = self.steps * STEP
         values = torch.empty(padded, size, dtype=torch.int8, device=x.device)
-        scales = torch.empty(size // self.group, padded, device=x.device)
-        totals = torch.empty(size // self.group, padded, dtype=torch.int32, device=x.device)
+        scales, sums = torch.empty(2, size // self.group, padded, device=x.device)
         launch(
             source.quantize_rows,
             (padded // 8, -(-size // 256)),
-            *(x, values, scales, totals, *x.shape, self.steps),
+            *(x, values, scales, sums, *x.shape, self.steps),
             GROUP=self.group,
+            OFFSET=self.offset,
             BLOCK_M=8,
             BLOCK_K=256,
         )
-        return values, scales, totals
+        return values, scales, sums
 
     def floats(self, rows: Tensor) -> Tensor:
         """Some rows in float32, as `Quantized.dequantize` has them: `[n]` int64, to `[n, in]`.
@@ -116,7 +116,7 @@ class IntegerWeight(nn.Module):
             launch(
                 source.read_integers,
                 (len(rows), -(-self.steps // 4)),
-                *(rows, self.packed, self.factors, self.units, out, *self.shape, self.steps, self.zero),
+                *(rows, self.packed, self.factors, self.units, out, *self.shape, self.steps),
                 BITS=self.bits,
                 GROUP=self.group,
                 OFFSET=self.offset,
@@ -138,8 +138,8 @@ class IntegerWeight(nn.Module):
 
 
 def _base(rows: Quantized) -> int:
-    """What is taken from values, so that they are signed. Zeros have it taken from them too."""
-    return 0 if rows.table is not None else 1 << rows.bits - 1
+    """What is taken from values so that they are signed, and from zeros."""
+    return 0 if rows.table is not None or rows.minimums is not None else 1 << rows.bits - 1
 
 
 def _factors(whole: Quantized, as_stored: bool) -> Tensor:

@@ -1,7 +1,7 @@
 """Tiles and splits of linear layers on a GPU.
 
-Splits decide in which order products are added, so they depend on a weight's shape and kind alone. Tiles change
-no bit: any tile may take any number of rows.
+Splits decide in which order products are added, so they depend on a weight's shape and kind alone. Tiles
+change no bit: any tile may take any number of rows.
 """
 
 from __future__ import annotations

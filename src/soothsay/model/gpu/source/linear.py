@@ -71,18 +71,19 @@ def quantize_rows(
     x,
     values,
     scales,
-    totals,
+    sums,
     M,
     K,
     steps,
     GROUP: tl.constexpr,
+    OFFSET: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
     """Round rows `x` `[M, K]` to integers from -127 to 127, with a scale for each row and group of inputs.
 
-    Writes `values` `[padded rows, steps * STEP]` int8, `scales` `[groups, padded rows]` float32, and `totals`
-    `[groups, padded rows]` int32, the sums of a group's integers. All are 0 where there is no input.
+    Writes `values` `[padded rows, steps * STEP]` int8, and `[groups, padded rows]` float32: `scales`, and
+    `sums` of a group's integers, times the scale if OFFSET is MINIMUMS. All are 0 where there is no input.
     Grid: (padded rows / BLOCK_M, inputs / BLOCK_K).
     """
     GROUPS: tl.constexpr = BLOCK_K // GROUP
@@ -104,18 +105,24 @@ def quantize_rows(
     padded = tl.num_programs(0) * BLOCK_M
     factor = groups[None, :] * padded + rows[:, None]
     is_group = (groups * GROUP < size)[None, :]
-    tl.store(scales + factor, tl.div_rn(largest, end), mask=is_group)
-    tl.store(totals + factor, tl.sum(integers, axis=2), mask=is_group)
+    scale, total = tl.div_rn(largest, end), tl.sum(integers, axis=2).to(tl.float32)
+    tl.store(scales + factor, scale, mask=is_group)
+    tl.store(sums + factor, scale * total if OFFSET == MINIMUMS else total, mask=is_group)
 
 
 @triton.jit
-def _halves(pairs):
-    """The lower and the upper four bits of bytes, signed, times 16: int8. A device takes four at once."""
+def _halves(pairs, SIGNED: tl.constexpr):
+    """The lower and the upper four bits of bytes; if signed, times 16: int8. A device takes four at once."""
     if IS_INTERPRETED:
-        low, high = (pairs << 4).to(tl.int8), (pairs & 0xF0).to(tl.int8)
+        if SIGNED:
+            low, high = (pairs << 4).to(tl.int8), (pairs & 0xF0).to(tl.int8)
+        else:
+            low, high = (pairs & 15).to(tl.int8), (pairs >> 4).to(tl.int8)
     else:
         low, high = tl.inline_asm_elementwise(
-            "shl.b32 $0, $2, 4; and.b32 $0, $0, 0xF0F0F0F0; and.b32 $1, $2, 0xF0F0F0F0;",
+            "shl.b32 $0, $2, 4; and.b32 $0, $0, 0xF0F0F0F0; and.b32 $1, $2, 0xF0F0F0F0;"
+            if SIGNED
+            else "and.b32 $0, $2, 0x0F0F0F0F; shr.u32 $1, $2, 4; and.b32 $1, $1, 0x0F0F0F0F;",
             "=&r,=r,r",
             [pairs],
             dtype=(tl.int8, tl.int8),
@@ -155,11 +162,11 @@ def _multiply_group(a_step, w_low, w_high, sums, group: tl.constexpr, GROUP: tl.
     return sums
 
 
-@triton.jit(do_not_specialize=["M", "steps", "span", "each", "zero"])
+@triton.jit(do_not_specialize=["M", "steps", "span", "each"])
 def multiply_integers(
     values,
     x_scales,
-    x_totals,
+    x_sums,
     packed,
     factors,
     units,
@@ -170,7 +177,6 @@ def multiply_integers(
     steps,
     span,
     each,
-    zero,
     BITS: tl.constexpr,
     GROUP: tl.constexpr,
     OFFSET: tl.constexpr,
@@ -182,8 +188,9 @@ def multiply_integers(
 ):
     """Quantized rows (see `quantize_rows`) times integers in groups of inputs.
 
-    A step's integers are signed, in two runs of 32 inputs. With 8 bits they follow each other; with 4 bits a
-    byte has one of the first run in its lower half and one of the second run in its upper half.
+    A step's integers are in two runs of 32 inputs. With 8 bits they follow each other; with 4 bits a byte has
+    one of the first run in its lower half and one of the second run in its upper half. Those of 4 bits with
+    minimums are not signed.
 
     Args:
         packed: `[panels, steps, PANEL, 32]` uint8, or `[panels, steps, 2, PANEL, 32]` int8.
@@ -191,14 +198,14 @@ def multiply_integers(
         units: `[panels, steps / UNIT_STEPS, PANEL]` int32, two of float16, for scales and minimums; or None.
         out: `[splits / each, M, N]`.
         span: steps of a split.
-        zero: what is subtracted from each integer, where there are minimums.
     """
     RUN: tl.constexpr = STEP // 2
     GROUPS: tl.constexpr = STEP // GROUP
     SIZE: tl.constexpr = WIDTH if OFFSET == NO_OFFSET else 2 * WIDTH  # bits of a group's factors
     SHARING: tl.constexpr = 1 if SIZE >= 32 else 32 // SIZE if SIZE * GROUPS > 32 else GROUPS
     BYTES: tl.constexpr = STEP * PANEL * BITS // 8
-    ONE: tl.constexpr = 16 if BITS == 4 else 1  # products of integers of 4 bits are 16 times as large
+    SIGNED: tl.constexpr = OFFSET != MINIMUMS
+    ONE: tl.constexpr = 16 if BITS == 4 and OFFSET != MINIMUMS else 1  # as `_halves` has it
     keep: tl.constexpr = "evict_first" if BLOCK_M < 128 else ""
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     panel, part = tl.program_id(1), tl.program_id(2)
@@ -214,7 +221,7 @@ def multiply_integers(
         for step in tl.range(split * span, tl.minimum((split + 1) * span, steps), num_stages=STAGES):
             w_low = tl.load(w_panel + step * BYTES, eviction_policy=keep)
             if BITS == 4:
-                w_low, w_high = _halves(w_low)
+                w_low, w_high = _halves(w_low, SIGNED)
             else:
                 w_high = tl.load(w_panel + (step * BYTES + RUN * PANEL), eviction_policy=keep)
             if units is not None:
@@ -232,14 +239,13 @@ def multiply_integers(
                     sums = tl.zeros((PANEL, BLOCK_M), dtype=tl.int32)
                     if OFFSET != NO_OFFSET:
                         offset = _factor(last_word, place * SIZE + WIDTH, WIDTH)
-                        x_total = tl.load(x_totals + at)
+                        x_sum = tl.load(x_sums + at)
                         if OFFSET == ZEROS:
-                            sums -= (offset.to(tl.int32) * ONE)[:, None] * x_total[None, :]
+                            sums -= (offset.to(tl.int32) * ONE)[:, None] * x_sum.to(tl.int32)[None, :]
                         else:
-                            sums -= (zero * ONE * x_total)[None, :]
                             if units is not None:
                                 offset *= _factor(pair, 16, 16)
-                            acc += offset[:, None] * (x_scale * x_total.to(tl.float32))[None, :]
+                            acc += offset[:, None] * x_sum[None, :]
                     a_step = a_rows + step * STEP
                     sums = _multiply_group(a_step, w_low, w_high, sums, block * SHARING + place, GROUP)
                     acc += sums.to(tl.float32) * (scale[:, None] * (x_scale * (1 / ONE))[None, :])
@@ -265,7 +271,7 @@ def add_splits(parts, bias, out, splits, N, BLOCK: tl.constexpr):
     tl.store(out + row * N + columns, total, mask=is_column)
 
 
-@triton.jit(do_not_specialize=["zero"])
+@triton.jit
 def read_integers(
     rows,
     packed,
@@ -275,7 +281,6 @@ def read_integers(
     N,
     K,
     steps,
-    zero,
     BITS: tl.constexpr,
     GROUP: tl.constexpr,
     OFFSET: tl.constexpr,
@@ -298,7 +303,9 @@ def read_integers(
     step, run, place = panel * steps + at // STEP, at % STEP // RUN, at % RUN
     if BITS == 4:
         byte = tl.load(packed + (step * PANEL + n) * RUN + place).to(tl.int32)
-        integers = ((byte >> 4 * run) & 15 ^ 8) - 8
+        integers = byte >> 4 * run & 15
+        if OFFSET != MINIMUMS:
+            integers = (integers ^ 8) - 8
     else:
         integers = tl.load(packed + ((step * 2 + run) * PANEL + n) * RUN + place).to(tl.int32)
     bit = at % STEP // GROUP * COLUMNS * WIDTH
@@ -312,12 +319,8 @@ def read_integers(
         offset = _factor(tl.load(words + bit // 32 * PANEL), bit % 32, WIDTH)
     if OFFSET == ZEROS:
         integers -= offset.to(tl.int32)
-    if OFFSET == MINIMUMS:
-        integers -= zero
-        if units is not None:
-            offset *= _factor(pair, 16, 16)
     floats = integers.to(tl.float32) * scale
     if OFFSET == MINIMUMS:
-        floats += offset
+        floats += offset if units is None else offset * _factor(pair, 16, 16)
     floats = tl.where(is_there, floats, float("nan"))
     tl.store(out + tl.program_id(0).to(tl.int64) * K + inputs, floats, mask=inputs < K)
