@@ -10,12 +10,13 @@ namespace {
 // One request of a plan; see kernels.h.
 struct Request {
     int64_t start, first_key, first, size, pending;
-    const int64_t *table, *tokens, *node_tokens, *parents;
+    const int64_t *tokens, *table, *node_tokens, *parents;
 
     // Reads a request at `plan`, and moves that to the next one.
     explicit Request(const int64_t*& plan)
-        : start(plan[0]), first_key(plan[1]), first(plan[2]), size(plan[3]), pending(plan[4]),
-          table((const int64_t*)plan[5]), tokens(plan + 6), node_tokens(tokens + pending), parents(node_tokens + size) {
+        : start(plan[0]), first_key(plan[1]), first(plan[2]), size(plan[3]), pending(plan[4]), tokens(plan + 6),
+          table(plan[5] < 0 ? nullptr : tokens + pending), node_tokens(tokens + pending + std::max<int64_t>(plan[5], 0)),
+          parents(node_tokens + size) {
         plan = parents + size;
     }
 
@@ -24,7 +25,7 @@ struct Request {
 };
 
 struct Layout {
-    const soothsay_layout& out;
+    const soothsay_layout out;
     const int64_t block_size;
     int64_t rows = 0, logit_rows = 0, path_rows = 0, keys = 0, paths = 0, slots = 0;
     std::vector<int64_t> depths, path;
@@ -116,12 +117,11 @@ struct Layout {
 
 }  // namespace
 
-extern "C" void soothsay_lay_out(const int64_t* plan, int64_t count, int64_t block_size, const soothsay_layout* out,
-                                 int64_t* totals) {
-    Layout layout{*out, block_size};
-    out->key_begin[0] = out->row_begin[0] = 0;
+extern "C" void soothsay_lay_out(const int64_t* plan, int64_t count, int64_t block_size, int64_t N, int64_t M, int64_t* out) {
+    Layout layout{soothsay_layout(out, N, M), block_size};
+    layout.out.key_begin[0] = layout.out.row_begin[0] = 0;
     for (int64_t i = 0; i < count; ++i) layout.add(Request(plan));
-    totals[0] = layout.paths, totals[1] = layout.slots;
+    layout.out.totals[0] = layout.paths, layout.out.totals[1] = layout.slots;
 }
 
 extern "C" void soothsay_move(void* memory, int64_t planes, int64_t slots, int64_t size, const int64_t* places,

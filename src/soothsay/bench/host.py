@@ -131,7 +131,7 @@ class GivenTree(Drafter):
 
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
         """The tree for each request."""
-        return [self._tree(len(request.tokens)) for request in requests]
+        return [self._tree(request.length) for request in requests]
 
     def _tree(self, length: int) -> DraftTree:
         tree, node = DraftTree(self._script[length - 1]), 0

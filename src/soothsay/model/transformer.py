@@ -108,7 +108,7 @@ class LocalStage:
         embeddings: Tensor | None,
     ) -> dict[int, Tensor]:
         """See `Layers`. Raises `ValueError` as `Transformer.forward` does."""
-        available = len(batch.tokens) if cache is None else cache.num_slots
+        available = len(x) if cache is None else cache.num_slots
         if batch.num_slots > available:  # kernels do not check bounds
             raise ValueError(f"the batch uses {batch.num_slots} slots, and {available} are available")
         if self.spec.states and cache is not None:

@@ -199,7 +199,7 @@ class CostModel:
         """The prices of this step. They stay the same object while the situation is about the same."""
         n, tokens, nodes = len(active), 0, 0
         for request in active:
-            tokens += len(request.tokens)
+            tokens += request.length
             nodes = max(nodes, request.max_nodes - 1)
         context = tokens / n
         situation = (self.rows, self.batch, n, nodes, int(context / PRICE_CONTEXT), step // PRICE_STEPS)
@@ -268,7 +268,7 @@ class CostModel:
         now = self._clock()
         if any(seen.verdict is None for seen in observations):
             return  # rows of prompt chunks are not in `rows`
-        context = sum(len(seen.request.tokens) for seen in observations) / len(observations)
+        context = sum(seen.request.length for seen in observations) / len(observations)
         self.times.follow(self.rows, context, max(now - self._end, 1e-9), experts)
 
     def end_step(self, observations: Sequence[Observation]) -> None:

@@ -203,7 +203,7 @@ class RequestState:
     @property
     def tokens_left(self) -> int:
         """Tokens until the request's limit."""
-        return self.request.limit - len(self.request.tokens)
+        return self.request.limit - self.request.length
 
     def switch_signals(
         self, signals: list[int], new_forecast: Callable[[Request, int, int], Forecast]
@@ -224,7 +224,7 @@ class RequestState:
 
     def rate_draft(self, drafter: int, tree: DraftTree, prices: Prices) -> tuple[RatedDraft, Outlook]:
         """Record a draft. Returns it with the probability of each node, and its outlook."""
-        forecast, length = self.forecasts[drafter], len(self.request.tokens)
+        forecast, length = self.forecasts[drafter], self.request.length
         probabilities = forecast.shared.calibration.probabilities(tree)[1:]
         best = sorted(probabilities, reverse=True)
         forecast.record(gains_of(best, len(forecast.gains)))

@@ -279,7 +279,7 @@ class Suffix(SignalingDrafter):
         return memory
 
     def _propose(self, request: Request) -> DraftTree:
-        tree = DraftTree(int(request.tokens[-1]))
+        tree = DraftTree(request.last_token)
         nodes, depth = min(request.max_nodes, self.max_nodes), request.max_depth
         if nodes > 1 and depth > 0:
             matches = self._matches(request)
