@@ -126,14 +126,22 @@ extern "C" void soothsay_lay_out(const int64_t* plan, int64_t count, int64_t blo
 
 extern "C" void soothsay_move(void* memory, int64_t planes, int64_t slots, int64_t size, const int64_t* places,
                               int64_t count) {
-    constexpr int64_t AHEAD = 8;  // planes: rows lie far apart, and each would be waited for
+    constexpr int64_t AHEAD = 16;    // copies: rows lie far apart, and each would be waited for
+    constexpr int64_t ALONE = 2048;  // copies; for fewer, waking a thread costs more than the work
     const int64_t plane = slots * size;
-    parallel(planes, 32, [&](int64_t begin, int64_t end) {
-        for (int64_t p = begin; p < end; ++p) {
-            char* at = (char*)memory + p * plane;
-            for (int64_t i = 0; i < 2 * count && p + AHEAD < end; ++i)
-                for (int64_t n = 0; n < size; n += 64) __builtin_prefetch(at + AHEAD * plane + places[i] * size + n);
-            for (int64_t i = 0; i < count; ++i) std::memcpy(at + places[count + i] * size, at + places[i] * size, size);
-        }
+    parallel(planes, std::max<int64_t>(ALONE / count, 32), [&](int64_t begin, int64_t end) {
+        char *at = (char*)memory + begin * plane, *soon = at, *const last = (char*)memory + end * plane;
+        int64_t next = 0;
+        auto prefetch = [&] {
+            for (int64_t n = 0; n < size && soon < last; n += 64) {
+                __builtin_prefetch(soon + places[next] * size + n);
+                __builtin_prefetch(soon + places[count + next] * size + n, 1);
+            }
+            if (++next == count) next = 0, soon += plane;
+        };
+        for (int64_t i = 0; i < AHEAD; ++i) prefetch();
+        for (; at < last; at += plane)
+            for (int64_t i = 0; i < count; ++i, prefetch())
+                std::memcpy(at + places[count + i] * size, at + places[i] * size, size);
     });
 }

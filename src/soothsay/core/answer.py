@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise, zip_longest
+from typing import NamedTuple
 
 from soothsay.core.params import SamplingParams
 from soothsay.tokenizer import Detokenizer, Tokenizer
@@ -30,8 +31,7 @@ class TokenLogprobs:
     top: dict[int, float]  # the likeliest tokens, likeliest first
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """One token of an answer as it is streamed."""
 
     token: int

@@ -152,12 +152,6 @@ class Batch(HasForms):
             device: of the index tensors.
             ops: the kernels; None: stock operations.
         """
-        for request in requests:
-            if request.first_key > request.start:
-                raise ValueError(
-                    f"a row at offset {request.start} sees no keys below {request.first_key}: "
-                    "not even its own"
-                )
         return (ops or LayoutOps()).pack_rows(requests, block_size, group, windows, torch.device(device))
 
     @property
@@ -197,6 +191,13 @@ class Batch(HasForms):
         return upload(stack_paths(self.paths, len(self.tokens), self.group), self.tokens.device)
 
 
+def blind(request: Rows) -> ValueError:
+    """The error for rows whose first visible key comes after them."""
+    return ValueError(
+        f"a row at offset {request.start} sees no keys below {request.first_key}: not even its own"
+    )
+
+
 def _strand(request: Rows, first: int) -> Strand:
     """The rows of a request, the first of which is row `first` of the pass."""
     pending, tree = len(request.tokens), request.tree
@@ -225,6 +226,8 @@ class _Packer:
     num_slots: int = 0
 
     def add(self, request: Rows) -> None:
+        if request.first_key > request.start:
+            raise blind(request)
         base, pending, ctx = self.num_rows, len(request.tokens), request.start + len(request.tokens) - 1
         positions = offsets = np.arange(request.start, ctx + 1)
         tokens = request.tokens

@@ -145,7 +145,7 @@ class Scheduler:
                 break
             kept -= min(own, share)
             num_tokens = min(own, max(num_rows - kept, 1))
-            if not self._grow(request, num_tokens):
+            if self._missing_blocks(request, num_tokens) > 0 and not self._grow(request, num_tokens):
                 break  # it was the last one, and there is no room even for it
             num_rows -= num_tokens
             if self.snapshots.exist:

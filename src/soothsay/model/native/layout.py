@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from soothsay.core.arrays import IntArray
-from soothsay.core.batch import Batch, Rows, Windows
+from soothsay.core.batch import Batch, Rows, Windows, blind
 from soothsay.core.paths import Path
 from soothsay.core.strands import Strands
 
@@ -169,8 +169,11 @@ def native_batch(
     """
     plan, asked = array("q"), list[int]()
     num_rows = num_keys = planned = 0
-    for tokens, start, table, tree, first, first_key, *_ in requests:
+    for request in requests:
+        tokens, start, table, tree, first, first_key, _, _ = request
         pending, size, leaves = len(tokens), 0, 1
+        if first_key > start:
+            raise blind(request)
         blocks = -1 if table is None else len(table)
         if tree is not None:
             size = len(tree.tokens)
