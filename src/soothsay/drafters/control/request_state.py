@@ -232,8 +232,8 @@ class RequestState:
         step = last.step if last is not None and last.length == length else []
         self.open_drafts.append(UncheckedDraft(forecast, length, tree, sum(best), step))
         ratio = forecast.reliability.ratio
-        rated = [min(p * ratio, 1.0) for p in probabilities]
-        best = sorted(rated, reverse=True)
+        rated = [1.0 if (p := known * ratio) > 1.0 else p for known in probabilities]
+        best = [1.0 if (p := known * ratio) > 1.0 else p for known in best]
         outlook = forecast.outlook_of([*accumulate(best, initial=0.0)], prices)
         step.append(FirstGuess(drafter, outlook.best, tree))
         return RatedDraft(tree, [1.0, *rated]), outlook
@@ -243,7 +243,7 @@ class RequestState:
         drafts, self.open_drafts = self.open_drafts, []
         for draft in drafts:
             forecast, length, tree, expected, step = draft
-            tokens = self.request.tokens[length:].tolist()
+            tokens: list[int] = self.request.tokens[length:].tolist()
             right = right_nodes(tree, tokens)
             if right is None:
                 self.open_drafts.append(draft)
@@ -253,5 +253,5 @@ class RequestState:
             if right and len(step) > 1:
                 for drafter, best, other in step:
                     if other is not tree:
-                        is_alone = tokens[0] not in other.children[0]
+                        is_alone = len(other.walk(tokens[:1])) == 1
                         forecast.shared.record_apart(drafter, best, len(right), is_alone)
