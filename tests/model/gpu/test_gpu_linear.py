@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from soothsay.errors import ModelError
 from soothsay.model.gpu import tiles
 from soothsay.model.gpu.gpu_linear import GpuLinear, gpu_linear
 from soothsay.model.gpu.integer_weight import IntegerWeight
@@ -184,6 +185,16 @@ def test_a_row_has_the_same_bits_in_any_company(
             assert torch.equal(made(x[:33]), among[:33]), tile
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["bfloat16", "float16", "float32", *KINDS])
+def test_any_number_of_rows(kind: str, short_splits: None) -> None:
+    torch.manual_seed(0)
+    made, x = company(kind), rows(66, 256)
+    among = made(x)
+    for count in range(1, 65):
+        assert torch.equal(made(x[1 : count + 1]), among[1 : count + 1]), count
+
+
 @pytest.mark.parametrize("kind", predicted_bits.PREDICTED)
 def test_the_bits_of_a_device_are_predicted(kind: str) -> None:
     with interpreter.dots("hopper"):
@@ -269,6 +280,8 @@ def test_parts_of_different_kinds() -> None:
 )
 def test_weights_that_do_not_fit(weight: Tensor | Quantized) -> None:
     assert not GpuLinear.fit(weight)
+    with pytest.raises(ModelError, match=r"no kernel of a GPU multiplies a weight \[64, "):
+        gpu_linear(weight, None, torch.float32, "cpu")
 
 
 @pytest.mark.parametrize("kind", ["float", "integer"])

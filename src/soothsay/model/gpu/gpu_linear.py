@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from soothsay.errors import ModelError
 from soothsay.model.gpu.integer_weight import IntegerWeight
 from soothsay.model.gpu.launching import launch
 from soothsay.model.gpu.source import linear as source
@@ -19,10 +20,19 @@ FLOATS = torch.bfloat16, torch.float16, torch.float32
 def gpu_linear(
     weight: Tensor | Integers, bias: Tensor | None, dtype: torch.dtype, device: torch.device | str
 ) -> nn.Module:
-    """The layer of a weight that fits; see `GpuLinear`. Parts of different kinds stand beside each other."""
+    """The layer of a weight; see `GpuLinear`. Parts of different kinds stand beside each other.
+
+    Raises `ModelError` for a weight that does not fit.
+    """
     if isinstance(weight, Mixed):
         parts = weight.with_biases(bias)
         return Parts([gpu_linear(part, own, dtype, device) for part, own in parts], dtype)
+    if not GpuLinear.fit(weight):
+        kind = weight.dtype if isinstance(weight, Tensor) else weight.kind
+        raise ModelError(
+            f"no kernel of a GPU multiplies a weight {list(weight.shape)} of kind {kind}; inputs come in "
+            "multiples of 16, and integers in groups of 16, 32 or 64"
+        )
     return GpuLinear(weight, bias, dtype, device)
 
 
