@@ -16,6 +16,7 @@ from soothsay.core.functions import ACTIVATIONS
 from soothsay.core.tree import DraftTree
 from soothsay.model.decoder.norm import RMSNorm, UnitNorm
 from soothsay.model.decoder.rope import Rope
+from soothsay.model.gpu import gpu_layers
 from soothsay.model.gpu.gpu_layers import GpuLayers
 from soothsay.model.gpu.launching import launch
 from soothsay.model.ops.kernels import StockKernels
@@ -141,6 +142,25 @@ def test_activations(activation: str, dtype: torch.dtype) -> None:
     gate_up[0, :4] = torch.tensor([0.0, -0.0, 95.0, -95.0])  # exponentials overflow
     close(OURS.gated(gate_up, activation), STOCK.gated(gate_up, activation), near=1)
     assert_rows_alone(lambda rows: OURS.gated(rows, activation), gate_up)
+
+
+def test_sums_have_one_order_on_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It depends on constants, warps and addresses, which the interpreter does not see."""
+    seen: list[object] = []
+
+    def record(kernel: object, grid: tuple[int, ...], *args: object, **constants: object) -> None:
+        addresses = [each.data_ptr() % 16 for each in args[:2] if isinstance(each, Tensor)]
+        seen.append((kernel, constants, addresses))
+
+    monkeypatch.setattr(gpu_layers, "launch", record)
+    for rows in (1, 7):
+        x = torch.randn(rows * 3 * 64 + 3)[3:].view(rows, 3, 64)
+        OURS.add_norm(x[:, 0], x[:, 1], None, norm(64), torch.bfloat16)
+        rope = torch.ones(rows, 1, 64), torch.zeros(rows, 1, 64)
+        slots = torch.arange(rows)
+        OURS.rotate_store(x, (norm(64), norm(64)), rope, 1.0, torch.zeros(2, rows, 64), slots)
+    assert seen[:2] == seen[2:]
+    assert not any(sum(addresses) for *_, addresses in seen)
 
 
 def test_no_rows() -> None:

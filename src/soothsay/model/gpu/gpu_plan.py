@@ -58,14 +58,14 @@ def padded_rows(rows: int) -> int:
 
 
 class Group(NamedTuple):
-    """Rows that meet the same keys."""
+    """Rows that meet the same keys, in order of position if `end` is 0."""
 
     nodes: int
     ctx: int
     shift: int
     rows: Sequence[int]
     begin: int = 0  # the first chunk
-    end: int = 0  # after the last chunk; 0: as each tile needs
+    end: int = 0  # after the last chunk; 0: as the last row of each tile needs
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,8 @@ def plan_of(batch: Batch) -> tuple[AttentionPlan, Tensor]:
         return batch.paths, batch.stacked[0]
     packer, places = Packer(1), np.zeros(len(batch.tokens), dtype=np.int64)
     for path in batch.paths:
-        packer.groups.append(Group(0, FAR, packer.add_table(path.keys), path.rows))
+        rows = [path.rows[at] for at in np.argsort(path.positions, kind="stable")]
+        packer.groups.append(Group(0, FAR, packer.add_table(path.keys), rows))
         places[path.rows] = path.positions
     plan, numbers = packer.plan(places, np.concatenate(packer.tables), batch.group)
     return plan, upload([numbers], batch.tokens.device)[0]
@@ -119,7 +120,7 @@ class Packer:
     block_size: int
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
-    hidden: list[int] = field(default_factory=list)  # positions before a row's path
+    hidden: list[tuple[int, int, int]] = field(default_factory=list)  # positions before the paths of rows
     offsets: list[int] = field(default_factory=list)  # of rows, with their shift
     logit_rows: list[int] = field(default_factory=list)
     asked: list[int] = field(default_factory=list)
@@ -159,7 +160,8 @@ class Packer:
         asks = range(end if tree is None else base + max(pending - 1, 0), end)
         self.logit_rows += asks
         self.asked.append(len(asks))
-        self.hidden += [request.first_key] * (end - base)
+        if request.first_key:
+            self.hidden.append((base, end, request.first_key))
         if end > base:
             self._add_groups(request, base, ctx - request.first_key, shift + request.first_key)
 
@@ -189,20 +191,21 @@ class Packer:
 
     def finish(self, requests: Sequence[Rows], group: int) -> Layout:
         """The layout of all requests. `group` query heads share a key head."""
-        whole, page = np.concatenate(self.tables), self.block_size
-        positions = np.array(self.positions, dtype=np.int64)
-        offsets = np.array(self.offsets, dtype=np.int64)
-        places = positions - np.array(self.hidden, dtype=np.int64)
-        plan, numbers = self.plan(places, whole, group)
-        slots = whole[offsets // page] * page + offsets % page
+        tables, page = np.concatenate(self.tables), self.block_size
+        lists = self.tokens, self.positions, self.logit_rows, self.offsets
+        tokens, positions, logit_rows, offsets = (np.array(each, dtype=np.int64) for each in lists)
+        places = positions.copy()
+        for begin, end, count in self.hidden:
+            places[begin:end] -= count
+        plan, numbers = self.plan(places, tables, group)
         return Layout(
-            tokens=torch.tensor(self.tokens),
+            tokens=torch.from_numpy(tokens),
             positions=torch.from_numpy(positions),
-            slots=torch.from_numpy(slots),
-            logit_rows=torch.tensor(self.logit_rows, dtype=torch.int64),
+            slots=torch.from_numpy(tables[offsets // page] * page + offsets % page),
+            logit_rows=torch.from_numpy(logit_rows),
             asked=self.asked,
             paths=replace(plan, requests=tuple(requests)),
-            num_slots=self.within or (int(whole.max()) + 1) * page,
+            num_slots=self.within or (int(tables.max()) + 1) * page,
             lanes=[numbers],
         )
 
@@ -227,7 +230,7 @@ class Packer:
                 else:
                     tiles.append(record)
                     begins.append(some.begin)
-                    ends.append(some.end or max(last[row] for row in own))
+                    ends.append(some.end or last[own[-1]])
             if is_folded:
                 chunks[rows] = 0
         items = _items(np.array(tiles, dtype=np.int32).reshape(-1, 4 + size), begins, ends)
