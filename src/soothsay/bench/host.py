@@ -187,7 +187,7 @@ class HostBench:
         spec = llm.model.spec
         most = batch * llm.config.max_tree
         self.scripted = ScriptedPass(self.script, spec.vocab_size, spec.hidden_size, most)
-        llm.model.run = self.scripted  # type: ignore[method-assign]
+        llm.model.run = self.scripted  # type: ignore[assignment, method-assign]
         for owner, name, part in (
             *((self.engine, name, part) for name, part in STAGES.items()),
             (self.engine, "step", "rest"),
