@@ -178,23 +178,7 @@ void soothsay_rows(const int64_t* rows, int64_t count, const soothsay_weights* w
 // are whole units. Outputs that a panel lacks are left as they are.
 void soothsay_pack(const uint8_t* integers, int64_t rows, int inputs, int bits, void* data);
 
-// The rows of a pass of N rows, M of which ask for logits, and the keys that they attend to, as they stand in `memory`; see
-// soothsay_attend for the paths. `rows` and `row_positions` are those of the paths.
-struct soothsay_layout {
-    int64_t* totals;                      // number of paths; number of slots up to the last that is in use
-    int64_t *tokens, *positions, *slots;  // [N]
-    int64_t* logit_rows;                  // [M]
-    int64_t *rows, *row_positions;        // [N]
-    int64_t *key_begin, *row_begin;       // [paths + 1], with room for N + 1
-    int64_t *shared, *keys;               // [paths], with room for N; [all keys]
-
-    soothsay_layout(int64_t* memory, int64_t N, int64_t M)
-        : totals(memory), tokens(memory + 2), positions(tokens + N), slots(positions + N), logit_rows(slots + N),
-          rows(logit_rows + M), row_positions(rows + N), key_begin(row_positions + N), row_begin(key_begin + N + 1),
-          shared(row_begin + N + 1), keys(shared + N) {}
-};
-
-// Lays out `count` requests, as a `soothsay_layout`. The plan has for each: start, first key, first node that is a row, number of
+// Lays out `count` requests as N rows, M of which ask for logits; `out` is the memory of `Places` (layout.h). The plan has for each: start, first key, first node that is a row, number of
 // nodes with the root (0: no tree), number of pending tokens, number of blocks (-1: keys live within the pass); then the pending
 // tokens, the blocks, and tokens and parents of the nodes.
 void soothsay_lay_out(const int64_t* plan, int64_t count, int64_t block_size, int64_t N, int64_t M, int64_t* out);

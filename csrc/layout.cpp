@@ -1,5 +1,6 @@
 // Lays out the rows of a pass: where keys and values go, and which keys each row attends to. The twin of `LayoutOps`.
 #include "kernels.h"
+#include "layout.h"
 #include "pool.h"
 #include <algorithm>
 #include <cstring>
@@ -25,7 +26,7 @@ struct Request {
 };
 
 struct Layout {
-    const soothsay_layout out;
+    const Places out;
     const int64_t block_size;
     int64_t rows = 0, logit_rows = 0, path_rows = 0, keys = 0, paths = 0, slots = 0;
     std::vector<int64_t> depths, path;
@@ -118,7 +119,7 @@ struct Layout {
 }  // namespace
 
 extern "C" void soothsay_lay_out(const int64_t* plan, int64_t count, int64_t block_size, int64_t N, int64_t M, int64_t* out) {
-    Layout layout{soothsay_layout(out, N, M), block_size};
+    Layout layout{Places(out, N, M), block_size};
     layout.out.key_begin[0] = layout.out.row_begin[0] = 0;
     for (int64_t i = 0; i < count; ++i) layout.add(Request(plan));
     layout.out.totals[0] = layout.paths, layout.out.totals[1] = layout.slots;

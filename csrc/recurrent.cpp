@@ -2,6 +2,7 @@
 // level. The twin of soothsay/drafters/trees/growth.py. A level is so little work that Python between two of them takes as long.
 #include "operations.h"
 #include "largest.h"
+#include "layout.h"
 #include "noise.h"
 #include "simd.h"
 #include <algorithm>
@@ -86,7 +87,7 @@ struct Layout {
     std::vector<int64_t> plan, room;
     int64_t count = 0, rows = 0, logit_rows = 0, keys = 0;
 
-    soothsay_layout out() { return {room.data(), rows, logit_rows}; }
+    Places out() { return {room.data(), rows, logit_rows}; }
 
     // Adds the pending tokens and the root, or the frontier.
     void add(const Growing& growing, bool is_first) {
@@ -199,7 +200,7 @@ class Pass {
 
     // The outputs of all rows, which read `features` [rows, hidden].
     std::vector<float> run(Layout& layout, const std::vector<float>& features) const {
-        const soothsay_layout l = layout.out();
+        const Places l = layout.out();
         const int64_t rows = layout.rows, size = half ? 2 : 4;
         const int d = r.d;
         std::vector<float> embedded(rows * hidden), out(features), cos(rows * d), sin(rows * d);

@@ -126,7 +126,7 @@ def serve(
 def check(oracle: Oracle, target: Transformer, seen: Seen, branch: int) -> None:
     """Assert that a tree has the oracle's scores, and that explored nodes have the best children."""
     tree, committed = seen.tree, copy.copy(seen.request)
-    committed._length = len(seen.tokens)  # the length at the time of the proposal
+    committed.length = len(seen.tokens)  # the length at the time of the proposal
     by_node = oracle.tree(seen, taps_of(target, seen.tokens, oracle.taps))
     nodes = sorted(by_node)
     logits = torch.stack([by_node[node] for node in nodes]).float()

@@ -199,7 +199,7 @@ def test_a_tree_says_what_the_draft_model_thinks(
     for guess, (begin, end) in zip(guesses, spans, strict=True):
         tree, said = guess.tree, guess.request
         committed = copy.copy(said)
-        committed._length = len(guess.tokens)  # as the request was
+        committed.length = len(guess.tokens)  # as the request was
         scores = log_q(logits[begin:end], Nodes(committed, tree, range(len(tree))))
         expanded = [node for node, children in enumerate(tree.children) if children]
         for node in range(1, len(tree)):

@@ -116,7 +116,7 @@ def _plan(strands: Strands) -> array[int]:
 class NativeBatch(Batch):
     """A pass in memory that the library has written. Tensors of its parts are made once they are read."""
 
-    room: array[int]  # a `soothsay_layout` of csrc/kernels.h
+    room: array[int]  # `Places` of csrc/layout.h
     num_rows: int
 
     @cached_property
