@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -42,23 +41,14 @@ GROWN_TINY = "layers=9"
 
 @dataclass(frozen=True)
 class Job:
-    """What one stage may use.
+    """What one stage may use."""
 
-    Attributes:
-        out: a folder for results.
-        work: a folder for large files, which stages share.
-        seconds: limit of the stage's time.
-        dry: whether it runs on a CPU, in sizes that only show that it runs.
-        model: a real model with a trained head: a path, or a name that `LLM` takes.
-        questions: the questions of Spec-Bench; None: questions of our own.
-    """
-
-    out: Path
-    work: Path
-    seconds: float
-    dry: bool = False
-    model: str = "smollm2"
-    questions: Path | None = None
+    out: Path  # a folder for results
+    work: Path  # a folder for large files, which stages share
+    seconds: float  # limit of its time
+    dry: bool  # whether it runs on a CPU, in sizes that only show that it runs
+    model: str  # a real model with a trained head: a path, or a name that `LLM` takes
+    questions: Path | None = None  # those of Spec-Bench; None: questions of our own
     begin: float = field(default_factory=time.monotonic)
 
     @property
@@ -81,10 +71,10 @@ class Job:
         kernels = GpuKernels(self.device)
         return load_model(RandomCheckpoint(shape, device=self.device), dtype, self.device, kernels)
 
-    def llm(self, model: str | Path, dtype: DType = "bfloat16", **options: Any) -> LLM:
+    def llm(self, model: str | Path | Transformer, **options: Any) -> LLM:
         """An engine without a drafter, for at most 32 requests at a time."""
-        options = {"max_requests": 32, "kv_tokens": 16_384, "prefix_caching": False} | options
-        return LLM(model, dtype=dtype, device=self.device.type, drafter="none", **options)
+        options = {"max_requests": 32, "kv_tokens": 2048 if self.dry else 16_384} | options
+        return LLM(model, dtype="bfloat16", device=self.device.type, drafter="none", **options)
 
     def grown(self, model: str, shape: str = "1B") -> Path:
         """A model that says the same as `model` and is as large as `shape`. It is made once."""
@@ -105,24 +95,23 @@ class Job:
     def command(self, *words: str | Path) -> str:
         """What one of soothsay's own commands prints. Raises `RuntimeError` if it fails."""
         command = [sys.executable, "-m", "soothsay", *map(str, words)]
-        ended = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=self.left
-        )
+        both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        ended = subprocess.run(command, text=True, timeout=self.left, **both)
         if ended.returncode:
             raise RuntimeError(f"soothsay {words[0]} {words[1]}: {ended.stdout[-1500:]}")
-        return ended.stdout
+        return str(ended.stdout)
 
-    def synchronize(self) -> None:
-        """Wait for the device."""
-        if not self.dry:
-            torch.cuda.synchronize()
+    def table(self, *words: str | Path) -> list[str]:
+        """The last lines that a command prints."""
+        return [line.rstrip() for line in self.command(*words).splitlines() if line.strip()][-40:]
 
     def wall(self, run: Callable[[], object]) -> float:
         """Seconds of a call, until the device has done all of it."""
-        self.synchronize()
+        wait = (lambda: None) if self.dry else torch.cuda.synchronize
+        wait()
         begin = time.perf_counter()
         run()
-        self.synchronize()
+        wait()
         return time.perf_counter() - begin
 
     def device_seconds(self, run: Callable[[], object], repeats: int = 9) -> float:
@@ -154,16 +143,14 @@ class Job:
 
     def recorded(self, calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
         """What repeats these calls as one CUDA graph, so that the time of launches does not count."""
-        run = partial(_all, calls)
+
+        def run() -> list[object]:
+            return [call() for call in calls]
+
         run()
         if self.dry:
             return run
-        torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             kept = run()
         return lambda: (graph.replay(), kept)  # the graph's outputs live as long as it
-
-
-def _all(calls: Sequence[Callable[[], object]]) -> list[object]:
-    return [call() for call in calls]

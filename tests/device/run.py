@@ -145,10 +145,12 @@ def _print(results: dict[str, Any]) -> None:
     print(json.dumps(results["machine"]), results["commit"])
     for stage, found in results["stages"].items():
         numbers = _flat(found.get("numbers", {}))
-        right = sum(value is True for _, value in numbers)
-        print(f"== {stage}: {found.get('seconds', '?')} s, {right} checks hold")
+        checks = sum(value is True for _, value in numbers)
+        print(f"== {stage}: {found.get('seconds', '?')} s, {checks} checks hold")
         for name, value in numbers:
-            if not isinstance(value, bool):
+            if isinstance(value, list):
+                print(f"  {name}:", *value, sep="\n    ")
+            elif not isinstance(value, bool):
                 print(f"  {name:60} {f'{value:.4g}' if isinstance(value, float) else value}")
     for stage, found in results["stages"].items():
         for line in _problems(found):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from job import LLAMAS, TINY, Job, Numbers
 
-from soothsay import LLM, SamplingParams
+from soothsay import SamplingParams
 from soothsay.bench.random_models import LlamaShape
 from soothsay.model.gpu.gpu_linear import GpuLinear
 from soothsay.model.timing.pass_measuring import VerifyPass, filled_cache
@@ -96,14 +96,19 @@ def _linear(job: Job, dtype: str, outputs: int, inputs: int, copied: float) -> d
     return {"us": 1e6 * seconds["1"], "of bandwidth": bandwidth, **ratios}
 
 
+def pass_calls(model: Transformer, context: int, rows: Sequence[int]) -> dict[int, Callable[[], object]]:
+    """Passes over trees of some numbers of rows, laid out already."""
+    pool = filled_cache(model, context, max(rows))
+    trees = {count: VerifyPass(model, pool, count, context, "binary").rows for count in rows}
+    return {count: partial(model.run, model.pack([tree], 16), pool) for count, tree in trees.items()}
+
+
 def _passes(job: Job, models: Mapping[str, Transformer], context: int, copied: float) -> dict[str, Any]:
     """Passes of all numbers of rows in all types, in turns."""
     calls, some = {}, (1, 17) if job.dry else ROWS
     for dtype, model in models.items():
-        pool = filled_cache(model, context, max(some))
-        for rows in some:
-            batch = model.pack([VerifyPass(model, pool, rows, context, "binary").rows], pool.block_size)
-            calls[f"{dtype} {rows}"] = partial(model.run, batch, pool)
+        own = pass_calls(model, context, some)
+        calls |= {f"{dtype} {rows}": call for rows, call in own.items()}
     seconds, found = job.in_turns(calls), dict[str, Any]()
     for dtype, model in models.items():
         one = seconds[f"{dtype} 1"]
@@ -115,7 +120,7 @@ def _passes(job: Job, models: Mapping[str, Transformer], context: int, copied: f
 
 def _decoding(job: Job, model: Transformer, copied: float) -> dict[str, float]:
     """Plain decoding by the engine, host and waits included."""
-    llm = LLM(model, drafter="none", kv_tokens=512, prefix_caching=False)
+    llm = job.llm(model, prefix_caching=False)
     few, tokens = (1, 3) if job.dry else (8, 72)
     prompt = [*range(1, 21)]
 

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from job import LLAMAS, TINY, Job, Numbers
+from stage_bandwidth import pass_calls
 from torch import Tensor, nn
 
 from soothsay import SamplingParams
 from soothsay.model.gpu.gpu_linear import FloatWeight, GpuLinear
-from soothsay.model.timing.pass_measuring import VerifyPass, filled_cache
 
 ROWS = 1, 8, 32, 128
 CONTEXT = 128
@@ -51,12 +51,12 @@ def _cost(job: Job, shape: Any) -> dict[str, float]:
     for name, part in list(models["cuBLAS"].named_modules()):
         if isinstance(part, GpuLinear) and isinstance(part.weight, FloatWeight):
             models["cuBLAS"].set_submodule(name, Cublas(part, part.weight))
-    calls, some = {}, (1,) if job.dry else ROWS
-    for name, model in models.items():
-        pool = filled_cache(model, CONTEXT, max(some))
-        for rows in some:
-            batch = model.pack([VerifyPass(model, pool, rows, CONTEXT).rows], pool.block_size)
-            calls[f"{name} {rows}"] = partial(model.run, batch, pool)
+    some = (1,) if job.dry else ROWS
+    calls = {
+        f"{name} {rows}": call
+        for name, model in models.items()
+        for rows, call in pass_calls(model, CONTEXT, some).items()
+    }
     seconds = job.in_turns(calls)
     found = {f"{rows} rows": seconds[f"ours {rows}"] / seconds[f"cuBLAS {rows}"] for rows in some}
     return found | {"cuBLAS, ms of one row": 1e3 * seconds["cuBLAS 1"]}
@@ -66,7 +66,7 @@ def _transformers(job: Job, path: Path, batch: int) -> dict[str, float]:
     """Tokens a second of greedy decoding, theirs and ours in turns."""
     count = 4 if job.dry else 64
     prompts = [[*range(20 + number, 60 + number)] for number in range(batch)]
-    theirs, llm = Theirs(job, path), job.llm(path)
+    theirs, llm = Theirs(job, path), job.llm(path, prefix_caching=False)
     params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
     calls = {
         "transformers": partial(theirs.answers, prompts, count),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Sequence
 from functools import partial
@@ -26,12 +27,8 @@ ROUNDS = 2
 
 def measure(job: Job) -> Numbers:
     """Each drafter in each situation: the bundled model, and one of 1B that says the same."""
-    models: dict[str, LLM] = {}
-    if job.dry:
-        models["tiny"] = LLM(job.random_model(TINY), drafter="none", max_requests=32, kv_tokens=2048)
-    else:
-        models["sibyl"] = job.llm("sibyl", prefix_caching=True)
-        models["1B"] = job.llm(job.grown("sibyl"), prefix_caching=True)
+    kinds = {"tiny": job.random_model(TINY)} if job.dry else {"sibyl": "sibyl", "1B": job.grown("sibyl")}
+    models = {name: job.llm(model) for name, model in kinds.items()}
     for batch, (name, llm), temperature in product((2,) if job.dry else BATCHES, models.items(), (0.0, 1.0)):
         name = f"{name}, batch {batch}, T = {temperature:g}"
         yield name, partial(compare, job, llm, batch, temperature, DRY_DRAFTERS if job.dry else DRAFTERS)
@@ -43,30 +40,28 @@ def compare(
     """Answer the same prompts with each drafter in turn."""
     prompts = _prompts(llm, batch)
     params = SamplingParams(temperature=temperature, max_tokens=4 if job.dry else 64, ignore_eos=True, seed=5)
-    answers: dict[str, Sequence[Result]] = {}
-    steps: dict[str, int] = {}
-    seconds: dict[str, list[float]] = {drafter: [] for drafter in drafters}
-    device: dict[str, list[float]] = {drafter: [] for drafter in drafters}
+    answers, steps = dict[str, Sequence[Result]](), dict[str, int]()
+    seconds, device = ({drafter: list[float]() for drafter in drafters} for _ in range(2))
 
     def answer(drafter: str) -> None:
+        llm.engine.forget_learned()
         answers[drafter] = llm.generate(prompts, params, drafter=drafter)
 
-    for drafter in drafters:  # kernels, and times of passes
+    for drafter in drafters:  # kernels, times of passes, and keys of the prompts
         answer(drafter)
     for _, drafter in turns([*drafters], 1 if job.dry else ROUNDS):
-        llm.engine.forget_learned()
         clock = PassClock(llm, job)
         seconds[drafter].append(job.wall(partial(answer, drafter)))
-        device[drafter].append(clock.seconds())
-        steps[drafter] = clock.stop()
+        steps[drafter], own = clock.stop()
+        device[drafter].append(own)
     plain, found = [result.token_ids for result in answers["none"]], dict[str, dict[str, Any]]()
     for drafter in drafters:
-        tokens, time = sum(map(len, plain)), median(seconds[drafter])
+        tokens, taken = sum(map(len, plain)), median(seconds[drafter])
         found[drafter] = {
-            "tokens/s": tokens / time,
-            "of plain": median(seconds["none"]) / time,
+            "tokens/s": tokens / taken,
+            "of plain": median(seconds["none"]) / taken,
             "tokens a step": tokens / batch / steps[drafter],
-            "ms a step": 1e3 * time / steps[drafter],
+            "ms a step": 1e3 * taken / steps[drafter],
             "ms of passes": 1e3 * median(device[drafter]) / steps[drafter],
             "equal": [result.token_ids for result in answers[drafter]] == plain,
         }
@@ -80,30 +75,28 @@ class PassClock:
     """Counts the passes of a model, and adds up their time on the device."""
 
     def __init__(self, llm: LLM, job: Job):
-        self._model, self._run, self._dry = llm.model, llm.model.run, job.dry
-        self._clocks: list[list[torch.cuda.Event]] = []
-        self._count = 0
+        self._model, self._run = llm.model, llm.model.run
+        self._mark = time.perf_counter if job.dry else _event
+        self._marks: list[tuple[Any, Any]] = []
         llm.model.run = self._timed  # type: ignore[method-assign]
 
     def _timed(self, *args: Any, **options: Any) -> Any:
-        self._count += 1
-        if self._dry:
-            return self._run(*args, **options)
-        clock = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-        clock[0].record()
+        begin = self._mark()
         outputs = self._run(*args, **options)
-        clock[1].record()
-        self._clocks.append(clock)
+        self._marks.append((begin, self._mark()))
         return outputs
 
-    def seconds(self) -> float:
-        """Seconds of all passes so far. The device has ended them."""
-        return sum(begin.elapsed_time(end) for begin, end in self._clocks) / 1e3
-
-    def stop(self) -> int:
-        """Let the model run as before. Returns the number of passes."""
+    def stop(self) -> tuple[int, float]:
+        """Let the model run as before. Returns the number of passes, and their seconds on the device."""
         del self._model.run
-        return self._count
+        spans = [b - a if isinstance(a, float) else a.elapsed_time(b) / 1e3 for a, b in self._marks]
+        return len(spans), sum(spans)
+
+
+def _event() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
 
 
 def _waits(run: Any) -> int:

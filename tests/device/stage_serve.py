@@ -33,15 +33,13 @@ def _serve(job: Job) -> dict[str, Any]:
             url = f"http://127.0.0.1:{port}"
             _wait(server, f"{url}/health", job)
             streams, rounds, tokens = (2, 1, 4) if job.dry else (STREAMS, ROUNDS, 128)
-            printed = job.command(
-                *("bench", "serve", f"plain={url},speculation=false", f"auto={url}"),
-                *("--concurrency", str(streams), "--requests", str(2 * streams), "--rounds", str(rounds)),
-                *("-n", str(tokens), "--json", file),
-            )
+            sizes = "--concurrency", str(streams), "--requests", str(2 * streams), "--rounds", str(rounds)
+            targets = f"plain={url},speculation=false", f"auto={url}"
+            table = job.table("bench", "serve", *targets, *sizes, "-n", str(tokens), "--json", file)
         finally:
             server.terminate()
             server.wait(20)
-    return {"table": [line.rstrip() for line in printed.splitlines() if line.strip()][-40:]}
+    return {"table": table}
 
 
 def _wait(server: subprocess.Popen[bytes], url: str, job: Job) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import time
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from job import Job, Numbers
 from stage_baseline import Theirs
 
-from soothsay.bench.prompts import PASSAGE, QUESTION, read_prompts
+from soothsay.bench.prompts import PASSAGE, QUESTION
 from soothsay.model.weights.checkpoint import open_checkpoint
 
 DRAFTERS = "suffix", "eagle3", "auto"
@@ -43,17 +45,11 @@ def questions_of(job: Job) -> Path:
 
 def _spec(job: Job, model: str, questions: Path) -> dict[str, Any]:
     """Speed-up and accepted tokens by drafter and temperature. The command fails if an answer differs."""
-    file = job.out / f"spec-{Path(model).stem}.json"
     drafters = [word for name in (("suffix",) if job.dry else DRAFTERS) for word in ("--drafter", name)]
-    sizes = (
-        ("--per-task", "1", "-n", "4") if job.dry else ("--per-task", "2", "-n", "64", "-t", "0", "-t", "1")
-    )
-    dtype = "auto" if job.dry else "bfloat16"
-    printed = job.command(
-        *("bench", "spec", model, "--spec-bench", questions, *drafters, *sizes),
-        *("--dtype", dtype, "--device", job.device.type, "--json", file),
-    )
-    return {"table": [line.rstrip() for line in printed.splitlines() if line.strip()][-40:]}
+    sizes = ("-n", "4") if job.dry else ("--per-task", "2", "-n", "64", "-t", "0", "-t", "1")
+    words = "bench", "spec", model, "--spec-bench", questions, *drafters, *sizes, "--device", job.device.type
+    file = job.out / f"spec-{Path(model).stem}.json"
+    return {"table": job.table(*words, "--dtype", "auto" if job.dry else "bfloat16", "--json", file)}
 
 
 def _theirs(job: Job, model: str, grown: Path, questions: Path) -> dict[str, Any]:
@@ -61,9 +57,9 @@ def _theirs(job: Job, model: str, grown: Path, questions: Path) -> dict[str, Any
     tokenizer = open_checkpoint(model).tokenizer()
     small, large = Theirs(job, job.as_directory(model)), Theirs(job, grown)
     assert tokenizer is not None
-    prompts = [
-        tokenizer.encode(str(entry.prompt)) for entry in read_prompts(questions)[: 1 if job.dry else 6]
-    ]
+    asked = [json.loads(line) for line in questions.read_text().splitlines()]
+    asked = asked[:: max(len(asked) // 6, 1)][: 1 if job.dry else 6]
+    prompts = [tokenizer.encode(question["turns"][0]) for question in asked]
     ways: dict[str, dict[str, Any]] = {
         "plain": {},
         "prompt lookup": {"prompt_lookup_num_tokens": 10},
@@ -73,11 +69,10 @@ def _theirs(job: Job, model: str, grown: Path, questions: Path) -> dict[str, Any
     large.answers([prompts[0]], 2)
     answers: dict[str, list[Any]] = {way: [] for way in ways}
     seconds = dict.fromkeys(ways, 0.0)
-    for prompt in prompts:
-        for way, options in ways.items():
-            seconds[way] += job.wall(
-                lambda: answers[way].append(large.answers([prompt], count, **options))  # noqa: B023
-            )
+    for prompt, (way, options) in product(prompts, ways.items()):
+        begin = time.perf_counter()
+        answers[way].append(large.answers([prompt], count, **options))
+        seconds[way] += time.perf_counter() - begin
     return {
         way: {
             "tokens/s": len(prompts) * count / seconds[way],

@@ -13,7 +13,7 @@ from stage_spec import questions_of
 
 from soothsay.bench.serve.server_load import default_conversations
 
-STEPS, BATCH = 150, 8192
+STEPS = 150
 
 
 def measure(job: Job) -> Numbers:
@@ -34,21 +34,17 @@ def measure(job: Job) -> Numbers:
 
 def _train(job: Job, model: str, answers: Path, name: str, steps: int) -> dict[str, Any]:
     """Train a head for some steps, and measure what it accepts."""
-    head = job.work / f"eagle3-{steps}-{time.time_ns()}"
-    batch = 64 if job.dry else BATCH
+    head, batch = job.work / f"eagle3-{steps}-{time.time_ns()}", 64 if job.dry else 8192
     sizes = ("--vocabulary", "256", "--depth", "2", "--held-out", "4", "--parts", "1") if job.dry else ()
-    train = "train", "eagle3", model, answers, "--out", head, "--steps", str(steps), "--device"
-    words = *train, job.device.type, "--batch-tokens", str(batch), *sizes
-    found = _timed(job, *words)
+    words = "train", "eagle3", model, answers, "--out", head, "--device", job.device.type, *sizes
+    found = _timed(job, *words, "--steps", str(steps), "--batch-tokens", str(batch))
     found["tokens/s, with loading"] = steps * batch / found["seconds"]
-    drafter, file = f"eagle3(model={head})", job.out / f"trained-{steps}.json"
-    spec = "bench", "spec", model, "--spec-bench", questions_of(job), "--drafter", drafter, "--per-task", "1"
-    ends = "-n", "4" if job.dry else "64", "--device", job.device.type, "--json", file
-    return found | {"acceptance": job.command(*spec, *ends).splitlines()[-12:]}
+    spec = "bench", "spec", model, "--spec-bench", questions_of(job), "--drafter", f"eagle3(model={head})"
+    ends = "--per-task", "1", "-n", "4" if job.dry else "64", "--device", job.device.type
+    return found | {"acceptance": job.table(*spec, *ends)}
 
 
 def _timed(job: Job, *words: str | Path) -> dict[str, Any]:
     begin = time.perf_counter()
-    printed = job.command(*words)
-    seconds = time.perf_counter() - begin
-    return {"seconds": seconds, "printed": [line for line in printed.splitlines() if line.strip()][-8:]}
+    printed = job.table(*words)
+    return {"seconds": time.perf_counter() - begin, "printed": printed[-8:]}
