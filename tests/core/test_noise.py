@@ -26,13 +26,16 @@ def token_of(hashed: int) -> int:
 
     def unmix(x: int) -> int:
         x ^= x >> 16
-        x = x * pow(0x846CA68B, -1, WORDS) % WORDS
+        x = x * inverse(0x846CA68B) % WORDS
         x ^= x >> 15 ^ x >> 30
-        x = x * pow(0x7FEB352D, -1, WORDS) % WORDS
+        x = x * inverse(0x7FEB352D) % WORDS
         return x ^ x >> 16
 
-    first, second = KEYS[0].tolist()
-    return (unmix(unmix(hashed) - second & WORDS - 1) - first) * pow(0x9E3779B1, -1, WORDS) % WORDS
+    def inverse(factor: int) -> int:
+        return pow(factor, -1, WORDS)
+
+    first, second = map(int, KEYS[0])
+    return (unmix(unmix(hashed) - second & WORDS - 1) - first) * inverse(0x9E3779B1) % WORDS
 
 
 def hashes_of_a_sweep() -> list[int]:
@@ -79,7 +82,5 @@ def test_the_bits_of_noise_in_c(variant: str) -> None:
     for place in range(0, tokens.shape[1], 97):
         assert torch.equal(ops.gumbel(KEYS, tokens[:, place : place + 1]), expected[:, place : place + 1])
     generator = torch.Generator().manual_seed(0)
-    keys = torch.randint(0, WORDS, (500, 2), generator=generator)
-    assert torch.equal(
-        ops.gumbel(keys, torch.arange(1999)[None]), noise.gumbel(keys, torch.arange(1999)[None])
-    )
+    keys, tokens = torch.randint(0, WORDS, (500, 2), generator=generator), torch.arange(1999)[None]
+    assert torch.equal(ops.gumbel(keys, tokens), noise.gumbel(keys, tokens))

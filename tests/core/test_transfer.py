@@ -13,21 +13,23 @@ DOUBLES = torch.tensor([0.1, -torch.inf, 1e300], dtype=torch.float64)
 
 def test_tensors_go_to_a_device_in_one_copy_with_all_bits() -> None:
     device, nothing = CountingDevice(), torch.empty(0, dtype=torch.int64)
+    small = [torch.tensor([True, False, True]), torch.tensor([[0.1], [-torch.inf]])]
     with device:
-        there = upload([INTEGERS.t(), nothing, DOUBLES], DEVICE)
+        there = upload([INTEGERS.t(), nothing, small[0], DOUBLES, small[1]], DEVICE)
         assert (device.copies, device.waits) == (1, 0)
         assert all(isinstance(one, OnDevice) for one in there)
         here = [one.cpu() for one in there]
-    assert [one.dtype for one in here] == [torch.int64, torch.int64, torch.float64]
+    assert [one.dtype for one in here] == [torch.int64, torch.int64, torch.bool, torch.float64, torch.float32]
     assert torch.equal(here[0], INTEGERS.t())
     assert here[1].shape == (0,)
-    assert torch.equal(here[2], DOUBLES)
+    assert torch.equal(here[3], DOUBLES)
+    assert [torch.equal(here[place], one) for place, one in zip((2, 4), small, strict=True)] == [True, True]
 
 
 def test_tensors_come_back_behind_one_wait() -> None:
     device, floats = CountingDevice(), torch.tensor([[0.1], [-torch.inf]])
     with device:
-        there = [INTEGERS.to(DEVICE), floats.to(DEVICE), (floats > 0).to(DEVICE)]
+        there = upload([INTEGERS, floats, floats > 0], DEVICE)
         found = download(*there)
         assert device.waits == 1
     assert found[0].tolist() == INTEGERS.tolist()

@@ -77,12 +77,14 @@ def answers(
         ("none", {"temperature": 0}, 1, 1),
         ("none", {}, 1, 2),
         ("none", {"verifier": "rejection"}, 1, 2),
-        ("none", {"top_p": 0.9}, 2, 2),
-        ("none", {"logprobs": 2}, 2, 3),
+        ("none", {"top_p": 0.9}, 1, 2),
+        ("none", {"logprobs": 2}, 1, 3),
         ("suffix", {"temperature": 0}, 1, 2),
         ("suffix", {}, 1, 3),
         ("suffix", {"verifier": "rejection"}, 1, 3),
-        ("suffix", {"top_p": 0.9, "repetition_penalty": 1.2, "allowed_token_ids": range(60)}, 2, 15),
+        ("suffix", {"top_p": 0.9, "repetition_penalty": 1.2, "allowed_token_ids": range(60)}, 1, 3),
+        ("suffix", {"logit_bias": {3: 2.0}, "frequency_penalty": 0.3, "top_k": 9}, 1, 3),
+        ("suffix", {"logprobs": 0, "presence_penalty": 0.5}, 1, 4),
         ("draft-model", {"temperature": 0}, 1 + LEVELS, 3 + 2 * LEVELS),
         ("draft-model", {}, 1 + LEVELS, 4 + 3 * LEVELS),
         ("draft-model", {"verifier": "rejection"}, 1 + 2 * LEVELS, 4 + 3 * LEVELS),
@@ -110,4 +112,4 @@ def test_what_a_device_would_refuse_fails_here_too() -> None:
             there.data_ptr()
         assert (there + here.to(DEVICE)).tolist() == [2.0, 2.0, 2.0]
         assert float(there[[0, 2]].sum()) == 2.0
-        assert (device.waits, device.copies) == (2, 2)
+        assert (device.waits, device.copies) == (4, 2), "the host waits for both copies as well"

@@ -80,6 +80,8 @@ def _compile(case: Case, capability: int) -> dict[str, Any]:
     from triton.compiler import ASTSource, compile
     from triton.runtime.jit import JITFunction
 
+    from soothsay.model.gpu.launching import OPTIONS
+
     module, _, function = case.kernel.partition(".")
     kernel: JITFunction[Any] = getattr(
         importlib.import_module(f"soothsay.model.gpu.source.{module}"), function
@@ -91,10 +93,12 @@ def _compile(case: Case, capability: int) -> dict[str, Any]:
         signature[parameter.name] = "constexpr" if own == "-" else own
         if parameter.is_constexpr or own == "-":
             constants[at,] = case.constants[parameter.name] if parameter.is_constexpr else None
-        elif own.startswith("*") or (own == "i32" and not parameter.do_not_specialize):
+        elif (own.startswith("*") and not parameter.do_not_specialize_on_alignment) or (
+            own == "i32" and not parameter.do_not_specialize
+        ):
             attributes[at,] = [["tt.divisibility", 16]]
     code = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
-    options = {"num_warps": case.warps, "num_stages": case.stages, "enable_fp_fusion": False}
+    options = {"num_warps": case.warps, "num_stages": case.stages, **OPTIONS}
     made = compile(code, target=GPUTarget("cuda", capability, 32), options=options)
     ptx, usage = made.asm["ptx"], _usage(made.asm["cubin"])
     found = {name: len(re.findall(pattern, ptx)) for name, pattern in INSTRUCTIONS.items()}

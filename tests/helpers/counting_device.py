@@ -58,10 +58,10 @@ class CountingDevice(TorchFunctionMode):
             self.waits += there
             there = False
         elif goes_there:
-            self.copies += not there
+            self._copy(not there, kwargs.get("non_blocking", False))
             there = True
         elif kwargs.get("device") == DEVICE:
-            self.copies += name in COPIES
+            self._copy(name in COPIES)
             there = True
         elif there:
             self._use(name, args, given)
@@ -74,14 +74,21 @@ class CountingDevice(TorchFunctionMode):
         result = func(*args, **kwargs)
         return tree_map(_placed, result) if there else result
 
+    def _copy(self, count: int, is_asynchronous: bool = False) -> None:
+        """Count copies to the device. The host waits for those from memory that is not pinned."""
+        self.copies += count
+        if not is_asynchronous:
+            self.waits += count
+
     def _use(self, name: str, args: Any, given: Iterable[Tensor]) -> None:
         """Count an operation on tensors of the device."""
         if name == "data_ptr":
             raise RuntimeError("the address of a tensor on a device means nothing to native code")
         self.waits += name in WAITS
+        self._copy(name in COPIES)
         if name in INDEXING:
             index = args[1] if isinstance(args[1], tuple) else (args[1],)
-            self.copies += sum(isinstance(x, list) for x in index)
+            self._copy(sum(isinstance(x, list) for x in index))
             self.waits += sum(isinstance(x, Tensor) and x.dtype == torch.bool for x in index)
         elif any(not isinstance(x, OnDevice) and x.ndim for x in given):
             raise RuntimeError(f"{name} on tensors of two devices: {[type(x).__name__ for x in given]}")

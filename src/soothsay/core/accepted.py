@@ -10,6 +10,7 @@ from torch import Tensor
 
 from soothsay.core.cache import Move
 from soothsay.core.strands import Strand, Strands, marked
+from soothsay.core.transfer import send
 
 
 @dataclass(frozen=True)
@@ -31,5 +32,5 @@ class Accepted:
             strands.append(Strand(len(nodes), len(own), 0, (), move.state, start == 0, marks))
             nodes += own
             slots += [move.state] * len(own)
-        owners, own_nodes = torch.tensor([slots, nodes], device=device)
+        owners, own_nodes = send([slots, nodes], device)
         return cls(Strands(tuple(strands)), (owners, own_nodes))

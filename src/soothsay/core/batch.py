@@ -32,7 +32,7 @@ from soothsay.core.arrays import IntArray
 from soothsay.core.forms import HasForms
 from soothsay.core.paths import Lanes, Path, stack_paths
 from soothsay.core.strands import WITHIN, Marks, Strand, Strands, marked
-from soothsay.core.transfer import upload
+from soothsay.core.transfer import send, upload
 from soothsay.core.tree import DraftTree
 
 
@@ -103,7 +103,7 @@ class LayoutOps:
         No slot is a target before it is a source.
         """
         for part in parts:
-            old, new = torch.tensor([sources, targets], device=part.device)
+            old, new = send([sources, targets], part.device)
             part.index_copy_(2, new, part.index_select(2, old))
 
 

@@ -12,8 +12,9 @@ too, and independent of that noise.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -26,6 +27,7 @@ from soothsay.core.constraint import Constraint
 from soothsay.core.noise import noise_key
 from soothsay.core.params import SamplingParams
 from soothsay.core.sampling_ops import Draws, SampledRows, SamplingOps
+from soothsay.core.transfer import upload
 from soothsay.core.tree import DraftTree
 from soothsay.core.verify import Guessing
 
@@ -68,16 +70,14 @@ def draw(logits: Tensor, asked: Sequence[Nodes], ops: SamplingOps) -> Draws:
     """
     adjusted, sampled = _adjusted(logits, asked)
     assert False not in sampled, "their verifiers need the scores of all tokens"
-    noisy = sampled.get(True)
-    if noisy is not None and len(noisy.rows) == len(logits):
-        return ops.draw(adjusted, noisy.table(logits.device))
+    if noisy := sampled.get(True):
+        if noisy.places is None:
+            return ops.draw(adjusted, noisy.rows)
+        drawn = ops.draw(adjusted.index_select(0, noisy.places), noisy.rows)
     values, tokens = ops.largest(adjusted, 1)
-    likeliest = Draws(tokens[:, 0], values[:, 0])
-    if noisy is None:
-        return likeliest
-    rows = torch.tensor(noisy.rows, device=logits.device)
-    drawn = ops.draw(adjusted.index_select(0, rows), noisy.table(logits.device))
-    return Draws(*(all_.index_copy(0, rows, own) for all_, own in zip(likeliest, drawn, strict=True)))
+    if noisy and noisy.places is not None:
+        return drawn.among(noisy.places, tokens[:, 0], values[:, 0])
+    return Draws(tokens[:, 0], values[:, 0])
 
 
 def perturb(logits: Tensor, asked: Sequence[Nodes], ops: SamplingOps, ids: Tensor | None = None) -> Tensor:
@@ -97,53 +97,60 @@ def perturb(logits: Tensor, asked: Sequence[Nodes], ops: SamplingOps, ids: Tenso
     adjusted, sampled = _adjusted(logits, asked)
     scores = adjusted
     for some in sampled.values():
-        if len(some.rows) == len(logits):
-            return ops.scores(adjusted, some.table(logits.device), ids)
-        rows = torch.tensor(some.rows, device=logits.device)
-        own = ops.scores(adjusted.index_select(0, rows), some.table(logits.device), ids)
-        scores = scores.index_copy(0, rows, own)
+        if some.places is None:
+            return ops.scores(adjusted, some.rows, ids)
+        own = ops.scores(adjusted.index_select(0, some.places), some.rows, ids)
+        scores = scores.index_copy(0, some.places, own)
     return scores
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Sampled:
-    """Rows of a temperature above 0, their parameters, and the keys of their noise."""
+    """Rows of a temperature above 0."""
 
-    has_noise: bool
-    rows: list[int] = field(default_factory=list)
-    params: list[SamplingParams] = field(default_factory=list)
-    keys: list[tuple[int, int]] = field(default_factory=list)
-
-    def table(self, device: torch.device) -> SampledRows:
-        return SampledRows.of(self.params, self.keys if self.has_noise else None, device)
+    places: Tensor | None  # `[R]` int64, in the logits, on their device; None: they are all rows
+    rows: SampledRows
 
 
 def _adjusted(logits: Tensor, asked: Sequence[Nodes]) -> tuple[Tensor, dict[bool, _Sampled]]:
     """Apply what changes the logits before temperature and truncation.
 
-    Arguments are those of `perturb`.
+    What the device needs for that goes there in one copy. Arguments are those of `perturb`.
 
     Returns:
         The logits, a copy if anything has changed; and the rows of temperature above 0, by whether they get
         noise, as verifiers that share noise want it.
     """
-    adjusted, begin = logits, 0
-    sampled: dict[bool, _Sampled] = {}
+    changes, begin = list[tuple[slice, _Change]](), 0
+    places: dict[bool, list[int]] = {}
+    params: dict[bool, list[SamplingParams]] = {}
+    keys = list[tuple[int, int]]()
     for nodes in asked:
-        request, params, end = nodes.request, nodes.request.params, begin + len(nodes.indices)
-        if request.constraint is not None or params.changes_logits:
-            adjusted = logits.clone() if adjusted is logits else adjusted
-            _adjust(adjusted[begin:end], nodes)
-        if params.temperature > 0:
-            shares_noise = params.rule.guessing is Guessing.SHARED_NOISE
-            if (own := sampled.get(shares_noise)) is None:
-                own = sampled[shares_noise] = _Sampled(shares_noise)
-            own.rows += range(begin, end)
-            own.params += [params] * len(nodes.indices)
+        request, end = nodes.request, begin + len(nodes.indices)
+        if request.constraint is not None or request.params.changes_logits:
+            changes += [(slice(begin, end), change) for change in _changes(nodes, logits.shape[1])]
+        if request.params.temperature > 0:
+            shares_noise = request.params.rule.guessing is Guessing.SHARED_NOISE
+            places.setdefault(shares_noise, []).extend(range(begin, end))
+            params.setdefault(shares_noise, []).extend([request.params] * len(nodes.indices))
             if shares_noise:
                 position = len(request.tokens)  # of the token after the root
-                own.keys += [noise_key(request.seed, position + nodes.tree.depths[i]) for i in nodes.indices]
+                keys += [noise_key(request.seed, position + nodes.tree.depths[i]) for i in nodes.indices]
         begin = end
+    if not (changes or places):
+        return logits, {}
+    tables = [array for _, change in changes for array in change.arrays]
+    for is_noisy, own in places.items():
+        tables += [torch.tensor(own), *SampledRows.tables(params[is_noisy], keys if is_noisy else None)]
+    there = iter(upload(tables, logits.device))
+    adjusted = logits.clone() if changes else logits
+    for rows, change in changes:
+        change.apply(adjusted[rows], *(next(there) for _ in change.arrays))
+    sampled = dict[bool, _Sampled]()
+    for is_noisy, own in places.items():
+        where, numbers, words = next(there), next(there), next(there)
+        table = SampledRows(params[is_noisy], numbers, words, is_noisy)
+        sampled[is_noisy] = _Sampled(None if len(own) == len(logits) else where, table)
     return adjusted, sampled
 
 
@@ -185,67 +192,94 @@ def derive_seed(seed: int, index: int) -> int:
     return seed if index == 0 else (high << 31) ^ low
 
 
-def _adjust(logits: Tensor, nodes: Nodes) -> None:
-    """Apply bias, penalties, bans and grammar, in place, to the rows `[m, V]` of one request."""
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """Something that changes the logits of a request."""
+
+    apply: Callable[..., None]  # to rows `[m, V]`, in place, with the arrays
+    arrays: tuple[Tensor, ...] = ()  # on the host; `apply` gets them where the logits are
+
+
+def _changes(nodes: Nodes, vocab: int) -> Iterator[_Change]:
+    """Bias, penalties, bans and grammar of one request, in the order in which they apply.
+
+    Of bans, `allowed_token_ids` goes first, then `bad_words`, then `min_tokens`. A ban that would leave a row
+    without any token has no effect there.
+    """
     request, tree, params = nodes.request, nodes.tree, nodes.request.params
     output = request.tokens[request.num_prompt :]
     if params.logit_bias:
-        pairs = [(float(token), float(bias)) for token, bias in params.logit_bias.items()]
-        ids, biases = torch.tensor(pairs, dtype=torch.float64, device=logits.device).t()
-        logits[:, ids.long()] += biases.float()
+        ids, biases = zip(*params.logit_bias.items(), strict=True)
+        yield _Change(_add_bias, (torch.tensor(ids), torch.tensor(biases, dtype=torch.float32)))
     if params.has_penalties:
-        vocab = logits.shape[1]
-        counts = np.repeat(np.bincount(output, minlength=vocab)[None], len(nodes.indices), axis=0)  # [m, V]
-        for row, node in enumerate(nodes.indices):
-            for ancestor in tree.path(node)[1:]:
-                counts[row, tree.tokens[ancestor]] += 1
-        in_prompt = np.bincount(request.tokens[: request.num_prompt], minlength=vocab) > 0
-        seen = torch.from_numpy(in_prompt | (counts > 0)).to(logits.device)
-        said = torch.from_numpy(counts.astype(np.float32)).to(logits.device)
-        penalty = params.repetition_penalty
-        logits.copy_(torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits))
-        logits -= params.frequency_penalty * said + params.presence_penalty * (said > 0)
-    _forbid(logits, nodes)
-    if request.constraint is not None:
-        known = request.constraint.allowed(output, tree, nodes.indices, request.end_tokens)
-        allowed = torch.from_numpy(known).to(logits.device)
-        logits.masked_fill_(~allowed, -math.inf)
-        nothing = logits.amax(-1, keepdim=True) == -math.inf
-        # the grammar overrides parameters that forbid all that it allows
-        logits.masked_fill_(allowed & nothing, 0.0)
-
-
-def _forbid(logits: Tensor, nodes: Nodes) -> None:
-    """Set the logits of forbidden tokens to minus infinity, in place, in the rows `[m, V]` of one request.
-
-    `allowed_token_ids` goes first, then `bad_words`, then `min_tokens`. A ban that would leave a row without
-    any token has no effect there.
-    """
-    request, tree, params = nodes.request, nodes.tree, nodes.request.params
+        yield _Change(partial(_penalize, params), _counts(nodes))
     if params.allowed_mask is not None:
-        allowed = np.zeros(logits.shape[1], dtype=np.bool_)
-        allowed[: len(params.allowed_mask)] = params.allowed_mask
-        _ban(logits, logits.masked_fill(torch.from_numpy(~allowed).to(logits.device), -math.inf))
-    num_output = len(request.tokens) - request.num_prompt
+        banned = np.ones(vocab, dtype=np.bool_)
+        banned[: len(params.allowed_mask)] = ~params.allowed_mask[:vocab]
+        yield _Change(_ban, (torch.from_numpy(banned),))
     if request.bad_sequences:
-        reach = min(request.bad_sequences.reach, num_output)
-        output = request.tokens[len(request.tokens) - reach :].tolist()
+        reach = min(request.bad_sequences.reach, len(output))
+        last = request.tokens[len(request.tokens) - reach :].tolist()
         paths = ([tree.tokens[ancestor] for ancestor in tree.path(node)[1:]] for node in nodes.indices)
-        last = [request.bad_sequences.after(output + path) for path in paths]
-        _ban_tokens(logits, [(row, token) for row, own in enumerate(last) for token in own])
-    if num_output < params.min_tokens:
-        early = [num_output + tree.depths[node] < params.min_tokens for node in nodes.indices]
-        ends = request.end_tokens
-        _ban_tokens(logits, [(row, token) for row, own in enumerate(early) if own for token in ends])
+        bad = [request.bad_sequences.after(last + path) for path in paths]
+        yield from _bans([(row, token) for row, own in enumerate(bad) for token in own])
+    if len(output) < params.min_tokens:
+        depths = [tree.depths[node] for node in nodes.indices]
+        early = [row for row, depth in enumerate(depths) if len(output) + depth < params.min_tokens]
+        yield from _bans([(row, token) for row in early for token in request.end_tokens])
+    if request.constraint is not None:
+        allowed = request.constraint.allowed(output, tree, nodes.indices, request.end_tokens)
+        yield _Change(_constrain, (torch.from_numpy(allowed),))
 
 
-def _ban_tokens(logits: Tensor, places: Sequence[tuple[int, int]]) -> None:
-    """Set the logits of tokens, each in a row of its own, to minus infinity; see `_ban`."""
+def _counts(nodes: Nodes) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens `[n]` int64; and `[m, n]`: whether each was seen before a node, and how often in the answer."""
+    request, tree = nodes.request, nodes.tree
+    paths = [[tree.tokens[ancestor] for ancestor in tree.path(node)[1:]] for node in nodes.indices]
+    drafted = np.fromiter({token for path in paths for token in path}, dtype=np.int64)
+    tokens, places = np.unique(np.concatenate([request.tokens, drafted]), return_inverse=True)
+    prompt, output, _ = np.split(places, [request.num_prompt, len(request.tokens)])
+    counts = np.repeat(np.bincount(output, minlength=len(tokens))[None], len(paths), axis=0)
+    for row, path in enumerate(paths):
+        np.add.at(counts[row], np.searchsorted(tokens, np.array(path, dtype=np.int64)), 1)
+    seen = counts > 0
+    seen[:, prompt] = True
+    return torch.from_numpy(tokens), torch.from_numpy(seen), torch.from_numpy(counts.astype(np.float32))
+
+
+def _bans(places: Sequence[tuple[int, int]]) -> Iterator[_Change]:
+    """Ban tokens, each in a row of its own."""
     if places:
-        rows, tokens = torch.tensor(places, device=logits.device).t()
-        _ban(logits, logits.index_put((rows, tokens), logits.new_tensor(-math.inf)))
+        yield _Change(_ban_tokens, (torch.tensor(places),))
+
+
+def _add_bias(logits: Tensor, ids: Tensor, biases: Tensor) -> None:
+    logits[:, ids] += biases
+
+
+def _penalize(params: SamplingParams, logits: Tensor, tokens: Tensor, seen: Tensor, said: Tensor) -> None:
+    penalty, own = params.repetition_penalty, logits.index_select(1, tokens)
+    own = torch.where(seen, torch.where(own > 0, own / penalty, own * penalty), own)
+    own -= params.frequency_penalty * said + params.presence_penalty * (said > 0)
+    logits.index_copy_(1, tokens, own)
+
+
+def _constrain(logits: Tensor, allowed: Tensor) -> None:
+    logits.masked_fill_(~allowed, -math.inf)
+    nothing = logits.amax(-1, keepdim=True) == -math.inf
+    # the grammar overrides parameters that forbid all that it allows
+    logits.masked_fill_(allowed & nothing, 0.0)
+
+
+def _ban_tokens(logits: Tensor, places: Tensor) -> None:
+    rows, tokens = places.t()
+    _keep_some(logits, logits.index_put((rows, tokens), logits.new_full((), -math.inf)))
 
 
 def _ban(logits: Tensor, banned: Tensor) -> None:
-    """Replace the rows of `logits`, in place, by those of `banned` where these have tokens left."""
-    logits.copy_(torch.where(banned.amax(-1, keepdim=True) > -math.inf, banned, logits))
+    _keep_some(logits, logits.masked_fill(banned, -math.inf))
+
+
+def _keep_some(logits: Tensor, fewer: Tensor) -> None:
+    """Replace the rows of `logits`, in place, by those of `fewer` where these have tokens left."""
+    logits.copy_(torch.where(fewer.amax(-1, keepdim=True) > -math.inf, fewer, logits))

@@ -7,18 +7,19 @@ rows. So everything that reduces over a row stands here.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from soothsay.core import noise
 from soothsay.core.functions import log_total, total
 from soothsay.core.params import MIN_TEMPERATURE, SamplingParams
-from soothsay.core.transfer import download, upload
+from soothsay.core.transfer import download, send, upload
 from soothsay.core.tree import DraftTree
 from soothsay.core.verify import Verdict
 
@@ -31,15 +32,37 @@ Asked = TypeVar("Asked")
 class Draws(NamedTuple):
     """The tokens of M rows, on their device, where they may still be computed."""
 
-    tokens: Tensor  # [M] int64
+    tokens: Tensor  # [M] int64; below 0 where a draw is open
     scores: Tensor  # [M] float32, of these tokens
+    again: Callable[[Sequence[int]], Draws] | None = None  # draws rows that are open
 
     def wait(self) -> tuple[list[int], list[float]]:
         """Tokens and scores, when they are there."""
-        if self.tokens.device.type == "cpu":
+        if self.again is None and self.tokens.device.type == "cpu":
             return self.tokens.tolist(), self.scores.tolist()
-        tokens, scores = download(*self)
-        return tokens.tolist(), scores.tolist()
+        return self.wait_with()[0]
+
+    def wait_with(self, *others: Tensor) -> tuple[tuple[list[int], list[float]], list[npt.NDArray[Any]]]:
+        """`wait`, and other tensors behind the same wait."""
+        first, best, *beside = download(self.tokens, self.scores, *others)
+        tokens, scores = first.tolist(), best.tolist()
+        if self.again and (rows := [row for row, token in enumerate(tokens) if token < 0]):
+            for row, token, score in zip(rows, *self.again(rows).wait(), strict=True):
+                tokens[row], scores[row] = token, score
+        return (tokens, scores), beside
+
+    def among(self, places: Tensor, tokens: Tensor, scores: Tensor) -> Draws:
+        """These draws at `places` `[M]` of more rows, which have tokens and scores already."""
+        again = self.again
+        found = tokens.index_copy(0, places, self.tokens), scores.index_copy(0, places, self.scores)
+        if again is None:
+            return Draws(*found)
+
+        def drawn_again(rows: Sequence[int]) -> Draws:
+            number = {row: own for own, row in enumerate(places.tolist())}
+            return again([number[row] for row in rows])
+
+        return Draws(*found, drawn_again)
 
 
 class DrawnTree(NamedTuple):
@@ -66,6 +89,12 @@ class SampledRows:
         cls, params: Sequence[SamplingParams], keys: Sequence[tuple[int, int]] | None, device: torch.device
     ) -> SampledRows:
         """Rows with these parameters. `keys` are of their noise, two 32-bit words; None: there is none."""
+        numbers, words = upload(cls.tables(params, keys), device)
+        return cls(params, numbers, words, keys is not None)
+
+    @staticmethod
+    def tables(params: Sequence[SamplingParams], keys: Sequence[tuple[int, int]] | None) -> list[Tensor]:
+        """`numbers` and `keys`, on the host."""
         numbers = np.array(
             [
                 [max(p.temperature, MIN_TEMPERATURE) for p in params],
@@ -75,8 +104,7 @@ class SampledRows:
             ]
         )
         words = np.array([(0, 0)] * len(params) if keys is None else keys)
-        there, noise = upload([torch.from_numpy(numbers), torch.from_numpy(words)], device)
-        return cls(params, there, noise, keys is not None)
+        return [torch.from_numpy(numbers), torch.from_numpy(words)]
 
     @property
     def temperatures(self) -> Tensor:
@@ -92,7 +120,7 @@ class SampledRows:
         """Some of the rows, with theirs of `logits`, `[R, V]`."""
         if len(places) == len(self.params):
             return self, logits
-        rows = torch.tensor(places, device=logits.device)
+        rows = send(places, logits.device)
         params = [self.params[place] for place in places]
         numbers, keys = self.numbers.index_select(1, rows), self.keys.index_select(0, rows)
         return SampledRows(params, numbers, keys, self.has_noise), logits.index_select(0, rows)
@@ -181,6 +209,14 @@ class SamplingOps:
         values, ids = logprobs.topk(count, dim=-1)
         return logprobs.gather(1, tokens[:, None])[:, 0], ids, values
 
+    def log_total(self, x: Tensor) -> Tensor:
+        """The logarithm of each row's sum of `e^x`: `[M, n]` float32 -> `[M, 1]`."""
+        return log_total(x)
+
+    def running_total(self, probs: Tensor) -> Tensor:
+        """Sums of the first 1, 2, ... probabilities of each row: `[M, n]` float32."""
+        return probs.cumsum(-1)
+
     def draw(self, logits: Tensor, rows: SampledRows) -> Draws:
         """The best token of each row of `scores`, and its score."""
         scores = self.scores(logits, rows)
@@ -209,10 +245,7 @@ class SamplingOps:
             if rows.has_noise:
                 values = values + self.gumbel(own.keys, tokens if ids is None else ids[tokens])
             kept = torch.full_like(some, -math.inf).scatter_reduce_(1, tokens, values, "amax")
-            if len(cut) == len(params):
-                full = kept
-            else:
-                full = full.index_copy(0, torch.tensor(cut, device=device), kept)
+            full = kept if len(cut) == len(params) else full.index_copy(0, send(cut, device), kept)
             if width == vocab or all(0 < p.top_k <= width for p in own.params):
                 break
             [done] = download(complete)
@@ -231,9 +264,9 @@ class SamplingOps:
         top_k, top_p = rows.numbers[3, :, None].clamp(max=vocab), rows.numbers[2, :, None].float()
         values, tokens = self.largest(logits, width)  # [R, width]
         values = values.masked_fill(torch.arange(width, device=logits.device) >= top_k, -math.inf)
-        whole = torch.where(top_k <= width, log_total(values), log_total(logits))
+        whole = torch.where(top_k <= width, self.log_total(values), self.log_total(logits))
         probs = (values - whole).exp()
-        reached = probs.cumsum(-1)
+        reached = self.running_total(probs)
         values = values.masked_fill(reached - probs >= top_p, -math.inf)
         in_sight = (top_k == vocab) & (reached[:, -1:] >= top_p)  # with a larger top_k, the total is unknown
         complete = (width == vocab) | (top_k <= width) | in_sight

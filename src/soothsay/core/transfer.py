@@ -8,18 +8,33 @@ from typing import Any
 
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+ALIGNED = 16
+"""Bytes whose multiples tensors begin at: kernels read so many at once."""
 
 
 def upload(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Bring tensors, of 8 bytes an element, to a device in one copy, which the host does not wait for."""
-    if device.type == "cpu":
+    """Bring tensors to a device in one copy, which the host does not wait for."""
+    if device.type == "cpu" or not tensors:
         return list(tensors)
-    whole = torch.cat([tensor.reshape(-1).view(torch.int64) for tensor in tensors])
+    parts = [tensor.reshape(-1).view(torch.uint8) for tensor in tensors]
+    sizes = [-(-len(part) // ALIGNED) * ALIGNED for part in parts]
+    padded = [F.pad(part, (0, size - len(part))) for part, size in zip(parts, sizes, strict=True)]
+    whole = torch.cat(padded)
     if device.type == "cuda":
         whole = whole.pin_memory()
-    parts = whole.to(device, non_blocking=True).split_with_sizes([tensor.numel() for tensor in tensors])
-    return [part.view(own.dtype).view(own.shape) for part, own in zip(parts, tensors, strict=True)]
+    there = whole.to(device, non_blocking=True).split_with_sizes(sizes)
+    return [
+        part[: own.numel() * own.element_size()].view(own.dtype).view(own.shape)
+        for part, own in zip(there, tensors, strict=True)
+    ]
+
+
+def send(numbers: Sequence[Any], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """Bring numbers to a device as `torch.tensor` does, in a copy that the host does not wait for."""
+    return upload([torch.tensor(numbers, dtype=dtype)], device)[0]
 
 
 def download(*tensors: Tensor) -> list[npt.NDArray[Any]]:

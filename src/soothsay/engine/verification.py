@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -15,11 +16,14 @@ from torch import Tensor
 from soothsay.core.answer import TokenLogprobs
 from soothsay.core.sampling import VERIFYING, Keyed, Nodes, draw, perturb
 from soothsay.core.sampling_ops import DrawnTree, SamplingOps
-from soothsay.core.transfer import download
+from soothsay.core.transfer import download, send, upload
 from soothsay.core.tree import DraftTree
 from soothsay.core.turn import Turn
 from soothsay.core.verify import Evidence, Guessing, not_finite
 from soothsay.errors import RequestError
+
+KnownLogprobs = dict[tuple[int, int], tuple[float, npt.NDArray[Any], npt.NDArray[Any]]]
+"""By row of logits and token: its log-probability, and ids and log-probabilities of the likeliest tokens."""
 
 Said = TypeVar("Said", int, Tensor)
 """What the target says at a node: the token that it draws, or its scores of all tokens."""
@@ -44,12 +48,13 @@ def verify(turns: Iterable[Turn], logits: Tensor, ops: SamplingOps) -> None:
     drafted = [turn for turn in turns if turn.tree is not None]
     _follow([turn for turn in drafted if turn.request.draws_plainly], logits, ops)
     walks = [_Walk(turn, turn.tree) for turn in drafted if turn.tree is not None and turn.verdict is None]
+    known: KnownLogprobs = {}
     for view, shares_noise in ((_DrawnView, True), (_ScoredView, False)):
         if running := [walk for walk in walks if walk.shares_noise is shares_noise]:
-            view(running, logits, ops).run()
+            view(running, logits, ops, known).run()
     for turn in drafted:
         _note_authors(turn)
-    _note_logprobs(drafted, logits, ops)
+    _note_logprobs(drafted, logits, ops, known)
 
 
 def _follow(turns: Sequence[Turn], logits: Tensor, ops: SamplingOps) -> None:
@@ -90,19 +95,24 @@ class _View(ABC, Generic[Said]):
         walks: of the trees.
         logits: `[M, V]`, of all nodes of the step.
         ops: of the device of the logits.
+        known: is given log-probabilities that a view computes beside.
     """
 
-    def __init__(self, walks: list[_Walk], logits: Tensor, ops: SamplingOps):
-        self.walks, self.logits, self.ops = walks, logits, ops
+    def __init__(self, walks: list[_Walk], logits: Tensor, ops: SamplingOps, known: KnownLogprobs):
+        self.walks, self.logits, self.ops, self.known = walks, logits, ops, known
         self._ahead: dict[int, tuple[Said, float]] = {}  # by row
         whole = [Nodes(walk.turn.request, walk.tree, range(len(walk.tree))) for walk in walks]
         if asked := ops.ahead(whole, logits.device):
             rows = [walk.root + node for walk in walks for node in range(len(walk.tree))]
-            self._ahead = dict(zip(rows, zip(*self.compute(rows, asked), strict=True), strict=True))
+            self._ahead = dict(zip(rows, zip(*self.look_ahead(rows, asked), strict=True), strict=True))
 
     @abstractmethod
     def compute(self, rows: list[int], asked: Sequence[Nodes]) -> tuple[Sequence[Said], list[float]]:
         """What the target says at nodes, and the best score of each. `rows` are those of the nodes."""
+
+    def look_ahead(self, rows: list[int], asked: Sequence[Nodes]) -> tuple[Sequence[Said], list[float]]:
+        """`compute`, of all nodes before a verifier asks for one."""
+        return self.compute(rows, asked)
 
     @abstractmethod
     def evidence(self, said: Sequence[Said]) -> Evidence:
@@ -132,6 +142,26 @@ class _DrawnView(_View[int]):
 
     def compute(self, rows: list[int], asked: Sequence[Nodes]) -> tuple[Sequence[int], list[float]]:
         return draw(_select(self.logits, rows), asked, self.ops).wait()
+
+    def look_ahead(self, rows: list[int], asked: Sequence[Nodes]) -> tuple[Sequence[int], list[float]]:
+        """Also computes the log-probabilities of the draws, which are there after the same wait."""
+        logits = _select(self.logits, rows)
+        drawn, groups = draw(logits, asked, self.ops), defaultdict[int, list[int]](list)
+        wanted = [nodes.request.params.logprobs for nodes in asked for _ in nodes.indices]
+        for place, count in enumerate(wanted):
+            if count is not None:
+                groups[count].append(place)
+        found, first = list[Tensor](), drawn.tokens.clamp(min=0)
+        places = upload([torch.tensor(own) for own in groups.values()], logits.device)
+        for count, own in zip(groups, places, strict=True):
+            tokens = first.index_select(0, own)
+            found += (tokens, *self.ops.logprobs(logits.index_select(0, own), tokens, count))
+        said, beside = drawn.wait_with(*found)
+        for number, group in enumerate(groups.values()):
+            own_tokens, *logprobs = beside[4 * number : 4 * number + 4]
+            keys = zip((rows[place] for place in group), own_tokens.tolist(), strict=True)
+            self.known.update(zip(keys, zip(*logprobs, strict=True), strict=True))
+        return said
 
     def evidence(self, said: Sequence[int]) -> Evidence:
         return Evidence(said, ())
@@ -166,7 +196,7 @@ def _select(logits: Tensor, rows: list[int]) -> Tensor:
     """Select some rows. The result is a view if they are consecutive."""
     if rows == [*range(rows[0], rows[0] + len(rows))]:
         return logits if len(rows) == len(logits) else logits[rows[0] : rows[-1] + 1]
-    return logits[torch.tensor(rows, device=logits.device)]
+    return logits.index_select(0, send(rows, logits.device))
 
 
 def _note_authors(turn: Turn) -> None:
@@ -177,7 +207,7 @@ def _note_authors(turn: Turn) -> None:
         turn.authors = dict(zip(nodes, request.drafter.authors(request, tree, nodes), strict=True))
 
 
-def _note_logprobs(turns: Sequence[Turn], logits: Tensor, ops: SamplingOps) -> None:
+def _note_logprobs(turns: Sequence[Turn], logits: Tensor, ops: SamplingOps, known: KnownLogprobs) -> None:
     """Set the log-probabilities of the verdicts' tokens, for requests that want them."""
     groups = defaultdict[int, list[tuple[Turn, list[int]]]](list)  # by number of likeliest tokens
     for turn in turns:
@@ -186,23 +216,19 @@ def _note_logprobs(turns: Sequence[Turn], logits: Tensor, ops: SamplingOps) -> N
     for count, wanted in groups.items():
         rows = [turn.nodes.start + node for turn, _ in wanted for node in (0, *turn.accepted)]
         tokens = [token for _, own in wanted for token in own]
-        found = iter(token_logprobs(_select(logits, rows), tokens, count, ops))
+        there = [known.get(pair) for pair in zip(rows, tokens, strict=True)]
+        if None in there:
+            found = best_logprobs(_select(logits, rows), tokens, count, ops)
+        else:
+            found = _finite([np.array(part) for part in zip(*filter(None, there), strict=True)])
+        named = iter(_named_logprobs(tokens, found))
         for turn, own in wanted:
-            turn.logprobs = [next(found) for _ in own]
+            turn.logprobs = [next(named) for _ in own]
 
 
-def token_logprobs(
-    logits: Tensor, tokens: Sequence[int], count: int, ops: SamplingOps
-) -> list[TokenLogprobs]:
-    """The model's own log-probabilities of some tokens, and of the `count` likeliest beside each.
-
-    Args:
-        logits: `[n, V]` float32, the row before each token.
-        tokens: n token ids.
-        count: at most V.
-        ops: of the device of the logits.
-    """
-    chosen, ids, values = (found.tolist() for found in best_logprobs(logits, tokens, count, ops))
+def _named_logprobs(tokens: Sequence[int], found: Sequence[npt.NDArray[Any]]) -> list[TokenLogprobs]:
+    """What `best_logprobs` gives, token by token."""
+    chosen, ids, values = (each.tolist() for each in found)
     return [
         TokenLogprobs(token, logprob, dict(zip(top_ids, top_values, strict=True)))
         for token, logprob, top_ids, top_values in zip(tokens, chosen, ids, values, strict=True)
@@ -212,11 +238,21 @@ def token_logprobs(
 def best_logprobs(
     logits: Tensor, tokens: Sequence[int], count: int, ops: SamplingOps
 ) -> list[npt.NDArray[Any]]:
-    """The log-probabilities `[n]` of tokens; ids and log-probabilities `[n, count]` of the likeliest.
+    """The model's log-probabilities `[n]` of tokens; ids and log-probabilities `[n, count]` of the likeliest.
 
-    Arguments are those of `token_logprobs`. Raises `ModelError` if the logits are not finite numbers.
+    Args:
+        logits: `[n, V]` float32, the row before each token.
+        tokens: n token ids.
+        count: at most V.
+        ops: of the device of the logits.
+
+    Raises:
+        ModelError: the logits are not finite numbers.
     """
-    found = download(*ops.logprobs(logits, torch.tensor(tokens, device=logits.device), count))
+    return _finite(download(*ops.logprobs(logits, send(tokens, logits.device), count)))
+
+
+def _finite(found: list[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
     if any(map(math.isnan, found[0])):
         raise not_finite()
     return found

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import interpreter  # noqa: F401 (kernels run in it)
+import numpy as np
 import pytest
 import torch
+from tiny import TINY, adapted
 from torch import Tensor
 
+from soothsay.core.batch import Rows
 from soothsay.core.functions import ACTIVATIONS
+from soothsay.core.tree import DraftTree
 from soothsay.model.decoder.norm import RMSNorm, UnitNorm
 from soothsay.model.decoder.rope import Rope
 from soothsay.model.gpu.gpu_layers import GpuLayers
@@ -17,6 +21,7 @@ from soothsay.model.gpu.launching import launch
 from soothsay.model.ops.kernels import StockKernels
 from soothsay.model.specs.feed_forward_spec import CLIPPED, SQUARED_RELU
 from soothsay.model.specs.rope_spec import HeadRotation, RopeSpec
+from soothsay.model.transformer import Transformer
 
 OURS, STOCK = GpuLayers(), StockKernels()
 
@@ -142,3 +147,32 @@ def test_no_rows() -> None:
     launch({}, (0, 4))  # a device refuses to start no programs
     assert OURS.norm(torch.zeros(0, 8), norm(8), torch.float32).shape == (0, 8)
     assert OURS.gated(torch.zeros(0, 8), "silu").shape == (0, 4)
+
+
+MODELS: dict[str, dict[str, object]] = {
+    "plain": {},
+    "with norms of heads and of outputs": {"qk_norm": True, "post_norms": True, "activation": "gelu_tanh"},
+    "with gates, sinks and a window": {"gated_attention": True, "sinks": True, "windows": (4, None)},
+    "with centred norms": {"centred_norms": True, "attention_softcap": 3.0},
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_passes_of_a_model(kind: str) -> None:
+    """Prompts with trees in one pass have the logits of stock operations; a chain has those of its tree."""
+    spec = adapted(TINY, **MODELS[kind])
+    stock = Transformer(spec).eval().requires_grad_(False)
+    ours = Transformer(spec, OURS).eval().requires_grad_(False)
+    ours.load_state_dict(stock.state_dict())
+    tree, chain = DraftTree(5), DraftTree(5)
+    for draft in ([1, 2], [3, 4, 6]):
+        tree.extend(draft)
+    chain.extend([3, 4, 6])
+    prompts = [Rows(np.arange(4), 0, np.array([3, 1]), tree), Rows(np.arange(4), 0, np.array([0, 2]), chain)]
+
+    def logits(model: Transformer) -> Tensor:
+        return model.run(model.pack(prompts, 8), model.new_cache(4, 8))[2]
+
+    both = logits(ours)
+    torch.testing.assert_close(both, logits(stock), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(both[3:6], both[-3:], rtol=1e-5, atol=1e-5)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from soothsay.errors import ModelError
 from soothsay.model.gpu import tiles
 from soothsay.model.gpu.gpu_linear import GpuLinear, gpu_linear
 from soothsay.model.gpu.integer_weight import IntegerWeight
@@ -69,7 +70,6 @@ KINDS = {  # name -> bits, inputs of a group
     "int8": (8, 32),
     "int8, rows": (8, 64),
     "int8, zeros": (8, 64),
-    "int8, minimums": (8, 32),
     "int4": (4, 32),
     "int4, exact scales": (4, 32),
     "int4, zeros": (4, 64),
@@ -94,7 +94,8 @@ def rows(count: int, size: int) -> Tensor:
 @pytest.mark.parametrize("kind", KINDS)
 def test_integers_have_the_bits_of_the_stock_layer(kind: str) -> None:
     torch.manual_seed(0)
-    weight, bias, x = integers(kind, 65, 512), torch.randn(65), rows(17, 512)
+    size = 512 if "units" in kind else 256
+    weight, bias, x = integers(kind, 65, size), torch.randn(65), rows(9, size)
     assert GpuLinear.fit(weight)
     made = layer(weight, bias)
     assert torch.equal(made(x), Integer(weight, bias, torch.float32)(x))
@@ -168,21 +169,30 @@ def company(kind: str) -> GpuLinear:
 def test_a_row_has_the_same_bits_in_any_company(
     kind: str, dots: str, short_splits: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Alone, among others, in another order, and in tiles of other sizes; with and without parts."""
+    """Alone, among others, in another order; in other tiles, whose programs have one split or all."""
     torch.manual_seed(0)
     made, x = company(kind), rows(66, 256)
     assert made.splits == 2
     with interpreter.dots(dots):
         among = made(x)
-        for count in (1, 2, 16, 17, 64):
+        for count in (1, 8, 9, 17, 33, 65):
             first = 66 - count
             assert torch.equal(made(x[first:]), among[first:]), count
         assert torch.equal(made(x.flip(0)).flip(0), among)
-        monkeypatch.setattr("soothsay.model.gpu.gpu_linear.ENOUGH_PROGRAMS", 0)
-        for tile in (Tile(16, 64, 32, 1, 1), Tile(32, 32, 64, 8, 2), Tile(128, 128, 128, 4, 3)):
+        for tile in (Tile(16, 64, 32, 1, 1, 99), Tile(32, 32, 64, 8, 2, 1), Tile(128, 128, 128, 4, 3, 1)):
             outputs = tile.outputs if "float" in kind else 64
             monkeypatch.setitem(tiles.TILES, made.weight.kind, [replace(tile, outputs=outputs)])
             assert torch.equal(made(x[:33]), among[:33]), tile
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["bfloat16", "float16", "float32", *KINDS])
+def test_any_number_of_rows(kind: str, short_splits: None) -> None:
+    torch.manual_seed(0)
+    made, x = company(kind), rows(66, 256)
+    among = made(x)
+    for count in range(1, 65):
+        assert torch.equal(made(x[1 : count + 1]), among[1 : count + 1]), count
 
 
 @pytest.mark.parametrize("kind", predicted_bits.PREDICTED)
@@ -216,9 +226,10 @@ def test_no_rows_at_all(kind: str) -> None:
 def test_rows_of_integers_are_read_as_floats(kind: str) -> None:
     torch.manual_seed(0)
     weight = integers(kind, 130, 512)
-    own = layer(weight).weight
-    assert isinstance(own, IntegerWeight)
-    read = own.floats(torch.tensor([129, 0, 64, -1, 130]))
+    table = layer(weight).table
+    assert table is not None
+    assert table.shape == weight.shape
+    read = table.floats(torch.tensor([129, 0, 64, -1, 130]))
     assert torch.equal(read[:3], weight.dequantize()[[129, 0, 64]])
     assert read[3:].isnan().all()
 
@@ -263,18 +274,21 @@ def test_parts_of_different_kinds() -> None:
         torch.zeros(64, 64, dtype=torch.float64),
         round_to_nearest(torch.ones(64, 24), 8),
         replace(integers("int4, zeros", 64, 64), minimums=torch.zeros(64, 1)),
+        replace(integers("int8, rows", 64, 64), minimums=torch.zeros(64, 1)),
     ],
-    ids=["inputs", "dtype", "groups", "zeros and minimums"],
+    ids=["inputs", "dtype", "groups", "zeros and minimums", "8 bits and minimums"],
 )
 def test_weights_that_do_not_fit(weight: Tensor | Quantized) -> None:
     assert not GpuLinear.fit(weight)
+    with pytest.raises(ModelError, match=r"no kernel of a GPU multiplies a weight \[64, "):
+        gpu_linear(weight, None, torch.float32, "cpu")
 
 
 @pytest.mark.parametrize("kind", ["float", "integer"])
 def test_splits_come_from_the_shape(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Enough programs for a device from small layers, and no more than need be from large ones."""
     spans = {shape: tiles.span_of(kind, *shape) for shape in ((64, 576), (4096, 14336), (128256, 4096))}
-    wanted = tiles.WANTED_PROGRAMS[kind]
+    wanted = tiles.TILES[kind][0].enough
     for (outputs, inputs), span in spans.items():
         splits = -(-inputs // span)
         assert span % tiles.SPAN_UNIT == 0

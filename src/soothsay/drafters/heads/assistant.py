@@ -17,6 +17,7 @@ from soothsay.config import DType
 from soothsay.core.batch import Batch
 from soothsay.core.paths import Path as KeyPath
 from soothsay.core.request import Request
+from soothsay.core.transfer import send
 from soothsay.drafters.base import Target
 from soothsay.drafters.heads.checkpoints.block_configs import refusal
 from soothsay.drafters.heads.checkpoints.drafter_files import DrafterFiles
@@ -273,8 +274,8 @@ class Assistant(StateGrownDrafter[AssistantHead]):
         device = self.target.model.device
         rows_of_all = torch.arange(count, device=device)
         return Batch(
-            tokens=torch.tensor([token for g in growing for token in g.frontier_tokens], device=device),
-            positions=torch.tensor(positions, device=device),
+            tokens=send([token for g in growing for token in g.frontier_tokens], device),
+            positions=send(positions, device),
             slots=rows_of_all,  # nothing is written
             logit_rows=rows_of_all,
             asked=(),

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from soothsay.config import DType
 from soothsay.core.batch import Batch
 from soothsay.core.request import Request
+from soothsay.core.transfer import send
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Target, check_at_least_one
 from soothsay.drafters.heads.checkpoints.block_configs import block_config
@@ -244,7 +245,7 @@ class BlockDrafter(MaskRowsDrafter[BlockHead]):
         trees: dict[Request, DraftTree] = {}
         for depth in {len(rows) for rows in outputs}:
             some = {r: rows for r, rows in zip(ready, outputs, strict=True) if len(rows) == depth}
-            roots = torch.tensor([int(r.tokens[-1]) for r in some], device=outputs[0].device)
+            roots = send([int(r.tokens[-1]) for r in some], outputs[0].device)
             embedded = self.head.embedded(roots, self.shared)
             rows, read, states = refined.cell.begin(torch.stack([*some.values()]), embedded)
             head_outputs = HeadOutputs(self.head.logits(rows, self.shared), read, states)

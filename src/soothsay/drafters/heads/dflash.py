@@ -16,6 +16,7 @@ from torch import Tensor
 
 from soothsay.config import DType
 from soothsay.core.request import Request
+from soothsay.core.transfer import send
 from soothsay.drafters.base import Target, check_at_least_one
 from soothsay.drafters.heads.checkpoints.block_configs import block_config, check_block, refusal
 from soothsay.drafters.heads.checkpoints.drafter_files import DrafterFiles
@@ -213,8 +214,8 @@ class DFlash(OnePassDrafter[DFlashHead]):
         """See `OnePassDrafter`."""
         blocks = torch.stack(self.outputs(dict.fromkeys(requests, self.head.config.size)))  # [R, B, H]
         read, device = self.path_head.read(blocks), blocks.device
-        roots = torch.tensor([int(r.tokens[-1]) for r in requests], device=device)
-        before = torch.tensor([int(r.tokens[max(len(r.tokens) - 2, 0)]) for r in requests], device=device)
+        roots = send([int(r.tokens[-1]) for r in requests], device)
+        before = send([int(r.tokens[max(len(r.tokens) - 2, 0)]) for r in requests], device)
         return PathRows(
             self.head.logits(self._guessing(blocks, requests), self.shared),
             self._guessing(read, requests),

@@ -25,6 +25,7 @@ from torch import Tensor
 from soothsay.core.arrays import IntArray
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.paths import Path
+from soothsay.core.transfer import upload
 from soothsay.drafters.base import Target
 
 
@@ -123,4 +124,5 @@ class BlockPacker:
         return rows.table[offsets // self.block_size] * self.block_size + offsets % self.block_size
 
     def _tensor(self, values: IntArray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(self.device)
+        [there] = upload([torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64))], self.device)
+        return there

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from soothsay.config import DType
+from soothsay.core.transfer import send
 from soothsay.drafters.base import Target
 from soothsay.drafters.heads.checkpoints.drafter_files import DrafterFiles
 from soothsay.drafters.heads.checkpoints.fit import TargetFit
@@ -118,7 +119,7 @@ class Hydra(StateGrownDrafter[HydraHead]):
     def expand(self, growing: Sequence[GrowingTree], above: Tensor) -> tuple[Tensor, Tensor]:
         """Append the frontiers' tokens to their parents' states, `[M, k * H]`, and run the next head."""
         tokens = [token for g in growing for token in g.frontier_tokens]
-        embedded = self.shared.embed(torch.tensor(tokens, dtype=torch.int64, device=above.device))
+        embedded = self.shared.embed(send(tokens, above.device, torch.int64))
         read = torch.cat([above, embedded], dim=-1)
         parts = read.view(len(read), -1, self.head.config.hidden_size)
         return self.shared.logits(self.head(parts[:, 0], parts[:, 1:])), read

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from soothsay.core.request import Request
+from soothsay.core.transfer import send
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Target
 from soothsay.drafters.heads.feature_drafter import FeatureDrafter, Served, draft_ready
@@ -119,7 +120,7 @@ class OnePassDrafter(FeatureDrafter[AnyOnePassHead], Expander[PathRows]):
     def places(self, requests: Sequence[Request]) -> Tensor:
         """`[R]` int64, the row of each request's first guess."""
         depths = (self.depth_for(request) for request in requests[:-1])
-        return torch.tensor([*accumulate(depths, initial=0)], device=self.target.model.device)
+        return send([*accumulate(depths, initial=0)], self.target.model.device)
 
     def expand_roots(self, growing: Sequence[GrowingTree]) -> tuple[Tensor, PathRows]:
         """Compute the one pass, see `Expander`."""
@@ -133,7 +134,7 @@ class OnePassDrafter(FeatureDrafter[AnyOnePassHead], Expander[PathRows]):
 
     def _expand(self, growing: Sequence[GrowingTree], rows: PathRows) -> tuple[Tensor, PathRows]:
         """`[M, V]` logits below the frontiers' tokens, and the frontiers' states."""
-        tokens = torch.tensor([t for g in growing for t in g.frontier_tokens], device=rows.places.device)
+        tokens = send([t for g in growing for t in g.frontier_tokens], rows.places.device)
         own, read = (part.index_select(0, rows.places) for part in (rows.logits, rows.read))
         logits, states = self.correct(PathRows(own, read, rows.places, rows.states), tokens)
         whole = self.head.whole(logits, self.shared.vocab_size)

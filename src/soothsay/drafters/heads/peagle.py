@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from soothsay.config import DType
 from soothsay.core.batch import Batch
+from soothsay.core.transfer import send
 from soothsay.drafters.base import Target, check_at_least_one
 from soothsay.drafters.heads.checkpoints.block_configs import check_block
 from soothsay.drafters.heads.checkpoints.drafter_files import DrafterFiles
@@ -75,7 +76,7 @@ class PEagleHead(Eagle3Layers, OnePassHead):
 
     def mask_row(self, shared: TargetEnds) -> tuple[Tensor, Tensor]:
         """What mask rows read, in place of an embedding and a fused feature: `[1, H]` float32 each."""
-        token = torch.tensor([self.config.mask], device=self.mask_hidden.device)
+        token = send([self.config.mask], self.mask_hidden.device)
         taps = self.mask_hidden.float()[None].chunk(len(self.taps), dim=-1)
         return self.embed(token, shared), self.fuse(taps, shared)
 

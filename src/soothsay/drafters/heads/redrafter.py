@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from soothsay.config import DType
 from soothsay.core.request import Request
+from soothsay.core.transfer import send
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Target, check_at_least_one
 from soothsay.drafters.heads.checkpoints.drafter_files import DrafterFiles
@@ -178,7 +179,7 @@ class Redrafter(LastFeatureDrafter[RedrafterHead]):
         return draft_ready(requests, self.ready, self._draft)
 
     def _draft(self, ready: Sequence[Request]) -> list[DraftTree]:
-        roots = torch.tensor([int(r.tokens[-1]) for r in ready], device=self.target.model.device)
+        roots = send([int(r.tokens[-1]) for r in ready], self.target.model.device)
         embedded = self.head.embedded(roots, self.shared)
         return self.refined.trees(ready, self._outputs(self.features(ready), embedded))
 

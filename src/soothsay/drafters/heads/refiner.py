@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from soothsay.core.params import MIN_TEMPERATURE
 from soothsay.core.request import Request
+from soothsay.core.transfer import send
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.heads.trained_head import ShortlistHead, TargetEnds
 from soothsay.drafters.ops.draft_ops import Candidates, DraftOps, HeadOutputs, Refinement
@@ -157,7 +158,7 @@ class RefinedTrees:
         elif any(request.params.temperature > 0 for request in requests):
             logits = score_rows(requests, logits, rows, self.sampling, short)
         sharp = [factor for factor in factors for _ in range(depths)]
-        best = self.sampling.largest(logits, CANDIDATES, torch.tensor(sharp, device=logits.device))
+        best = self.sampling.largest(logits, CANDIDATES, send(sharp, logits.device))
         return logits, *best
 
     def _drawn(self, requests: Sequence[Request], logits: Tensor, depths: int) -> list[DraftTree]:

@@ -21,7 +21,7 @@ from soothsay.core.batch import Rows
 from soothsay.core.request import Request
 from soothsay.core.sampling import Nodes
 from soothsay.core.sampling_ops import SamplingOps
-from soothsay.core.transfer import download
+from soothsay.core.transfer import download, send
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import LevelwiseDrafter, Target, check_at_least_one
 from soothsay.drafters.trees.guesses import draw, guess, likeliest
@@ -346,7 +346,7 @@ class GrownDrafter(LevelwiseDrafter, Expander[NodeStates]):
 
 def parent_rows(growing: Sequence[GrowingTree], device: torch.device) -> Tensor:
     """Return `[M]` int64: for each node of the frontiers, its parent's row in the last level."""
-    return torch.tensor([row for g in growing for row in g.parents], device=device)
+    return send([row for g in growing for row in g.parents], device)
 
 
 _NO_TOKENS = np.empty(0, dtype=np.int64)

@@ -10,13 +10,13 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from soothsay.core.arrays import FloatArray
 from soothsay.core.request import Request
 from soothsay.core.sampling import DRAFTING, Keyed, Nodes, perturb
 from soothsay.core.sampling_ops import SamplingOps
+from soothsay.core.transfer import send
 from soothsay.core.tree import DraftTree, Draws
 from soothsay.core.verify import Chance, Guessing
 
@@ -51,7 +51,7 @@ def likeliest(
     """
     scores = perturb(logits, asked, ops)
     factors = [SHARPNESS if n.request.params.temperature == 0 else 1.0 for n in asked for _ in n.indices]
-    return *ops.largest(scores, count, torch.tensor(factors, device=scores.device)), scores
+    return *ops.largest(scores, count, send(factors, scores.device)), scores
 
 
 def guess(

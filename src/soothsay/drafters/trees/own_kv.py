@@ -22,6 +22,7 @@ from torch import Tensor
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.cache import KVPool, Move
 from soothsay.core.request import Observation, Request
+from soothsay.core.transfer import send
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Target
 from soothsay.model.specs.model_spec import ModelSpec
@@ -267,7 +268,7 @@ class FeatureKV(OwnKV[FeatureState]):
         yield from self._fill([seen.request for seen in observations])
         kept = [seen.committed_rows for seen in observations]
         device = observations[0].taps[0].device
-        places = [torch.tensor(rows, device=device) for rows in kept]
+        places = [send(rows, device) for rows in kept]
         taps = [
             torch.cat([tap.index_select(0, rows) for tap, rows in zip(layer, places, strict=True)])
             for layer in zip(*(seen.taps for seen in observations), strict=True)

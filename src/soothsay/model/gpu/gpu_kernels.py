@@ -16,6 +16,7 @@ from soothsay.model.gpu.gpu_layers import LARGEST_HEAD, GpuLayers
 from soothsay.model.gpu.gpu_linear import GpuLinear, gpu_linear
 from soothsay.model.gpu.gpu_passes import GpuPasses, GraphRecorder
 from soothsay.model.gpu.gpu_plan import padded_rows
+from soothsay.model.gpu.gpu_sampling import GpuSampling
 from soothsay.model.gpu.integer_weight import IntegerWeight
 from soothsay.model.loaded_part import Table
 from soothsay.model.ops.kernels import Outputs, PassModel
@@ -47,6 +48,7 @@ class GpuKernels(GpuLayers):
             about = torch.cuda.get_device_properties(self.device)
             self.programs = 2 * about.multi_processor_count
             where = f"compute capability {about.major}.{about.minor}"
+        self.sampling = GpuSampling()
         self.passes = GpuPasses(GraphRecorder()) if self.device.type == "cuda" else None
         self.name = f"Triton {triton.__version__} on {where}, tiles {tiles.VERSION}"
 

@@ -128,7 +128,7 @@ class GpuLayers(Kernels):
         most = plan.tile if size <= 128 else gpu_plan.TILES[0]
         m = max(most, next_power_of_2(group))
         tile = whole | {"KEYS": gpu_plan.KEYS, "PAGE": plan.page, "ROWS": plan.rows, "M": m, "GROUP": group}
-        tile |= {"SOFTCAP": softcap is not None, "warps": 4 if m <= 16 else 8}
+        tile |= {"SOFTCAP": softcap is not None, "warps": 4 if m <= 16 and size <= 128 else 8}
         run, sizes = gpu_plan.RUN, (heads, kv.shape[1], window or 0, softcap or 0.0)
         if plan.folds:
             grid = plan.folds, heads, cdiv(plan.rows, m // group)

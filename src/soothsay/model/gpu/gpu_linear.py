@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from soothsay.errors import ModelError
 from soothsay.model.gpu.integer_weight import IntegerWeight
 from soothsay.model.gpu.launching import launch
 from soothsay.model.gpu.source import linear as source
-from soothsay.model.gpu.tiles import ENOUGH_PROGRAMS, Tile, span_of, tile_for
+from soothsay.model.gpu.tiles import Tile, span_of, tile_for
+from soothsay.model.loaded_part import Table
 from soothsay.model.ops.linear import Parts
 from soothsay.model.weights.quantized import Integers, Mixed, QuantizedRows
 
@@ -18,10 +20,19 @@ FLOATS = torch.bfloat16, torch.float16, torch.float32
 def gpu_linear(
     weight: Tensor | Integers, bias: Tensor | None, dtype: torch.dtype, device: torch.device | str
 ) -> nn.Module:
-    """The layer of a weight that fits; see `GpuLinear`. Parts of different kinds stand beside each other."""
+    """The layer of a weight; see `GpuLinear`. Parts of different kinds stand beside each other.
+
+    Raises `ModelError` for a weight that does not fit.
+    """
     if isinstance(weight, Mixed):
         parts = weight.with_biases(bias)
         return Parts([gpu_linear(part, own, dtype, device) for part, own in parts], dtype)
+    if not GpuLinear.fit(weight):
+        kind = weight.dtype if isinstance(weight, Tensor) else weight.kind
+        raise ModelError(
+            f"no kernel of a GPU multiplies a weight {list(weight.shape)} of kind {kind}; inputs come in "
+            "multiples of 16, and integers in groups of 16, 32 or 64"
+        )
     return GpuLinear(weight, bias, dtype, device)
 
 
@@ -69,43 +80,47 @@ class GpuLinear(nn.Module):
             return weight.dtype in FLOATS and weight.shape[1] % 16 == 0
         return IntegerWeight.fit(weight)
 
+    @property
+    def table(self) -> Table | None:
+        """The weight's rows, read one by one, if they are integers: embeddings that are the head as well."""
+        return self.weight if isinstance(self.weight, IntegerWeight) else None
+
     def forward(self, x: Tensor) -> Tensor:
         """`[M, in] -> [M, out]`."""
-        tile = tile_for(self.weight.kind, len(x))
-        if self.splits > 1 and self._tiles(tile, len(x)) < ENOUGH_PROGRAMS:
+        if self._parts(len(x)) > 1:
             return self.added(self.split_sums(x))
         out = torch.empty(len(x), self.out_features, dtype=self.dtype, device=x.device)
-        self._multiply(x, out, self.bias, tile, self.splits)
+        self._multiply(x, out, self.bias, 1)
         return out
 
     def split_sums(self, x: Tensor) -> Tensor:
-        """The sums of each split, without the bias: `[M, in] -> [splits, M, out]` float32.
+        """The sums of splits, without the bias: `[M, in] -> [parts, M, out]` float32. Perhaps in one part.
 
-        What reads them in place of `added` adds them in order to 0, and then the bias.
+        What reads them in place of `added` adds them in order to 0, then the bias, and rounds to `dtype`.
         """
-        out = torch.empty(self.splits, len(x), self.out_features, device=x.device)
-        self._multiply(x, out, None, tile_for(self.weight.kind, len(x)), 1)
+        parts = self._parts(len(x))
+        out = torch.empty(parts, len(x), self.out_features, device=x.device)
+        self._multiply(x, out, None, parts)
         return out
 
     def added(self, sums: Tensor) -> Tensor:
-        """Add the sums of splits, and the bias: `[splits, M, out] -> [M, out]`."""
-        splits, rows, size = sums.shape
+        """Add the sums of splits, and the bias: `[parts, M, out] -> [M, out]`."""
+        parts, rows, size = sums.shape
         out = torch.empty(rows, size, dtype=self.dtype, device=sums.device)
-        if rows:
-            grid = rows, -(-size // 1024)
-            launch(source.add_splits, grid, sums, self.bias, out, splits, size, BLOCK=1024)
+        launch(source.add_splits, (rows, -(-size // 1024)), sums, self.bias, out, parts, size, BLOCK=1024)
         return out
 
-    def _tiles(self, tile: Tile, rows: int) -> int:
-        return -(-rows // tile.rows) * -(-self.out_features // tile.outputs)
+    def _parts(self, rows: int) -> int:
+        """How many programs share a tile: one if there are tiles for all of a device, or no rows."""
+        tile = tile_for(self.weight.kind, rows)
+        tiles = -(-rows // tile.rows) * -(-self.out_features // tile.outputs)
+        return self.splits if 0 < tiles < tile.enough else 1
 
-    def _multiply(self, x: Tensor, out: Tensor, bias: Tensor | None, tile: Tile, each: int) -> None:
-        """Let every program compute `each` splits of its tile."""
-        if not len(x):
-            return
-        rows, columns = -(-len(x) // tile.rows), -(-self.out_features // tile.outputs)
-        grid = rows, columns, self.splits // each
-        self.weight.multiply(x.contiguous(), out, bias, tile, grid, each)
+    def _multiply(self, x: Tensor, out: Tensor, bias: Tensor | None, parts: int) -> None:
+        if len(x):
+            tile = tile_for(self.weight.kind, len(x))
+            grid = -(-len(x) // tile.rows), -(-self.out_features // tile.outputs), parts
+            self.weight.multiply(x.contiguous(), out, bias, tile, grid, self.splits // parts)
 
 
 class FloatWeight(nn.Module):

@@ -40,8 +40,9 @@ KEYS, CHUNK, RUN = 64, 256, 4
 """Keys of a block, keys of a chunk, chunks of a run: part of the numeric mode."""
 TILES = 16, 64
 """Queries of a tile: the first where all queries that meet the same keys fit. No bit depends on it."""
-FOLD = 64
-"""A prompt of more rows folds its chunks in one program a tile. No bit depends on it."""
+FOLD = 128
+"""A prompt of more rows takes one program a tile for all chunks. Passes that graphs hold have none. No bit
+depends on it."""
 FAR = 1 << 30
 """`ctx` of rows without a tree: the key at position p is at offset p."""
 

@@ -44,7 +44,6 @@ class IntegerWeight(nn.Module):
             packed[begin // PANEL : -(-end // PANEL)] = self._pack(rows, device)
             kept.append(rows.without_values())
         whole = Quantized.cat(kept)
-        self.zero = -_base(whole) if whole.zeros is not None else _common_zero(whole) - _base(whole)
         self.offset: int = source.NO_OFFSET.value
         if whole.minimums is not None or whole.zeros is not None:
             self.offset = source.MINIMUMS.value if whole.zeros is None else source.ZEROS.value
@@ -60,7 +59,8 @@ class IntegerWeight(nn.Module):
     def fit(weight: QuantizedRows) -> bool:
         """Whether the kernels multiply this weight."""
         rows = weight.rows(0, 1).in_small_groups()
-        return rows.group_size in GROUPS and (rows.zeros is None or rows.minimums is None)
+        signed = rows.minimums is None or (rows.bits < 8 and rows.zeros is None)
+        return signed and rows.group_size in GROUPS
 
     def multiply(
         self,
@@ -77,7 +77,7 @@ class IntegerWeight(nn.Module):
             grid,
             *self.quantized(x, grid[0] * tile.rows),
             *(self.packed, self.factors, self.units, bias, out),
-            *(len(x), self.shape[0], self.steps, self.span // STEP, each, self.zero),
+            *(len(x), self.shape[0], self.steps, self.span // STEP, each),
             warps=tile.warps,
             stages=tile.stages,
             BITS=self.bits,
@@ -91,20 +91,20 @@ class IntegerWeight(nn.Module):
         )
 
     def quantized(self, x: Tensor, padded: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Integers, scales and totals of `[M, in]`, padded to a multiple of 16 rows; see `quantize_rows`."""
+        """Integers, scales and sums of `[M, in]`, padded to a multiple of 8 rows; see `quantize_rows`."""
         size = self.steps * STEP
         values = torch.empty(padded, size, dtype=torch.int8, device=x.device)
-        scales = torch.empty(size // self.group, padded, device=x.device)
-        totals = torch.empty(size // self.group, padded, dtype=torch.int32, device=x.device)
+        scales, sums = torch.empty(2, size // self.group, padded, device=x.device)
         launch(
             source.quantize_rows,
-            (padded // 16, -(-size // 128)),
-            *(x, values, scales, totals, *x.shape, self.steps),
+            (padded // 8, -(-size // 256)),
+            *(x, values, scales, sums, *x.shape, self.steps),
             GROUP=self.group,
-            BLOCK_M=16,
-            BLOCK_K=128,
+            OFFSET=self.offset,
+            BLOCK_M=8,
+            BLOCK_K=256,
         )
-        return values, scales, totals
+        return values, scales, sums
 
     def floats(self, rows: Tensor) -> Tensor:
         """Some rows in float32, as `Quantized.dequantize` has them: `[n]` int64, to `[n, in]`.
@@ -116,7 +116,7 @@ class IntegerWeight(nn.Module):
             launch(
                 source.read_integers,
                 (len(rows), -(-self.steps // 4)),
-                *(rows, self.packed, self.factors, self.units, out, *self.shape, self.steps, self.zero),
+                *(rows, self.packed, self.factors, self.units, out, *self.shape, self.steps),
                 BITS=self.bits,
                 GROUP=self.group,
                 OFFSET=self.offset,
@@ -129,33 +129,27 @@ class IntegerWeight(nn.Module):
 
     def _pack(self, rows: Quantized, device: torch.device | str) -> Tensor:
         """Integers of some rows in panels: `[panels, steps, PANEL * STEP * bits / 8]`."""
-        values = (rows.values if rows.table is None else rows.integers().to(torch.int8)).to(device)
-        outputs, inputs = values.shape
-        values = F.pad(values, (0, self.steps * STEP - inputs, 0, -outputs % PANEL))
-        runs = values.view(-1, PANEL, self.steps, 2, STEP // 2).transpose(1, 2)
+        values = (rows.values if rows.table is None else rows.integers()).to(device)
+        values = F.pad(values, (0, self.steps * STEP - values.shape[1], 0, -len(values) % PANEL))
+        runs = values.view(-1, PANEL, self.steps, 2, STEP // 2).transpose(1, 2) - _base(rows)
         if self.bits == 4:
-            runs = runs[..., 0, :] | runs[..., 1, :] << 4
-        else:
-            runs = (runs - _base(rows)).to(torch.int8).transpose(2, 3)
-        return runs.flatten(2)
+            return (runs[..., 0, :] & 15 | runs[..., 1, :] << 4).flatten(2)
+        return runs.to(torch.int8).transpose(2, 3).flatten(2)
 
 
 def _base(rows: Quantized) -> int:
-    """What is taken from integers so that they fit 8 signed bits."""
-    return 128 if rows.bits == 8 else 0
-
-
-def _common_zero(rows: Quantized) -> int:
-    """The zero of all groups, where they have none of their own."""
-    return 0 if rows.table is not None or rows.minimums is not None else 2 ** (rows.bits - 1)
+    """What is taken from values so that they are signed, and from zeros."""
+    return 0 if rows.table is not None or rows.minimums is not None else 1 << rows.bits - 1
 
 
 def _factors(whole: Quantized, as_stored: bool) -> Tensor:
     """Scales of groups, and minimums or zeros: `[out, groups, 1 or 2]`, as small as is exact."""
     scales, offsets = (whole.scales, whole.minimums) if as_stored else whole.factors()
-    offsets = offsets if whole.zeros is None else whole.zeros.float()
+    offsets = offsets if whole.zeros is None else whole.zeros.float() - _base(whole)
     factors = torch.stack([scales] if offsets is None else [scales, offsets], -1)
-    return factors if as_stored or not _are_half(factors) else factors.half()
+    if as_stored:
+        return (factors.short() + 128).to(torch.uint8)
+    return factors.half() if _are_half(factors) else factors
 
 
 def _units(whole: Quantized, inputs: int) -> Tensor | None:

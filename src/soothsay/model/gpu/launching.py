@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+OPTIONS = {"enable_fp_fusion": False}
+"""How all kernels are compiled. A sum's bits would depend on which products the compiler fused with it."""
+
 
 def launch(
     kernel: Any, grid: tuple[int, ...], *args: Any, warps: int = 4, stages: int = 3, **constants: Any
 ) -> None:
     """Start `grid` programs of a kernel, after the kernels that were started before.
-
-    The compiler must fuse no product with a sum: a sum's bits would depend on what it chose to fuse.
 
     Args:
         kernel: from `soothsay.model.gpu.source`.
@@ -22,4 +23,4 @@ def launch(
     """
     if 0 in grid:
         return
-    kernel[grid](*args, num_warps=warps, num_stages=stages, enable_fp_fusion=False, **constants)
+    kernel[grid](*args, num_warps=warps, num_stages=stages, **OPTIONS, **constants)

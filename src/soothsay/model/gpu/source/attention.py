@@ -126,19 +126,17 @@ def attend_chunk(
         sees = (p[None, :] <= position[:, None]) & (p[None, :] >= low[:, None])
         s = tl.where(sees, s * LOG2_E, LOWEST)
         higher = tl.maximum(top, tl.max(s, axis=1))
-        e = tl.where(sees, tl.exp2(s - higher[:, None]), 0.0).to(x.dtype)
+        # a row that sees none of the keys keeps its bits: it shrinks by 1, and zeros are added
         shrink = tl.exp2(top - higher)
-        # a product with ones has a fixed order of sums; that of tl.sum depends on the tile
-        sums = tl.max(tl.dot(e, ones, input_precision="ieee"), axis=1)
-        part = tl.dot(e, v, input_precision="ieee")
-        sees_some = (at <= position) & (at + KEYS > low)  # other rows keep their bits
-        total = tl.where(sees_some, total * shrink + sums, total)
-        acc = tl.where(sees_some[:, None], acc * shrink[:, None] + part, acc)
-        top = tl.where(sees_some, higher, top)
+        e = tl.where(sees, tl.exp2(s - higher[:, None]), 0.0).to(x.dtype)
+        # a product with ones has a fixed order of sums; the order of other sums depends on the tile
+        total = total * shrink + tl.max(tl.dot(e, ones, input_precision="ieee"), axis=1)
+        acc = acc * shrink[:, None] + tl.dot(e, v, input_precision="ieee")
+        top = higher
     return top, total, acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["plan"])
 def attend_chunks(
     q,
     kv,
@@ -205,7 +203,7 @@ def sink(sinks, head, exists):
     return top, total
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["plan"])
 def join_chunks(
     plan,
     sums,
@@ -248,7 +246,7 @@ def join_chunks(
     tl.store(out + at, weighed(total, acc).to(out.dtype.element_ty), mask=real & (place >= 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["plan"])
 def attend_rows(
     q,
     kv,

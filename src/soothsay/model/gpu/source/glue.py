@@ -76,7 +76,7 @@ def head_norm(x, inverse, weight, is_own, at, SIZE: tl.constexpr):
     return x
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["places"])
 def rotate_store(
     qkv,
     q_weight,
