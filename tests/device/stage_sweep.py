@@ -14,16 +14,10 @@ from stage_bandwidth import cold_layers, linear_shapes, random_linear
 from soothsay.model.gpu import tiles
 
 SPLITS = 1, 2, 3, 4, 6, 8, 12, 16
+BOTH = [{}, {"enough": 1}, {"enough": 10**6}, {"warps": 8}, {"stages": 3}, {"stages": 6}]
 TILES = {
-    "float": [
-        {},
-        {"outputs": 32},
-        {"outputs": 128},
-        {"inputs": 64, "stages": 6},
-        {"stages": 3},
-        {"warps": 8},
-    ],
-    "integer": [{}, {"warps": 2}, {"warps": 4}, {"warps": 8}, {"stages": 3}, {"stages": 5}, {"stages": 6}],
+    "float": [*BOTH, {"outputs": 32}, {"outputs": 128}, {"inputs": 64, "stages": 6}],
+    "integer": [*BOTH, {"warps": 1}, {"warps": 4}, {"stages": 5}],
 }
 """What is changed in the tile for few rows."""
 
