@@ -92,18 +92,14 @@ class Job:
             return checkpoint.path
         return self.grown(model, f"layers={read_model_config(checkpoint).num_layers}")
 
-    def command(self, *words: str | Path) -> str:
-        """What one of soothsay's own commands prints. Raises `RuntimeError` if it fails."""
+    def command(self, *words: str | Path) -> list[str]:
+        """The last lines that one of soothsay's own commands prints. Raises `RuntimeError` if it fails."""
         command = [sys.executable, "-m", "soothsay", *map(str, words)]
-        both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        both: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         ended = subprocess.run(command, text=True, timeout=self.left, **both)
         if ended.returncode:
             raise RuntimeError(f"soothsay {words[0]} {words[1]}: {ended.stdout[-1500:]}")
-        return str(ended.stdout)
-
-    def table(self, *words: str | Path) -> list[str]:
-        """The last lines that a command prints."""
-        return [line.rstrip() for line in self.command(*words).splitlines() if line.strip()][-40:]
+        return [line.rstrip() for line in ended.stdout.splitlines() if line.strip()][-40:]
 
     def wall(self, run: Callable[[], object]) -> float:
         """Seconds of a call, until the device has done all of it."""

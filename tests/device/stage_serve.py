@@ -35,7 +35,7 @@ def _serve(job: Job) -> dict[str, Any]:
             streams, rounds, tokens = (2, 1, 4) if job.dry else (STREAMS, ROUNDS, 128)
             sizes = "--concurrency", str(streams), "--requests", str(2 * streams), "--rounds", str(rounds)
             targets = f"plain={url},speculation=false", f"auto={url}"
-            table = job.table("bench", "serve", *targets, *sizes, "-n", str(tokens), "--json", file)
+            table = job.command("bench", "serve", *targets, *sizes, "-n", str(tokens), "--json", file)
         finally:
             server.terminate()
             server.wait(20)

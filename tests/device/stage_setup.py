@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 import subprocess
@@ -57,10 +58,8 @@ def _native() -> str:
 
 def _build(job: Job) -> subprocess.Popen[bytes]:
     """Begin to build the fastest variant that this machine can run."""
-    log = (job.out / "build.log").open("w")
-    own = os.environ | {"SOOTHSAY_KERNELS": "native"}
-    command = [sys.executable, "-c", BUILD]
-    return subprocess.Popen(command, cwd=ROOT, env=own, stdout=log, stderr=subprocess.STDOUT)
+    log, own = (job.out / "build.log").open("w"), os.environ | {"SOOTHSAY_KERNELS": "native"}
+    return subprocess.Popen([sys.executable, "-c", BUILD], cwd=ROOT, env=own, stdout=log, stderr=log)
 
 
 def _compile(job: Job) -> dict[str, Any]:
@@ -71,24 +70,13 @@ def _compile(job: Job) -> dict[str, Any]:
     cases = [*table.CASES, *getattr(table, "MORE_CASES", ())][: 1 if job.dry else None]
     major, minor = (9, 0) if job.dry else torch.cuda.get_device_capability()
     capability = 10 * major + minor
-    environment = dict(os.environ)
-    os.environ.pop("TRITON_INTERPRET", None)  # workers import kernels anew
-    try:
-        with ProcessPoolExecutor(PROCESSES, mp_context=_fresh()) as pool:
-            made = [*pool.map(compiling._compile, cases, repeat(capability))]
-    finally:
-        os.environ.update(environment)
-    reports = [compiling.Report(**report) for report in made]
+    os.environ.pop("TRITON_INTERPRET", None)  # new processes import kernels anew
+    with ProcessPoolExecutor(PROCESSES, mp_context=multiprocessing.get_context("spawn")) as pool:
+        made = pool.map(compiling._compile, cases, repeat(capability))
+        reports = [compiling.Report(**report) for report in made]
     faults = [
         f"{case.name}: {fault}"
         for case, report in zip(cases, reports, strict=True)
         for fault in table.faults(case, report, capability)
     ]
     return {"compiled": len(cases), "faults": faults, "without faults": not faults}
-
-
-def _fresh() -> Any:
-    """Processes that share nothing with this one."""
-    import multiprocessing
-
-    return multiprocessing.get_context("spawn")

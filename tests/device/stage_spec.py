@@ -49,7 +49,7 @@ def _spec(job: Job, model: str, questions: Path) -> dict[str, Any]:
     sizes = ("-n", "4") if job.dry else ("--per-task", "2", "-n", "64", "-t", "0", "-t", "1")
     words = "bench", "spec", model, "--spec-bench", questions, *drafters, *sizes, "--device", job.device.type
     file = job.out / f"spec-{Path(model).stem}.json"
-    return {"table": job.table(*words, "--dtype", "auto" if job.dry else "bfloat16", "--json", file)}
+    return {"table": job.command(*words, "--dtype", "auto" if job.dry else "bfloat16", "--json", file)}
 
 
 def _theirs(job: Job, model: str, grown: Path, questions: Path) -> dict[str, Any]:

@@ -41,10 +41,10 @@ def _train(job: Job, model: str, answers: Path, name: str, steps: int) -> dict[s
     found["tokens/s, with loading"] = steps * batch / found["seconds"]
     spec = "bench", "spec", model, "--spec-bench", questions_of(job), "--drafter", f"eagle3(model={head})"
     ends = "--per-task", "1", "-n", "4" if job.dry else "64", "--device", job.device.type
-    return found | {"acceptance": job.table(*spec, *ends)}
+    return found | {"acceptance": job.command(*spec, *ends)}
 
 
 def _timed(job: Job, *words: str | Path) -> dict[str, Any]:
     begin = time.perf_counter()
-    printed = job.table(*words)
+    printed = job.command(*words)
     return {"seconds": time.perf_counter() - begin, "printed": printed[-8:]}
