@@ -178,20 +178,26 @@ void soothsay_rows(const int64_t* rows, int64_t count, const soothsay_weights* w
 // are whole units. Outputs that a panel lacks are left as they are.
 void soothsay_pack(const uint8_t* integers, int64_t rows, int inputs, int bits, void* data);
 
-// The rows of a pass of N rows, M of which ask for logits, and the keys that they attend to; see soothsay_attend for the
-// paths. `rows` and `row_positions` are those of the paths.
+// The rows of a pass of N rows, M of which ask for logits, and the keys that they attend to, as they stand in `memory`; see
+// soothsay_attend for the paths. `rows` and `row_positions` are those of the paths.
 struct soothsay_layout {
+    int64_t* totals;                      // number of paths; number of slots up to the last that is in use
     int64_t *tokens, *positions, *slots;  // [N]
     int64_t* logit_rows;                  // [M]
     int64_t *rows, *row_positions;        // [N]
     int64_t *key_begin, *row_begin;       // [paths + 1], with room for N + 1
-    int64_t *shared, *keys;               // [paths], [all keys]
+    int64_t *shared, *keys;               // [paths], with room for N; [all keys]
+
+    soothsay_layout(int64_t* memory, int64_t N, int64_t M)
+        : totals(memory), tokens(memory + 2), positions(tokens + N), slots(positions + N), logit_rows(slots + N),
+          rows(logit_rows + M), row_positions(rows + N), key_begin(row_positions + N), row_begin(key_begin + N + 1),
+          shared(row_begin + N + 1), keys(shared + N) {}
 };
 
-// Lays out `count` requests. The plan has for each: start, first key, first node that is a row, number of nodes with the root
-// (0: no tree), number of pending tokens, the address of its table of blocks (0: keys live within the pass); then the pending
-// tokens, and tokens and parents of the nodes. totals [2]: number of paths; number of slots up to the last that is in use.
-void soothsay_lay_out(const int64_t* plan, int64_t count, int64_t block_size, const soothsay_layout* out, int64_t* totals);
+// Lays out `count` requests, as a `soothsay_layout`. The plan has for each: start, first key, first node that is a row, number of
+// nodes with the root (0: no tree), number of pending tokens, number of blocks (-1: keys live within the pass); then the pending
+// tokens, the blocks, and tokens and parents of the nodes.
+void soothsay_lay_out(const int64_t* plan, int64_t count, int64_t block_size, int64_t N, int64_t M, int64_t* out);
 
 // Standard Gumbel noise: keys [rows, 2], tokens [rows or 1, width] -> out [rows, width].
 void soothsay_gumbel(const int64_t* keys, const int64_t* tokens, int one_row, int64_t rows, int64_t width, float* out);

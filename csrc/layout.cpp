@@ -10,12 +10,13 @@ namespace {
 // One request of a plan; see kernels.h.
 struct Request {
     int64_t start, first_key, first, size, pending;
-    const int64_t *table, *tokens, *node_tokens, *parents;
+    const int64_t *tokens, *table, *node_tokens, *parents;
 
     // Reads a request at `plan`, and moves that to the next one.
     explicit Request(const int64_t*& plan)
-        : start(plan[0]), first_key(plan[1]), first(plan[2]), size(plan[3]), pending(plan[4]),
-          table((const int64_t*)plan[5]), tokens(plan + 6), node_tokens(tokens + pending), parents(node_tokens + size) {
+        : start(plan[0]), first_key(plan[1]), first(plan[2]), size(plan[3]), pending(plan[4]), tokens(plan + 6),
+          table(plan[5] < 0 ? nullptr : tokens + pending), node_tokens(tokens + pending + std::max<int64_t>(plan[5], 0)),
+          parents(node_tokens + size) {
         plan = parents + size;
     }
 
@@ -24,7 +25,7 @@ struct Request {
 };
 
 struct Layout {
-    const soothsay_layout& out;
+    const soothsay_layout out;
     const int64_t block_size;
     int64_t rows = 0, logit_rows = 0, path_rows = 0, keys = 0, paths = 0, slots = 0;
     std::vector<int64_t> depths, path;
@@ -116,24 +117,31 @@ struct Layout {
 
 }  // namespace
 
-extern "C" void soothsay_lay_out(const int64_t* plan, int64_t count, int64_t block_size, const soothsay_layout* out,
-                                 int64_t* totals) {
-    Layout layout{*out, block_size};
-    out->key_begin[0] = out->row_begin[0] = 0;
+extern "C" void soothsay_lay_out(const int64_t* plan, int64_t count, int64_t block_size, int64_t N, int64_t M, int64_t* out) {
+    Layout layout{soothsay_layout(out, N, M), block_size};
+    layout.out.key_begin[0] = layout.out.row_begin[0] = 0;
     for (int64_t i = 0; i < count; ++i) layout.add(Request(plan));
-    totals[0] = layout.paths, totals[1] = layout.slots;
+    layout.out.totals[0] = layout.paths, layout.out.totals[1] = layout.slots;
 }
 
 extern "C" void soothsay_move(void* memory, int64_t planes, int64_t slots, int64_t size, const int64_t* places,
                               int64_t count) {
-    constexpr int64_t AHEAD = 8;  // planes: rows lie far apart, and each would be waited for
+    constexpr int64_t AHEAD = 16;    // copies: rows lie far apart, and each would be waited for
+    constexpr int64_t ALONE = 2048;  // copies; for fewer, waking a thread costs more than the work
     const int64_t plane = slots * size;
-    parallel(planes, 32, [&](int64_t begin, int64_t end) {
-        for (int64_t p = begin; p < end; ++p) {
-            char* at = (char*)memory + p * plane;
-            for (int64_t i = 0; i < 2 * count && p + AHEAD < end; ++i)
-                for (int64_t n = 0; n < size; n += 64) __builtin_prefetch(at + AHEAD * plane + places[i] * size + n);
-            for (int64_t i = 0; i < count; ++i) std::memcpy(at + places[count + i] * size, at + places[i] * size, size);
-        }
+    parallel(planes, std::max<int64_t>(ALONE / count, 32), [&](int64_t begin, int64_t end) {
+        char *at = (char*)memory + begin * plane, *soon = at, *const last = (char*)memory + end * plane;
+        int64_t next = 0;
+        auto prefetch = [&] {
+            for (int64_t n = 0; n < size && soon < last; n += 64) {
+                __builtin_prefetch(soon + places[next] * size + n);
+                __builtin_prefetch(soon + places[count + next] * size + n, 1);
+            }
+            if (++next == count) next = 0, soon += plane;
+        };
+        for (int64_t i = 0; i < AHEAD; ++i) prefetch();
+        for (; at < last; at += plane)
+            for (int64_t i = 0; i < count; ++i, prefetch())
+                std::memcpy(at + places[count + i] * size, at + places[i] * size, size);
     });
 }

@@ -82,35 +82,32 @@ struct Growing {
 
 // Where the rows of a pass stand.
 struct Layout {
+    const int64_t block_size;
     std::vector<int64_t> plan, room;
-    soothsay_layout out;
-    int64_t rows = 0, logit_rows = 0, totals[2];
+    int64_t count = 0, rows = 0, logit_rows = 0, keys = 0;
 
-    int64_t* take(int64_t& at, int64_t count) { return room.data() + (at += count) - count; }
+    soothsay_layout out() { return {room.data(), rows, logit_rows}; }
 
     // Adds the pending tokens and the root, or the frontier.
-    void add(const Growing& growing, bool is_first, int64_t& keys) {
+    void add(const Growing& growing, bool is_first) {
         const soothsay_growing& g = growing.g;
         const int64_t pending = is_first ? g.pending : 0, size = is_first ? g.nodes > 0 : growing.tokens.size();
         const int64_t start = is_first ? g.start : g.start + g.pending, first = is_first ? 1 : growing.first;
-        plan.insert(plan.end(), {start, g.first_key, first, size, pending, (int64_t)g.table});
+        const int64_t blocks = (g.start + g.pending + std::max(g.nodes - 1, 0) + block_size - 1) / block_size;
+        plan.insert(plan.end(), {start, g.first_key, first, size, pending, blocks});
         plan.insert(plan.end(), g.tokens, g.tokens + pending);
+        plan.insert(plan.end(), g.table, g.table + blocks);
         plan.insert(plan.end(), growing.tokens.begin(), growing.tokens.begin() + size);
         plan.insert(plan.end(), growing.parents.begin(), growing.parents.begin() + size);
         const int64_t here = pending + std::max<int64_t>(size - first, 0);
         rows += here, logit_rows += is_first ? size : size - first;
         keys += (is_first ? 1 : here) * (start + pending + size);  // of each path
+        ++count;
     }
 
-    void lay_out(int64_t count, int64_t keys, int64_t block_size) {
-        int64_t at = 0;
-        room.resize(8 * rows + 2 + logit_rows + keys);
-        out.tokens = take(at, rows), out.positions = take(at, rows), out.slots = take(at, rows);
-        out.logit_rows = take(at, logit_rows);
-        out.rows = take(at, rows), out.row_positions = take(at, rows);
-        out.key_begin = take(at, rows + 1), out.row_begin = take(at, rows + 1);
-        out.shared = take(at, rows), out.keys = take(at, keys);
-        soothsay_lay_out(plan.data(), count, block_size, &out, totals);
+    void lay_out() {
+        room.resize(4 + 8 * rows + logit_rows + keys);
+        soothsay_lay_out(plan.data(), count, block_size, rows, logit_rows, room.data());
     }
 };
 
@@ -201,12 +198,13 @@ class Pass {
     }
 
     // The outputs of all rows, which read `features` [rows, hidden].
-    std::vector<float> run(const Layout& layout, const std::vector<float>& features) const {
+    std::vector<float> run(Layout& layout, const std::vector<float>& features) const {
+        const soothsay_layout l = layout.out();
         const int64_t rows = layout.rows, size = half ? 2 : 4;
         const int d = r.d;
         std::vector<float> embedded(rows * hidden), out(features), cos(rows * d), sin(rows * d);
         std::vector<char> both(2 * rows * hidden * size), scratch(rows * r.scratch + ALIGNED);
-        embed(layout.out.tokens, rows, embedded.data());
+        embed(l.tokens, rows, embedded.data());
         norm_into(embedded.data(), r.embedding_norm, rows, both.data(), 0);
         norm_into(features.data(), r.feature_norm, rows, both.data(), 1);
         if (r.join) {
@@ -219,13 +217,12 @@ class Pass {
                 }
         }
         for (int64_t i = 0; i < rows; ++i) {
-            std::copy_n(r.cos + layout.out.positions[i] * d, d, &cos[i * d]);
-            std::copy_n(r.sin + layout.out.positions[i] * d, d, &sin[i * d]);
+            std::copy_n(r.cos + l.positions[i] * d, d, &cos[i * d]);
+            std::copy_n(r.sin + l.positions[i] * d, d, &sin[i * d]);
         }
-        const soothsay_layout& l = layout.out;
         char* const aligned = (char*)(((uintptr_t)scratch.data() + ALIGNED - 1) & ~uintptr_t(ALIGNED - 1));
         const float* ropes[] = {cos.data(), sin.data()};
-        soothsay_pass pass{rows, l.positions, l.slots, l.keys, l.key_begin, l.rows, l.row_positions, l.row_begin, l.shared, layout.totals[0],
+        soothsay_pass pass{rows, l.positions, l.slots, l.keys, l.key_begin, l.rows, l.row_positions, l.row_begin, l.shared, l.totals[0],
                            nullptr, ropes, pool.slots, out.data(), both.data(), aligned, hidden};
         soothsay_layer block = *r.block;
         block.kv = pool.data, block.format = pool.format;
@@ -266,16 +263,15 @@ extern "C" void soothsay_draft(const soothsay_recurrent* recurrent, const sooths
     std::vector<Growing*> growing;
     for (auto& one : all) growing.push_back(&one);
     for (int level = 0; !growing.empty(); ++level) {
-        Layout layout;
-        int64_t keys = 0;
-        for (const auto* one : growing) layout.add(*one, level == 0, keys);
-        layout.lay_out(growing.size(), keys, pool->block_size);
+        Layout layout{pool->block_size};
+        for (const auto* one : growing) layout.add(*one, level == 0);
+        layout.lay_out();
         const auto out = pass.run(layout, features);
 
         growing.erase(std::remove_if(growing.begin(), growing.end(), [](auto* one) { return one->g.nodes < 1; }), growing.end());
         std::vector<float> outputs, factors;
         for (int64_t i = 0; i < layout.logit_rows; ++i) {
-            const float* row = &out[layout.out.logit_rows[i] * hidden];
+            const float* row = &out[layout.out().logit_rows[i] * hidden];
             outputs.insert(outputs.end(), row, row + hidden);
         }
         auto logits = pass.logits(outputs);

@@ -392,7 +392,7 @@ def test_demo_fails_loudly_where_tokens_differ(monkeypatch: pytest.MonkeyPatch) 
     def lie(llm: LLM, task: demo_module.Task, drafter: Callable[..., object], max_tokens: int) -> DemoAnswer:
         done = decode(llm, task, drafter, max_tokens)  # type: ignore[arg-type]
         if task.name == "maths" and max(done.stats.drafted_at, default=0):
-            done.pieces[-1] = replace(done.pieces[-1], token=done.pieces[-1].token + 1)
+            done.pieces[-1] = done.pieces[-1]._replace(token=done.pieces[-1].token + 1)
         return done
 
     monkeypatch.setattr(demo_module, "decode", lie)

@@ -49,6 +49,7 @@ class Tokenizer:
         self.special = dict(special or {})
         named = {"default": chat_template} if isinstance(chat_template, str) else chat_template
         self.layout = ChatLayout(named or {}, self.special)
+        self._lone_texts: dict[tuple[int, bool], str | None] = {}
         self.templates = self.layout.sources
         """The sources of the chat templates by name."""
 
@@ -129,6 +130,20 @@ class Tokenizer:
         """Text of token ids."""
         return str(self.backend.decode(list(ids), skip_special_tokens=skip_special))
 
+    def lone_text(self, token: int, *, skip_special: bool = True) -> str | None:
+        """The text that a token has after any whole character; None: it depends on its neighbours."""
+        key = token, skip_special
+        if key not in self._lone_texts:
+            text = self.decode([token], skip_special=skip_special)
+            self._lone_texts[key] = text if self._is_byte_level and "\ufffd" not in text else None
+        return self._lone_texts[key]
+
+    @cached_property
+    def _is_byte_level(self) -> bool:
+        """Whether a text is that of the bytes of its tokens, one after the other."""
+        decoder = self.backend.decoder
+        return decoder is not None and json.loads(decoder.__getstate__())["type"] == "ByteLevel"
+
     def hides(self, token: str) -> bool:
         """Whether this is a special token: a text has it only if it is decoded with `skip_special=False`."""
         number = self.backend.token_to_id(token)
@@ -192,7 +207,8 @@ class Detokenizer:
 
     A token may be a part of a character, and a decoder may treat the first word of a text differently. So a
     window is decoded that begins a few tokens before the new ones. Text is returned only if its last
-    character is complete.
+    character is complete. After a complete character, a byte-level token of whole characters has the same
+    text anywhere, which is remembered.
 
     Args:
         tokenizer: decodes.
@@ -209,14 +225,22 @@ class Detokenizer:
         self.start = 0  # the window's first token
         self.read = len(self.ids)  # the text of tokens before this one has been returned
         self._before: str | None = None  # text of the window up to `read`; None: it has moved
+        self._is_whole = False  # whether the last character before new tokens is known to be complete
 
     def push(self, ids: Sequence[int], *, final: bool = False) -> str:
         """Append `ids` and return the text that is now complete; with `final`, all that is left."""
         self.ids.extend(ids)
+        if len(ids) == 1 and self._is_whole:
+            text = self.tokenizer.lone_text(ids[0], skip_special=self.skip_special)
+            if text is not None:
+                self.read, self._before = len(self.ids), None
+                self.start = max(self.start, self.read - self.CONTEXT)
+                return text
         if self._before is None:
             self._before = self._decode(self.read)
         before, after = self._before, self._decode(len(self.ids))
-        if (after.endswith(self.REPLACEMENT) and not final) or len(after) < len(before):
+        self._is_whole = not after.endswith(self.REPLACEMENT) and len(after) >= len(before)
+        if len(after) < len(before) or not (self._is_whole or final):
             return ""
         last, self.read, self._before = self.read, len(self.ids), after
         if self.read - self.start > self.WINDOW:

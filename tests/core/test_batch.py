@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
@@ -261,7 +261,7 @@ def test_native_kernels_lay_out_the_same_batch() -> None:
         requests = [random_rows(rng, str(kind), free) for kind in rng.choice(kinds, int(rng.integers(1, 7)))]
         keys = [rows.start + min(len(rows.tokens), 1) for rows in requests]  # of which the root's is the last
         firsts = [int(rng.integers(count)) for count in keys]
-        requests = [replace(rows, first_key=first) for rows, first in zip(requests, firsts, strict=True)]
+        requests = [rows._replace(first_key=first) for rows, first in zip(requests, firsts, strict=True)]
         stock, native = (Batch.pack(requests, block_size=BLOCK_SIZE, ops=own) for own in (STOCK, FASTEST))
         for name in ("tokens", "positions", "slots", "logit_rows"):
             assert getattr(stock, name).tolist() == getattr(native, name).tolist()

@@ -31,7 +31,7 @@ class Case:
     warps: int = 4
     stages: int = 3
     wants: str = ""  # instructions that must be there: names in `INSTRUCTIONS`
-    fuses: bool = False  # whether products and sums may be one instruction
+    lacks: str = "fma"  # instructions that must not be there
 
     @property
     def name(self) -> str:
@@ -72,6 +72,7 @@ INSTRUCTIONS = {
     "mma": r"(?:wgmma\.mma_async|mma)\.sync",
     "wgmma": r"wgmma\.mma_async\.sync",
     "cp.async": r"cp\.async\.c[ag]\.",
+    "ld.global": r"ld\.global",
 }
 
 

@@ -1,8 +1,8 @@
 """`soothsay bench host`: what a step costs beside the model's pass, by part.
 
 The pass of the model is replaced. A scripted pass reads the model's own answer off a list, so drafts are
-right where they would be right. It lasts as long as a small model's pass. With "warm" caches it does nothing
-else; with "cold" ones it reads so much memory that the caches keep nothing of the step, as larger models do.
+right where they would be right. It lasts as long as a small model's pass, and writes keys, values and logits.
+With "cold" caches it also reads so much memory that they keep nothing of the step, as larger models do.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from soothsay.bench.measure import turns
 from soothsay.bench.prompts import PASSAGE
 from soothsay.bench.tables import records_table
 from soothsay.core.batch import Batch
+from soothsay.core.cache import KVPool
 from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Drafter, SignalingDrafter, Target
@@ -32,7 +33,7 @@ from soothsay.drafters.registry import build_drafter
 from soothsay.model.timing.pass_times import PassTimes
 
 GIVEN = "given"
-"""The name of the drafter that hands over a given tree: half of a binary tree's paths, one of them right."""
+"""The name of the drafter that hands over a given tree."""
 
 PASS_SECONDS, ROW_SECONDS = 0.003, 0.0001
 """Time of a scripted pass of one row, and of each further row: about SmolLM2's on two cores."""
@@ -67,27 +68,43 @@ class HostTime:
 
 
 class PartClock:
-    """Adds up the time within functions, by part. The time of a call within another one counts once."""
+    """Adds up the time within functions, by part. The time of a call within another one counts once.
+
+    Functions note when they begin and end. The sums are made later, so that the clock takes little time.
+    """
 
     def __init__(self) -> None:
-        self.seconds: defaultdict[str, float] = defaultdict(float)
-        self._inner = [0.0]  # seconds of functions called by each function that runs, the outermost first
+        self._notes: list[Any] = []  # by turns: a part that begins, or None: the last one ends; and when
 
     def watch(self, owner: Any, name: str, part: str) -> None:
         """Count the time of a method of an object."""
         function: Callable[..., Any] = getattr(owner, name)
+        note, clock = self._notes.append, time.perf_counter
 
         def timed(*args: Any, **options: Any) -> Any:
-            self._inner.append(0.0)
-            begin = time.perf_counter()
+            note(part)
+            note(clock())
             try:
                 return function(*args, **options)
             finally:
-                seconds = time.perf_counter() - begin
-                self.seconds[part] += seconds - self._inner.pop()
-                self._inner[-1] += seconds
+                note(None)
+                note(clock())
 
         setattr(owner, name, timed)
+
+    def take(self) -> dict[str, float]:
+        """The seconds of each part since the last call."""
+        seconds, running, before = defaultdict[str, float](float), list[str](), 0.0
+        for part, now in zip(self._notes[::2], self._notes[1::2], strict=True):
+            if running:
+                seconds[running[-1]] += now - before
+            if part is None:
+                running.pop()
+            else:
+                running.append(part)
+            before = now
+        self._notes.clear()
+        return seconds
 
 
 class ScriptedPass:
@@ -97,33 +114,39 @@ class ScriptedPass:
         script: tokens of the prompt and the answer of every request.
         vocab_size: of the model.
         hidden_size: of the model.
+        most: logit rows of a pass, at most.
     """
 
-    def __init__(self, script: Sequence[int], vocab_size: int, hidden_size: int):
+    def __init__(self, script: Sequence[int], vocab_size: int, hidden_size: int, most: int):
         self.script, self.flushed = torch.tensor([*script, 0]), torch.empty(0)
         self._others = torch.randn(64, vocab_size).mul_(2)  # logits of the other tokens
         self._hidden = torch.randn(1, hidden_size)
+        self._logits = torch.empty(most, vocab_size)  # of each pass, which no step frees
 
     def __call__(
-        self, batch: Batch, cache: object = None, layers: object = None, taps: Sequence[int] = ()
+        self, batch: Batch, cache: KVPool, layers: object = None, taps: Sequence[int] = ()
     ) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
         """See `Transformer.run`."""
         until = time.perf_counter() + PASS_SECONDS + ROW_SECONDS * len(batch.tokens)
         self.flushed.sum()
         while time.perf_counter() < until:
             pass
+        # written late, so they are in the caches as a real pass leaves them
+        for layer in range(len(cache.layers)):
+            cache.kv(layer).index_fill_(1, batch.slots, 0.0)
         positions = batch.positions[batch.logit_rows]
-        # written late, so they are in the caches as a real head's are
-        logits = self._others[positions % len(self._others)]
+        logits = self._logits[: len(positions)]
+        torch.index_select(self._others, 0, positions % len(self._others), out=logits)
         logits[range(len(logits)), self.script[(positions + 1).clamp(max=len(self.script) - 1)]] = TOP
         hidden = self._hidden.repeat(len(batch.tokens), 1)
         return hidden, (hidden,) * len(taps), logits
 
 
 class GivenTree(Drafter):
-    """Hands over a tree of 7 nodes: the next three tokens of the script, and a wrong one beside each."""
+    """Hands over a tree: the next three tokens of the script, and beside each as many wrong ones as there is
+    room for. One request has 16 nodes, and each of several 4."""
 
-    max_nodes = 7
+    max_nodes = 16
 
     def __init__(self, target: Target, script: Sequence[int]):
         super().__init__(target)
@@ -131,12 +154,14 @@ class GivenTree(Drafter):
 
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
         """The tree for each request."""
-        return [self._tree(len(request.tokens)) for request in requests]
+        wrong = 4 if len(requests) == 1 else 0
+        return [self._tree(request.length, wrong) for request in requests]
 
-    def _tree(self, length: int) -> DraftTree:
+    def _tree(self, length: int, wrong: int) -> DraftTree:
         tree, node = DraftTree(self._script[length - 1]), 0
         for token in self._script[length : length + 3]:
-            tree.add(node, token ^ 1, -2.0)
+            for other in range(1, wrong + 1):
+                tree.add(node, token ^ other, -2.0)
             node = tree.add(node, token, -0.3)
         return tree
 
@@ -160,8 +185,9 @@ class HostBench:
         self.script = [*self.prompt, *llm.generate(self.prompt, self.params).token_ids]
         self._flush = torch.ones(flush_bytes // 4)
         spec = llm.model.spec
-        self.scripted = ScriptedPass(self.script, spec.vocab_size, spec.hidden_size)
-        llm.model.run = self.scripted  # type: ignore[method-assign]
+        most = batch * llm.config.max_tree
+        self.scripted = ScriptedPass(self.script, spec.vocab_size, spec.hidden_size, most)
+        llm.model.run = self.scripted  # type: ignore[assignment, method-assign]
         for owner, name, part in (
             *((self.engine, name, part) for name, part in STAGES.items()),
             (self.engine, "step", "rest"),
@@ -196,12 +222,13 @@ class HostBench:
             self.engine.add(request)
         while not all(request.num_output for request in requests):
             self.engine.step()
-        self.clock.seconds.clear()
+        self.clock.take()
         steps, before = 0, sum(request.num_output for request in requests)
         while all(request.finish_reason is None for request in requests):
             self.engine.step()
             steps += 1
-        us = {part: 1e6 * self.clock.seconds[part] / steps for part in PARTS}
+        seconds = self.clock.take()
+        us = {part: 1e6 * seconds[part] / steps for part in PARTS}
         made = (sum(request.num_output for request in requests) - before) / batch
         while self.engine.has_work:
             self.engine.step()

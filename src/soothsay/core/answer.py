@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise, zip_longest
+from typing import NamedTuple
 
 from soothsay.core.params import SamplingParams
 from soothsay.tokenizer import Detokenizer, Tokenizer
@@ -30,8 +31,7 @@ class TokenLogprobs:
     top: dict[int, float]  # the likeliest tokens, likeliest first
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """One token of an answer as it is streamed."""
 
     token: int
@@ -164,14 +164,28 @@ class AnswerText:
         self._stops, self._keeps_stop = sorted(params.stop), params.include_stop_str_in_output
         self._longest = max(map(len, self._stops), default=0)
         self._held = ""  # may begin a stop string, so it is not final yet
-        self.text = ""
+        self._parts: list[str] = []  # of the text
         self.stop = ""  # the stop string that ended it; empty: none did
 
     def push(self, token: int | None, *, final: bool, may_stop: bool) -> str:
         """Add a token (None: a token without text). Returns the text that is now final."""
         if self._detokenizer is None:
             return ""
-        self._held += self._detokenizer.push([] if token is None else [token], final=final)
+        out = self._detokenizer.push(() if token is None else (token,), final=final)
+        if self._stops:
+            out = self._released(out, final, may_stop)
+        self._parts.append(out)
+        return out
+
+    @property
+    def text(self) -> str:
+        """All text that is final."""
+        self._parts = ["".join(self._parts)]
+        return self._parts[0]
+
+    def _released(self, text: str, final: bool, may_stop: bool) -> str:
+        """The text that is final once more text has come."""
+        self._held += text
         found = [(at, stop) for stop in self._stops if may_stop and (at := self._held.find(stop)) >= 0]
         if found:
             start, self.stop = min(found, key=lambda one: (one[0], len(one[1])))
@@ -181,7 +195,6 @@ class AnswerText:
         else:
             certain = self._first_begun()
         out, self._held = self._held[:certain], self._held[certain:]
-        self.text += out
         return out
 
     def _first_begun(self) -> int:

@@ -23,6 +23,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -35,9 +36,11 @@ from soothsay.core.strands import WITHIN, Marks, Strand, Strands, marked
 from soothsay.core.transfer import send, upload
 from soothsay.core.tree import DraftTree
 
+Windows = Sequence[int | None]
+"""The windows of a model's layers, as in `ModelSpec`; None: no window."""
 
-@dataclass(frozen=True, slots=True)
-class Rows:
+
+class Rows(NamedTuple):
     """The rows of one request in a pass.
 
     With `ctx = start + len(tokens) - 1`, the root's KV offset: token j of `tokens` has offset and position
@@ -59,8 +62,7 @@ class Rows:
         return len(self.tokens) + (0 if self.tree is None else len(self.tree) - self.first)
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(NamedTuple):
     """Where the rows of a pass stand. The tensors are int64, on the CPU, the first four as in `Batch`."""
 
     tokens: Tensor
@@ -76,6 +78,16 @@ class Layout:
 class LayoutOps:
     """Lays out passes, brings them to the device, and moves KV: stock operations. Kernels may do it in C."""
 
+    def pack_rows(
+        self, requests: Sequence[Rows], block_size: int, group: int, windows: Windows, device: torch.device
+    ) -> Batch:
+        """Lay out the rows of requests one after the other. See `Batch.pack`."""
+        layout = self.lay_out(requests, block_size, group)
+        host = [layout.tokens, layout.positions, layout.slots, layout.logit_rows, *layout.lanes]
+        tokens, positions, slots, logit_rows, *stacked = self.upload(host, device)
+        own = tokens, positions, slots, logit_rows, layout.asked, layout.paths, layout.num_slots
+        return Batch(*own, group, windows, requests=requests, stacked=stacked)
+
     def lay_out(self, requests: Sequence[Rows], block_size: int, group: int) -> Layout:
         """Lay out the rows of requests one after the other.
 
@@ -84,7 +96,7 @@ class LayoutOps:
             block_size: slots of a KV block.
             group: query heads that share a key head.
         """
-        packer = Packer(block_size)
+        packer = _Packer(block_size)
         for request in requests:
             packer.add(request)
         return packer.finish(group)
@@ -115,12 +127,12 @@ class Batch(HasForms):
     positions: Tensor  # [N] int64, for the rotary embedding
     slots: Tensor  # [N] int64, where each row's KV goes
     logit_rows: Tensor  # [M] int64, rows of tree nodes, the roots included
-    asked: tuple[int, ...]  # number of logit rows of each request
+    asked: Sequence[int]  # number of logit rows of each request
     paths: Sequence[Path]  # the keys that the rows attend to
     num_slots: int  # size of the smallest pool with all slots in use here
     group: int
-    windows: tuple[int | None, ...]
-    requests: tuple[Rows, ...] = field(default=(), kw_only=True)
+    windows: Windows
+    requests: Sequence[Rows] = field(default=(), kw_only=True)
     stacked: Sequence[Tensor] = field(default=(), kw_only=True)  # `Layout.lanes` on the device
 
     @classmethod
@@ -130,7 +142,7 @@ class Batch(HasForms):
         *,
         block_size: int = 1,
         group: int = 1,
-        windows: Sequence[int | None] = (None,),
+        windows: Windows = (None,),
         device: torch.device | str = "cpu",
         ops: LayoutOps | None = None,
     ) -> Batch:
@@ -144,29 +156,7 @@ class Batch(HasForms):
             device: of the index tensors.
             ops: the kernels; None: stock operations.
         """
-        for request in requests:
-            if request.first_key > request.start:
-                raise ValueError(
-                    f"a row at offset {request.start} sees no keys below {request.first_key}: "
-                    "not even its own"
-                )
-        ops = ops or LayoutOps()
-        layout = ops.lay_out(requests, block_size, group)
-        host = [layout.tokens, layout.positions, layout.slots, layout.logit_rows, *layout.lanes]
-        tokens, positions, slots, logit_rows, *stacked = ops.upload(host, torch.device(device))
-        return cls(
-            tokens=tokens,
-            positions=positions,
-            slots=slots,
-            logit_rows=logit_rows,
-            asked=tuple(layout.asked),
-            paths=layout.paths,
-            num_slots=layout.num_slots,
-            group=group,
-            windows=tuple(windows),
-            requests=tuple(requests),
-            stacked=stacked,
-        )
+        return (ops or LayoutOps()).pack_rows(requests, block_size, group, windows, torch.device(device))
 
     @property
     def spans(self) -> tuple[tuple[int, int], ...]:
@@ -205,6 +195,13 @@ class Batch(HasForms):
         return upload(stack_paths(self.paths, len(self.tokens), self.group), self.tokens.device)
 
 
+def blind(request: Rows) -> ValueError:
+    """The error for rows whose first visible key comes after them."""
+    return ValueError(
+        f"a row at offset {request.start} sees no keys below {request.first_key}: not even its own"
+    )
+
+
 def _strand(request: Rows, first: int) -> Strand:
     """The rows of a request, the first of which is row `first` of the pass."""
     pending, tree = len(request.tokens), request.tree
@@ -222,9 +219,7 @@ def _strand(request: Rows, first: int) -> Strand:
 
 
 @dataclass(slots=True)
-class Packer:
-    """Lays out the rows of a pass, request by request. How paths are listed is for a subclass to change."""
-
+class _Packer:
     block_size: int
     tokens: list[IntArray] = field(default_factory=list)
     positions: list[IntArray] = field(default_factory=list)
@@ -235,7 +230,8 @@ class Packer:
     num_slots: int = 0
 
     def add(self, request: Rows) -> None:
-        """Append the rows of a request, and its paths."""
+        if request.first_key > request.start:
+            raise blind(request)
         base, pending, ctx = self.num_rows, len(request.tokens), request.start + len(request.tokens) - 1
         positions = offsets = np.arange(request.start, ctx + 1)
         tokens = request.tokens
@@ -252,22 +248,15 @@ class Packer:
         asks = self.num_rows if request.tree is not None else base
         self.logit_rows.append(range(base + max(pending - 1, 0) if asks > base else asks, asks))
         if len(slots):
-            self.add_paths(request, base, ctx, positions)
+            self._add_paths(request, base, ctx, positions)
 
     def _slots(self, request: Rows, base: int, offsets: IntArray) -> IntArray:
         if request.table is None:
             return offsets + base
         return request.table[offsets // self.block_size] * self.block_size + offsets % self.block_size
 
-    def add_paths(self, request: Rows, base: int, ctx: int, positions: IntArray) -> None:
-        """Add a path for each leaf of the tree. A node on several paths is a row of the first one.
-
-        Args:
-            request: whose rows begin with row `base` of the pass.
-            base: see `request`.
-            ctx: offset of the tree's root.
-            positions: of the request's rows.
-        """
+    def _add_paths(self, request: Rows, base: int, ctx: int, positions: IntArray) -> None:
+        """Add a path for each leaf of the tree. A node on several paths is a row of the first one."""
         tree, pending, first, hidden = request.tree, len(request.tokens), request.first, request.first_key
         size = 1 if tree is None else len(tree)
         slots = self._slots(request, base, np.arange(hidden, ctx + size))
@@ -291,12 +280,6 @@ class Packer:
                 shared = len(context)
 
     def finish(self, group: int) -> Layout:
-        """The layout of all rows. `group` query heads share a key head."""
-        return self.laid_out(self.paths, stack_paths(self.paths, self.num_rows, group))
-
-    def laid_out(self, paths: Sequence[Path], lanes: Sequence[Tensor]) -> Layout:
-        """The layout of all rows, with their paths in these forms."""
-
         def tensor(parts: Iterable[Sequence[int] | IntArray]) -> Tensor:
             return torch.from_numpy(np.concatenate([np.asarray(p, dtype=np.int64) for p in parts]))
 
@@ -306,7 +289,7 @@ class Packer:
             slots=tensor(self.slots),
             logit_rows=tensor(self.logit_rows),
             asked=[len(rows) for rows in self.logit_rows],
-            paths=paths,
+            paths=tuple(self.paths),
             num_slots=self.num_slots,
-            lanes=lanes,
+            lanes=stack_paths(self.paths, self.num_rows, group),
         )

@@ -85,14 +85,18 @@ class Request:
         self.end_tokens = frozenset(params.stop_token_ids) | (
             frozenset() if params.ignore_eos else frozenset(eos_ids)
         )
+        self.draws_plainly = constraint is None and params.draws_plainly
+        """Whether a draw needs the model's logits, the temperature and noise alone."""
         self._tokens = np.empty(limit, dtype=np.int64)
         self._tokens[: self.num_prompt] = prompt
         self._readable = self._tokens.view()  # what drafters see cannot be written
         self._readable.flags.writeable = False
-        self._length = self.num_prompt
+        self.length = self.num_prompt  # number of committed tokens
+        self.last_token = int(prompt[-1]) if len(prompt) else 0  # of the committed ones
         self._digests: list[bytes] = []
         self.cached = 0
-        self.blocks: list[int] = []
+        self._blocks: list[int] = []
+        self._table: IntArray | None = None  # None: `blocks` has changed since it was made
         self.state: int | None = None  # the slot of its state, if the model has states
         self.marks: list[tuple[int, int]] = []  # snapshots of the coming step; see `Snapshots`
         self.branch = 0  # a border of blocks after which other requests go on otherwise; 0: none is known
@@ -113,22 +117,21 @@ class Request:
     @property
     def tokens(self) -> IntArray:
         """Committed tokens: the prompt, then the answer so far. A read-only view: copy what is to be kept."""
-        return self._readable[: self._length]
+        return self._readable[: self.length]
 
-    @property
-    def draws_plainly(self) -> bool:
-        """Whether a draw needs the model's logits, the temperature and noise alone."""
-        return self.constraint is None and self.params.draws_plainly
+    def pending(self, count: int) -> IntArray:
+        """The next `count` committed tokens without KV. A read-only view."""
+        return self._readable[self.cached : self.cached + count]
 
     @property
     def num_pending(self) -> int:
         """Committed tokens without KV."""
-        return self._length - self.cached
+        return self.length - self.cached
 
     @property
     def num_output(self) -> int:
         """Tokens emitted so far."""
-        return self._length - self.num_prompt
+        return self.length - self.num_prompt
 
     @property
     def num_unscored(self) -> int:
@@ -143,22 +146,33 @@ class Request:
 
         The last token's logits are needed in any case, and those before each token without log-probabilities.
         """
-        return len(self.prompt_logprobs) if self.num_unscored else self._length - 1
+        return len(self.prompt_logprobs) if self.num_unscored else self.length - 1
 
     @property
     def max_depth(self) -> int:
         """Draft tokens in a row that can be of use: one more token, the bonus, must fit after them."""
-        return max(self.limit - self._length - 1, 0)
+        return max(self.limit - self.length - 1, 0)
+
+    @property
+    def blocks(self) -> list[int]:
+        """The blocks of the KV pool that the request has. Assign to it to change them."""
+        return self._blocks
+
+    @blocks.setter
+    def blocks(self, blocks: list[int]) -> None:
+        self._blocks, self._table = blocks, None
 
     @property
     def table(self) -> IntArray:
         """The request's blocks, `[blocks]` int64."""
-        return np.array(self.blocks, dtype=np.int64)
+        if self._table is None:
+            self._table = np.array(self._blocks, dtype=np.int64)
+        return self._table
 
     @property
     def num_full_blocks(self) -> int:
         """Blocks that committed tokens fill."""
-        return self._length // self.block_size
+        return self.length // self.block_size
 
     def digest(self, block: int) -> bytes:
         """Identify the tenant and the tokens from the first one to the end of a full block."""
@@ -189,26 +203,29 @@ class Request:
             authors: the drafters that proposed the first tokens, by name. Nobody proposed the others.
             logprobs: one for each token, if the request wants them.
         """
-        if self._length == self.limit:  # only the prompt was to be read
+        length, answer = self.length, self.answer
+        if length == self.limit:  # only the prompt was to be read
             self.finish_reason, self.finish_unreported = FinishReason.LENGTH, True
             return 0
+        silent = False
         for i, token in enumerate(tokens):
-            self._tokens[self._length] = token
-            self._length += 1
+            self._tokens[length] = token
+            length += 1
             if token in self.end_tokens:
                 self.finish_reason = FinishReason.STOP
-            elif self._length == self.limit:
+                silent = not self.params.include_stop_str_in_output
+            elif length == self.limit:
                 self.finish_reason = FinishReason.LENGTH
-            silent = token in self.end_tokens and not self.params.include_stop_str_in_output
-            text = self.answer.push(
+            text = answer.push(
                 None if silent else token,
                 final=self.finish_reason is not None,
-                may_stop=self.num_output > self.params.min_tokens,
+                may_stop=length - self.num_prompt > self.params.min_tokens,
             )
-            if self.answer.stop:
+            if answer.stop:
                 self.finish_reason = FinishReason.STOP
             author = authors[i] if i < len(authors) else None
             self.pieces.append(Piece(token, text, author, logprobs[i] if logprobs else None))
+            self.length, self.last_token = length, token
             if self.finish_reason is not None:
                 return i + 1
         return len(tokens)
@@ -229,7 +246,7 @@ class Request:
         self.pieces.clear()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Observation:
     """What one request's turn in a step showed its drafter, before the new tokens are appended.
 
@@ -242,8 +259,15 @@ class Observation:
     num_pending: int
     taps: tuple[Tensor, ...]  # for each of the drafter's taps: [rows, hidden] float32
     tree: DraftTree | None = None
-    logits: Tensor | None = None  # [nodes, V] float32 of the target at every node, rejected ones included
+    all_logits: Tensor | None = None  # [M, V] float32, of the whole pass
     verdict: Verdict | None = None
+    nodes: slice | None = None  # the tree's rows of `all_logits`; None: all
+
+    @property
+    def logits(self) -> Tensor | None:
+        """`[nodes, V]` float32 of the target at every node, rejected ones included."""
+        logits, nodes = self.all_logits, self.nodes
+        return logits if logits is None or nodes is None else logits[nodes]
 
     @property
     def committed_rows(self) -> list[int]:

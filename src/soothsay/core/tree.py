@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from operator import le
 
 from soothsay.core.arrays import FloatArray
 
@@ -58,18 +59,28 @@ class DraftTree:
         [-1, 0, 1, 2, 2]
     """
 
-    __slots__ = ("children", "depths", "draws", "parents", "scores", "tokens")
+    __slots__ = ("_children", "depths", "draws", "parents", "scores", "tokens")
 
     def __init__(self, root: int):
         self.tokens = [root]
         self.parents = [-1]
         self.depths = [0]
         self.scores = [0.0]
-        self.children: list[dict[int, int]] = [{}]  # for each node: token -> node
+        self._children: list[dict[int, int]] = []  # of the first nodes
         self.draws: dict[int, Draws] = {}  # by node, where children were drawn
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def children(self) -> list[dict[int, int]]:
+        """For each node: token -> node. It is made up to the last node when it is read."""
+        children, parents, tokens = self._children, self.parents, self.tokens
+        for node in range(len(children), len(tokens)):
+            children.append({})
+            if node:
+                children[parents[node]][tokens[node]] = node
+        return children
 
     def add(self, parent: int, token: int, log_prob: float = 0.0) -> int:
         """The child of `parent` with this token, added if missing. `log_prob` is given the parent.
@@ -77,17 +88,17 @@ class DraftTree:
         What is above 0 counts as 0, and NaN as minus infinity.
         """
         score = self.scores[parent] + (min(log_prob, 0.0) if log_prob == log_prob else -inf)
-        node = self.children[parent].get(token)
+        children = self.children
+        node = children[parent].get(token)
         if node is not None:
             self.scores[node] = max(self.scores[node], score)
             return node
-        node = len(self.tokens)
-        self.children[parent][token] = node
+        node = children[parent][token] = len(children)
+        children.append({})
         self.tokens.append(token)
         self.parents.append(parent)
         self.depths.append(self.depths[parent] + 1)
         self.scores.append(score)
-        self.children.append({})
         return node
 
     def extend(self, tokens: Sequence[int], log_prob: float = 0.0, parent: int = 0) -> int:
@@ -101,17 +112,17 @@ class DraftTree:
 
         Raises `ValueError` if a parent does not come before its child, or siblings have equal tokens.
         """
+        size = len({*zip(parents, tokens, strict=True)})
+        if size < len(tokens) or not all(map(le, parents, range(size))) or min(parents, default=0) < 0:
+            raise ValueError(
+                f"nodes cannot have the tokens {[*tokens]} below the nodes {[*parents]}: a parent comes "
+                "before its child, from 0 on, and siblings have distinct tokens"
+            )
         self.tokens += tokens
         self.parents += parents
         self.scores += scores
-        children, depths = self.children, self.depths
-        for node, (token, parent) in enumerate(zip(tokens, parents, strict=True), start=1):
-            if not 0 <= parent < node or children[parent].setdefault(token, node) != node:
-                raise ValueError(
-                    f"node {node} cannot have token {token} below node {parent}: a parent comes before its "
-                    "child, from 0 on, and siblings have distinct tokens"
-                )
-            children.append({})
+        depths = self.depths
+        for parent in parents:
             depths.append(depths[parent] + 1)
 
     def path(self, node: int) -> list[int]:
@@ -124,12 +135,13 @@ class DraftTree:
 
     def walk(self, tokens: Sequence[int]) -> list[int]:
         """The root and the nodes below it that spell `tokens`, as far as the tree has them."""
-        nodes = [0]
+        nodes, node, size = [0], 0, len(self.tokens)
         for token in tokens:
-            child = self.children[nodes[-1]].get(token)
-            if child is None:
+            below = range(node + 1, size)
+            node = next((n for n in below if self.tokens[n] == token and self.parents[n] == node), 0)
+            if not node:
                 break
-            nodes.append(child)
+            nodes.append(node)
         return nodes
 
     def paths(self) -> list[list[int]]:
@@ -151,7 +163,7 @@ class DraftTree:
             >>> pruned.tokens, pruned.parents
             ([7, 1, 3], [-1, 0, 0])
         """
-        repeats = sum(len(drawn.tokens) - len({*drawn.tokens}) for drawn in self.draws.values())
+        repeats = sum([len(drawn.tokens) - len({*drawn.tokens}) for drawn in self.draws.values()])
         if len(self) + repeats <= max_nodes and max(self.depths) <= max_depth:
             return self
         if self.draws:

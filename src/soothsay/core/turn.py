@@ -32,6 +32,9 @@ class Turn:
     num_tokens: int
     """Pending tokens that go into the pass. Set by `schedule`."""
 
+    reaches_end: bool
+    """Whether the last committed token goes in, so that a tree can hang below it. Set by `schedule`."""
+
     tree: DraftTree | None = None
     """Set by `propose`. None: the chunk ends before the committed tokens do."""
 
@@ -49,11 +52,6 @@ class Turn:
 
     logprobs: list[TokenLogprobs] | None = None
     """Log-probabilities of the verdict's tokens, if the request wants them. Set by `verify`."""
-
-    @property
-    def reaches_end(self) -> bool:
-        """Whether the last committed token goes in, so that a tree can hang below it."""
-        return self.num_tokens == self.request.num_pending
 
     @property
     def num_nodes(self) -> int:
@@ -110,4 +108,4 @@ class Turn:
             if limit is not None and request.finish_reason is None:
                 raise RequestError(limit[1])
         if request.finish_reason is not None:  # the answer may end before the last accepted token
-            request.cached = min(request.cached, len(request.tokens))
+            request.cached = min(request.cached, request.length)

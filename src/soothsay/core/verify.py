@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -34,8 +34,7 @@ TYPICAL_FLOOR, TYPICAL_SHARE = 0.3, 0.09
 min(TYPICAL_FLOOR, TYPICAL_SHARE * exp(-entropy of p))."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The accepted path and its tokens."""
 
     path: list[int]  # accepted nodes below the root, in order

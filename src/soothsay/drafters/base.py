@@ -78,7 +78,7 @@ class Drafter(ABC):
         ...     max_nodes = 2  # the root, and one draft token
         ...
         ...     def propose(self, requests):
-        ...         return [self.draft(int(request.tokens[-1])) for request in requests]
+        ...         return [self.draft(request.last_token) for request in requests]
         ...
         ...     def draft(self, token):
         ...         tree = DraftTree(token)
@@ -208,7 +208,7 @@ class NoDrafter(Drafter):
 
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
         """A tree with only the root for each request."""
-        return [DraftTree(int(request.tokens[-1])) for request in requests]
+        return [DraftTree(request.last_token) for request in requests]
 
 
 def check_at_least_one(name: str, **numbers: int) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -39,8 +39,7 @@ from soothsay.model.transformer import Transformer
 from soothsay.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(NamedTuple):
     """What a forward pass of the target gives."""
 
     logits: Tensor  # [M, V] float32, of the trees' nodes
@@ -93,6 +92,7 @@ class Engine:
         self._used: WeakKeyDictionary[RequestDrafter, None] = WeakKeyDictionary()
         self._watches: WeakKeyDictionary[RequestDrafter, MisfitWatch] = WeakKeyDictionary()
         self._abandoned = deque[Request]()
+        self._inference = torch.inference_mode()
         self.lock = Guard()
 
     @property
@@ -192,7 +192,6 @@ class Engine:
                 if not request.pieces and request.finish_reason is None:
                     self.step()
 
-    @torch.inference_mode()
     def step(self) -> bool:
         """Run one pass over the weights for every request that has a turn in it.
 
@@ -202,7 +201,7 @@ class Engine:
 
         Raises `StageError` if a process with layers of the model has ended.
         """
-        with self.lock:
+        with self.lock, self._inference:
             while self._abandoned:
                 self.cancel(self._abandoned.popleft())
             alone, turns = self.recovery.alone, None
@@ -234,10 +233,10 @@ class Engine:
 
     def _propose(self, turns: Sequence[Turn]) -> None:
         """Set the draft trees of the turns that reach their request's end. Each drafter is asked once."""
-        for drafter, own in _by_drafter(turn for turn in turns if turn.reaches_end).items():
-            proposed = drafter.propose([turn.request for turn in own])
-            roots = [int(turn.request.tokens[-1]) for turn in own]
-            trees = check_drafts(drafter, proposed, roots, self.model.spec.vocab_size)
+        for drafter, own in _by_drafter([turn for turn in turns if turn.reaches_end]).items():
+            requests = [turn.request for turn in own]
+            proposed = drafter.propose(requests)
+            trees = check_drafts(drafter, proposed, requests, self.model.spec.vocab_size)
             for turn, tree in zip(own, trees, strict=True):
                 turn.tree = _fitted(turn.request, tree)
 
@@ -246,15 +245,13 @@ class Engine:
         row = node = 0
         rows: list[Rows] = []
         for turn in turns:
-            request = turn.request
-            turn.rows = slice(row, row + turn.num_rows)
-            turn.nodes = slice(node, node + turn.num_nodes)
-            row, node = turn.rows.stop, turn.nodes.stop
-            pending = request.tokens[request.cached : request.cached + turn.num_tokens]
-            table, marks = request.table, tuple(request.marks)
-            rows.append(Rows(pending, request.cached, table, turn.tree, state=request.state, marks=marks))
+            request, tree, count = turn.request, turn.tree, turn.num_tokens
+            turn.rows = slice(row, row := row + turn.num_rows)
+            turn.nodes = slice(node, node := node + turn.num_nodes)
+            own = request.pending(count), request.cached, request.table, tree
+            rows.append(Rows(*own, state=request.state, marks=tuple(request.marks)))
+        layers = sorted({tap for drafter in _by_drafter(turns) for tap in drafter.taps})
         batch = self.model.pack(rows, self.config.block_size)
-        layers = sorted({tap for turn in turns for tap in turn.request.drafter.taps})
         hidden, tapped, logits = self.model.run(batch, self.cache, taps=layers)
         score(turns, hidden, self.model)
         return Output(logits, dict(zip(layers, tapped, strict=True)))
@@ -272,7 +269,8 @@ class Engine:
     def _observe(self, turns: Sequence[Turn], output: Output) -> None:
         """Show each drafter what its requests' turns brought, prefill chunks included."""
         for drafter, own in _by_drafter(turns).items():
-            drafter.observe([_observation(turn, output) for turn in own])
+            taps = [output.taps[tap] for tap in drafter.taps]
+            drafter.observe([_observation(turn, taps, output.logits) for turn in own])
             if drafter.trained:
                 watch = self._watches.setdefault(drafter, MisfitWatch(drafter.name))
                 for turn in own:
@@ -280,7 +278,7 @@ class Engine:
                         watch.record(len(turn.accepted))
 
 
-def _by_drafter(turns: Iterable[Turn]) -> dict[RequestDrafter, list[Turn]]:
+def _by_drafter(turns: Sequence[Turn]) -> dict[RequestDrafter, list[Turn]]:
     groups: dict[RequestDrafter, list[Turn]] = {}
     for turn in turns:
         groups.setdefault(turn.request.drafter, []).append(turn)
@@ -294,17 +292,11 @@ def _fitted(request: Request, tree: DraftTree) -> DraftTree:
     if request.constraint is not None and not tree.draws:  # to cut drawn tokens would bias a verifier
         output = request.tokens[request.num_prompt :]
         tree = request.constraint.cut(output, tree, request.end_tokens)
-    return tree.prune(request.max_nodes, max(request.max_depth, 0))
+    return tree if len(tree) == 1 else tree.prune(request.max_nodes, request.max_depth)
 
 
-def _observation(turn: Turn, output: Output) -> Observation:
-    request = turn.request
-    return Observation(
-        request,
-        start=request.cached,
-        num_pending=turn.num_tokens,
-        taps=tuple(output.taps[tap][turn.rows] for tap in request.drafter.taps),
-        tree=turn.tree,
-        logits=None if turn.tree is None else output.logits[turn.nodes],
-        verdict=turn.verdict,
-    )
+def _observation(turn: Turn, taps: Sequence[Tensor], logits: Tensor) -> Observation:
+    request, rows, tree = turn.request, turn.rows, turn.tree
+    own = tuple([tap if rows.stop - rows.start == len(tap) else tap[rows] for tap in taps])
+    seen = request, request.cached, turn.num_tokens, own, tree
+    return Observation(*seen, None if tree is None else logits, turn.verdict, turn.nodes)

@@ -72,6 +72,8 @@ class MaskPace:
 
     def select(self, running: Sequence[Request]) -> Sequence[Request]:
         """The requests that may have a turn in the next step, in order."""
+        if not self._line:
+            return running
         slow = [request for request in self._line if request in running]
         self._line = dict.fromkeys(slow)
         if not slow:
@@ -86,7 +88,7 @@ class MaskPace:
         return [request for request in running if request in chosen or request not in self._line]
 
     def follow(self, requests: Sequence[Request], seconds: float) -> None:
-        """Learn from a step: its requests, and the seconds that it took without masks."""
+        """Learn from a step: its requests with grammars, and the seconds that it took without masks."""
         masks = 0.0
         for request in requests:
             self._line.pop(request, None)

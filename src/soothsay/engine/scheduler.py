@@ -137,19 +137,20 @@ class Scheduler:
         does not wait for long ones. What they leave is taken in order.
         """
         turns: list[Turn] = []
-        num_prompts = sum(request.num_pending > 1 for request in requests)
-        share = max(num_rows // 2 // max(num_prompts - 1, 1), 1)
-        kept = sum(min(request.num_pending, share) for request in requests)  # for those whose turn is to come
-        for request in [*requests]:
+        pending = [request.length - request.cached for request in requests]
+        share = max(num_rows // 2 // max(len(pending) - pending.count(1) - 1, 1), 1)
+        kept = sum([min(own, share) for own in pending])  # for those whose turn is to come
+        for request, own in zip([*requests], pending, strict=True):
             if num_rows == 0 or not request.blocks:  # it was preempted, and so were all after it
                 break
-            kept -= min(request.num_pending, share)
-            num_tokens = min(request.num_pending, max(num_rows - kept, 1))
-            if not self._grow(request, num_tokens):
+            kept -= min(own, share)
+            num_tokens = min(own, max(num_rows - kept, 1))
+            if self._missing_blocks(request, num_tokens) > 0 and not self._grow(request, num_tokens):
                 break  # it was the last one, and there is no room even for it
             num_rows -= num_tokens
-            self.snapshots.mark(request, request.cached, request.cached + num_tokens)
-            turns.append(Turn(request, num_tokens))
+            if self.snapshots.exist:
+                self.snapshots.mark(request, request.cached, request.cached + num_tokens)
+            turns.append(Turn(request, num_tokens, num_tokens == own))
         return turns
 
     def _admit(self) -> None:
@@ -159,6 +160,8 @@ class Scheduler:
         that leave it its room. One that was preempted is passed only by callers that have nothing running. A
         step looks up about `MAX_LOOKUPS` blocks for those that cannot start; the next one goes on.
         """
+        if not self.waiting:
+            return
         most, size = self.config.max_requests, self.allocator.block_size
         num_lookups, is_scarce = 0, False
         room = inf  # blocks for those behind the first one that has no room
@@ -172,7 +175,7 @@ class Scheduler:
             if not is_new and (is_scarce or len(self.running) >= most - others):
                 continue
             in_hand = 0 if is_new else len(self.running)  # a block each, so that nobody is preempted soon
-            needed = 1 + -(-len(request.tokens) // size)
+            needed = 1 + -(-request.length // size)
             if _is_coming(request.awaited) or needed + in_hand > room:
                 continue
             request.awaited = self._find_awaited(request)
@@ -205,7 +208,7 @@ class Scheduler:
         """Make a waiting request run. Returns False if then fewer than `reserve` blocks would be free."""
         size = self.allocator.block_size
         found, usable = self._find(request)
-        missing = -(-len(request.tokens) // size) - len(found)
+        missing = -(-request.length // size) - len(found)
         if missing + reserve > self.allocator.num_free:
             self.allocator.release(found)
             return False
@@ -241,11 +244,11 @@ class Scheduler:
         if self.snapshots.exist:
             return self.snapshots.find_coming(request, usable, others)
         size = self.allocator.block_size
-        if len(request.tokens) <= (usable + 1) * size:
+        if request.length <= (usable + 1) * size:
             return None
         for other in others:
             if other.cached < (usable + 1) * size <= len(other.tokens):
-                common = request.num_common_blocks(other, (len(request.tokens) - 1) // size)
+                common = request.num_common_blocks(other, (request.length - 1) // size)
                 if common > usable:
                     return other, common * size
         return None
@@ -255,17 +258,19 @@ class Scheduler:
 
         Returns False if the request itself was preempted.
         """
-        while (missing := self._missing_blocks(request, num_tokens)) > self.allocator.num_free:
+        while (missing := self._missing_blocks(request, num_tokens)) > 0:
+            if missing <= self.allocator.num_free:
+                request.blocks += self.allocator.allocate(missing)
+                break
             victim = self.running[-1]
             self.preempt(victim)
             if victim is request:
                 return False
-        request.blocks += self.allocator.allocate(max(missing, 0))
         return True
 
     def _grant_trees(self, turns: Sequence[Turn]) -> None:
         """Share the rows that are left among the requests that may bring a tree."""
-        num_rows = self.config.max_rows - sum(turn.num_tokens for turn in turns)
+        num_rows = self.config.max_rows - sum([turn.num_tokens for turn in turns])
         ends = [turn.request for turn in turns if turn.reaches_end]
         for place, request in enumerate(ends):
             num_rows -= self._grant_tree(request, num_rows // (len(ends) - place)) - 1
@@ -277,19 +282,20 @@ class Scheduler:
             nodes = min(nodes, 1 + request.max_guesses)
         if request.max_depth < 1:
             nodes = 1
-        size = self.allocator.block_size
-        room = (len(request.blocks) + self.allocator.num_free) * size - len(request.tokens) + 1
-        request.max_nodes = min(nodes, room)
-        missing = self._missing_blocks(request, request.num_pending + request.max_nodes - 1)
-        request.blocks += self.allocator.allocate(max(missing, 0))
-        return request.max_nodes
+        if nodes > 1:  # the root has its slot
+            room = (len(request.blocks) + self.allocator.num_free) * self.allocator.block_size
+            nodes = min(nodes, room - request.length + 1)
+            if (missing := self._missing_blocks(request, request.num_pending + nodes - 1)) > 0:
+                request.blocks += self.allocator.allocate(missing)
+        request.max_nodes = nodes
+        return nodes
 
     def _missing_blocks(self, request: Request, num_rows: int) -> int:
         return -(-(request.cached + num_rows) // self.allocator.block_size) - len(request.blocks)
 
     def mark_accepted(self, turns: Sequence[Turn]) -> None:
         """Reserve slots for the snapshots that accepted nodes leave."""
-        for turn in turns:
+        for turn in turns if self.snapshots.exist else ():
             start = turn.request.cached + turn.num_tokens
             self.snapshots.mark(turn.request, start, start + len(turn.accepted))
 
@@ -306,18 +312,19 @@ class Scheduler:
             except Exception as error:
                 log.error("request failed", exc_info=True)
                 self.fail(turn.request, error)
-        requests = [turn.request for turn in turns]
-        seconds = max(self._clock() - self._scheduled_at - sum(map(mask_seconds, requests)), 0.0)
-        self.pace.follow(sum(turn.num_rows for turn in turns), seconds)
-        self.mask_pace.follow(requests, seconds)
+        masked = [turn.request for turn in turns if turn.request.constraint is not None]
+        seconds = max(self._clock() - self._scheduled_at - sum(map(mask_seconds, masked)), 0.0)
+        self.pace.follow(sum([turn.num_rows for turn in turns]), seconds)
+        self.mask_pace.follow(masked, seconds)
 
     def _take_in(self, turn: Turn) -> None:
         request, size = turn.request, self.allocator.block_size
         first_new = request.cached // size
         turn.take_in()
-        for block in range(first_new, request.cached // size):
+        for block in range(first_new, request.cached // size if self.allocator.share else 0):
             self.allocator.register(request.blocks[block], request.digest(block))
-        self.snapshots.take_in(request)
+        if request.marks:
+            self.snapshots.take_in(request)
         if request.finish_reason is not None:
             self.remove(request)
 

@@ -49,18 +49,20 @@ def verify(turns: Iterable[Turn], logits: Tensor, ops: SamplingOps) -> None:
     _follow([turn for turn in drafted if turn.request.draws_plainly], logits, ops)
     walks = [_Walk(turn, turn.tree) for turn in drafted if turn.tree is not None and turn.verdict is None]
     known: KnownLogprobs = {}
-    for view, shares_noise in ((_DrawnView, True), (_ScoredView, False)):
+    for view, shares_noise in ((_DrawnView, True), (_ScoredView, False)) if walks else ():
         if running := [walk for walk in walks if walk.shares_noise is shares_noise]:
             view(running, logits, ops, known).run()
     for turn in drafted:
-        _note_authors(turn)
-    _note_logprobs(drafted, logits, ops, known)
+        if turn.accepted or turn.request.traces is not None:
+            _note_authors(turn)
+    if noted := [turn for turn in drafted if turn.request.params.logprobs is not None]:
+        _note_logprobs(noted, logits, ops, known)
 
 
 def _follow(turns: Sequence[Turn], logits: Tensor, ops: SamplingOps) -> None:
     """Set the verdicts that one operation finds."""
     trees = [
-        DrawnTree(turn.tree, turn.nodes.start, request.params.temperature, request.seed, len(request.tokens))
+        DrawnTree(turn.tree, turn.nodes.start, request.params.temperature, request.seed, request.length)
         for turn in turns
         if turn.tree is not None and (request := turn.request)
     ]
@@ -77,7 +79,7 @@ class _Walk:
         request, rule = turn.request, turn.request.params.rule
         self.turn, self.tree, self.root = turn, tree, turn.nodes.start
         self.shares_noise = rule.guessing is Guessing.SHARED_NOISE
-        self._steps = rule.verify(tree, Keyed(request.seed, VERIFYING, len(request.tokens)))
+        self._steps = rule.verify(tree, Keyed(request.seed, VERIFYING, request.length))
         self.wanted = Nodes(request, tree, next(self._steps))
 
     def show(self, evidence: Evidence) -> None:

@@ -7,6 +7,7 @@ Linear layers and the KV pool have the model's dtype, or the pool has a type of 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import cached_property
 from typing import cast
 
 import torch
@@ -59,9 +60,9 @@ class LocalStage:
         self.spec, self.kernels, self.blocks = spec, kernels, blocks
         self.ropes, self.layers, self._kv_dtype = ropes, layers, kv_dtype
 
-    @property
+    @cached_property
     def device(self) -> torch.device:
-        """The device of the weights."""
+        """The device of the weights, which do not move after the first pass."""
         return self.ropes[0].signed.device
 
     @property
@@ -76,14 +77,8 @@ class LocalStage:
 
     def pack(self, requests: Sequence[Rows], block_size: int = 1) -> Batch:
         """Lay out a pass of the model. `block_size` is that of the KV pool."""
-        return Batch.pack(
-            requests,
-            block_size=block_size,
-            group=self.spec.group,
-            windows=self.spec.windows,
-            device=self.device,
-            ops=self.kernels,
-        )
+        spec = self.spec
+        return self.kernels.pack_rows(requests, block_size, spec.group, spec.windows, self.device)
 
     def new_cache(self, size: PoolSize) -> KVPool:
         """A KV pool for its layers, which counts them from 0."""
@@ -108,7 +103,7 @@ class LocalStage:
         embeddings: Tensor | None,
     ) -> dict[int, Tensor]:
         """See `Layers`. Raises `ValueError` as `Transformer.forward` does."""
-        available = len(batch.tokens) if cache is None else cache.num_slots
+        available = len(x) if cache is None else cache.num_slots
         if batch.num_slots > available:  # kernels do not check bounds
             raise ValueError(f"the batch uses {batch.num_slots} slots, and {available} are available")
         if self.spec.states and cache is not None:

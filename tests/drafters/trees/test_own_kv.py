@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -67,7 +66,7 @@ def test_a_row_that_could_not_see_itself_is_refused() -> None:
     rows = Rows(np.array([1, 2]), 3, np.arange(4), DraftTree(2), first_key=4)
     with pytest.raises(ValueError, match="a row at offset 3 sees no keys below 4"):
         Batch.pack([rows], block_size=BLOCK)
-    Batch.pack([replace(rows, first_key=3)], block_size=BLOCK)
+    Batch.pack([rows._replace(first_key=3)], block_size=BLOCK)
 
 
 @pytest.mark.parametrize("seed", range(10))

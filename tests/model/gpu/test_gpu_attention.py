@@ -106,9 +106,9 @@ def planned(numbers: IntArray, plan: gpu_plan.AttentionPlan) -> dict[int, dict[i
     positions, places = numbers[row_at : row_at + 2 * count].reshape(-1, 2).T.tolist()
     found: dict[int, dict[int, list[int]]] = {row: {} for row in range(count)}
     taken = set()
-    width = 5 + plan.rows
+    width = 4 + plan.rows
     for at in range(8, fold_at + folds * width, width):
-        table, nodes, ctx, shift, chunk, *own = numbers[at : at + width].tolist()
+        nodes, ctx, shift, chunk, *own = numbers[at : at + width].tolist()
         for row in (row for row in own if row >= 0):
             whole = at >= fold_at
             begin, end = (0, positions[row] + 1) if whole else (chunk * gpu_plan.CHUNK,) * 2
@@ -118,7 +118,7 @@ def planned(numbers: IntArray, plan: gpu_plan.AttentionPlan) -> dict[int, dict[i
             slots = []
             for p in range(begin, end):
                 offset = shift + (p if p <= ctx else ctx + numbers[node_at + nodes + p - ctx])
-                slots.append(numbers[table_at + table + offset // plan.page] * plan.page + offset % plan.page)
+                slots.append(numbers[table_at + offset // plan.page] * plan.page + offset % plan.page)
             assert chunk not in found[row]
             found[row][chunk] = slots
             assert (places[row] < 0) == whole
@@ -173,6 +173,12 @@ def test_random_plans_have_the_keys_of_each_path(small: None, monkeypatch: pytes
         found = planned(layout.lanes[0].numpy(), layout.paths)
         for row, own in enumerate(listed(rows)):
             assert [slot for chunk in sorted(found[row]) for slot in found[row][chunk]] == own.keys.tolist()
+
+
+def test_rows_without_blocks_are_refused() -> None:
+    rows = [Rows(np.arange(1), PAGE - 2, np.arange(1), tree_of([0, 0])), Rows(np.arange(1), 0, np.arange(1))]
+    with pytest.raises(IndexError, match="fewer KV blocks"):
+        gpu_plan.lay_out(rows, PAGE, 1)
 
 
 def pool(dtype: torch.dtype, heads: int = HEADS, size: int = SIZE) -> Tensor:

@@ -23,11 +23,15 @@ MAX_SHARED = 227 * 1024
 """Bytes of shared memory that a program may have on compute capability 9.0."""
 
 
+AHEAD = "fma ld.global"
+"""What products lack that have no bias: they load everything ahead."""
+
+
 def floats(dtype: str, tile: Tile, wants: str) -> Case:
     """A product with weights in floats."""
     constants = {"BLOCK_M": tile.rows, "BLOCK_N": tile.outputs, "BLOCK_K": tile.inputs}
-    types = f"*{dtype} *{dtype} *fp32 *fp32"
-    return Case("linear.multiply_floats", types, constants, tile.warps, tile.stages, wants)
+    types = f"*{dtype} *{dtype} - *fp32"
+    return Case("linear.multiply_floats", types, constants, tile.warps, tile.stages, wants, AHEAD)
 
 
 def integers(tile: Tile, bits: int, group: int, offset: int, width: int, words: int) -> Case:
@@ -35,8 +39,8 @@ def integers(tile: Tile, bits: int, group: int, offset: int, width: int, words: 
     constants = {"BITS": bits, "GROUP": group, "OFFSET": offset, "WIDTH": width, "WORDS": words}
     constants |= {"UNIT_STEPS": 4 if width == 8 else 0, "BLOCK_M": tile.rows, "STAGES": tile.stages}
     units = "*i32" if width == 8 else "-"
-    types = f"*i8 *fp32 *fp32 {'*u8' if bits == 4 else '*i8'} *i32 {units} *fp32 *fp32"
-    return Case("linear.multiply_integers", types, constants, tile.warps, tile.stages, "mma cp.async")
+    types = f"*i8 *fp32 *fp32 {'*u8' if bits == 4 else '*i8'} *i32 {units} - *fp32"
+    return Case("linear.multiply_integers", types, constants, tile.warps, tile.stages, "mma cp.async", AHEAD)
 
 
 def attention(kernel: str, tile: int, size: int, *, softcap: bool = False, dtype: str = "bf16") -> Case:
@@ -121,7 +125,7 @@ CASES = (  # all kernels of the package
 MORE_CASES = (  # kernels for other weights, and in larger tiles
     floats("bf16", LARGE, "wgmma cp.async"),
     floats("fp16", replace(SMALL, inputs=64), "mma cp.async"),
-    replace(floats("fp32", replace(SMALL, inputs=32), "cp.async"), fuses=True),
+    replace(floats("fp32", replace(SMALL, inputs=32), "cp.async"), lacks="ld.global"),
     integers(FEW, 4, 64, 2, 16, 1),  # GPTQ, AWQ
     integers(FEW, 4, 32, 1, 16, 2),  # Q4_1
     integers(FEW, 8, 32, 0, 16, 1),  # int8, Q8_0
@@ -134,8 +138,7 @@ def faults(case: Case, report: Report, capability: int) -> list[str]:
     """What a compiled kernel lacks, and what it may not have."""
     wants = case.wants if capability == 90 else case.wants.replace("wgmma", "mma")
     found = [f"lacks {name}" for name in wants.split() if not report.instructions[name]]
-    if report.instructions["fma"] and not case.fuses:
-        found.append("fuses products and sums")
+    found += [f"has {name}" for name in case.lacks.split() if report.instructions[name]]
     if report.shared > MAX_SHARED:
         found.append(f"takes {report.shared} bytes of shared memory")
     if report.spilled and capability == 90:

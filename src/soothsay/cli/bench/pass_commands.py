@@ -71,9 +71,9 @@ class Step:
 class Host:
     """Measure what a step costs beside the model's pass, by part.
 
-    The pass is replaced by one that knows the answer, which is the model's own. With "warm" caches it does
-    nothing else for as long as SmolLM2's takes. With "cold" ones it reads so much memory that the caches keep
-    nothing of the step. The drafter "given" hands over a tree of 7 nodes.
+    The pass is replaced by one that knows the answer, which is the model's own. With "warm" caches it lasts
+    as long as SmolLM2's. With "cold" ones it also reads so much memory that the caches keep nothing of the
+    step. The drafter "given" hands over a tree of 16 nodes for one request, and of 4 for each of several.
     """
 
     model: str = common("model", default="sibyl")

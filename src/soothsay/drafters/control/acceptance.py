@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from soothsay.core.tree import DraftTree
 
@@ -43,12 +43,12 @@ class AcceptanceCalibration:
 
     def probability(self, score: float) -> float:
         """The probability, 0 to 1, that a node with this score is right."""
-        return self._table[min(int(score / -BIN_WIDTH), NUM_BINS - 1)]
+        return self._table[_bins([score])[0]]
 
     def probabilities(self, tree: DraftTree) -> list[float]:
         """The probability of each node, with 1 for the root."""
-        table, last = self._table, NUM_BINS - 1
-        known = [table[min(int(score / -BIN_WIDTH), last)] for score in tree.scores]
+        table = self._table
+        known = [table[place] for place in _bins(tree.scores)]
         known[0] = 1.0
         return known
 
@@ -59,12 +59,12 @@ class AcceptanceCalibration:
 
     def record(self, tree: DraftTree, right: Iterable[int]) -> None:
         """Count the nodes of a tree. `right` has the nodes that were right; all others were wrong."""
-        scores, seen, last = tree.scores, self._seen, NUM_BINS - 1
-        for score in scores[1:]:
-            seen[min(int(score / -BIN_WIDTH), last)] += 1.0
+        bins, seen = _bins(tree.scores), self._seen
+        for place in bins[1:]:
+            seen[place] += 1.0
         for node in right:
-            self._right[min(int(scores[node] / -BIN_WIDTH), last)] += 1.0
-        self._new += len(scores) - 1
+            self._right[bins[node]] += 1.0
+        self._new += len(bins) - 1
         if self._new >= self._refresh_at:
             self._new, self._refresh_at = 0, min(2 * self._refresh_at, REFRESH_NODES)
             self._refresh()
@@ -83,12 +83,18 @@ class AcceptanceCalibration:
         self._table = [right / seen for right, seen, count in pools for _ in range(count)]
 
 
+def _bins(scores: Sequence[float]) -> list[int]:
+    """The bin of each score."""
+    last = NUM_BINS - 1
+    return [place if (place := int(score / -BIN_WIDTH)) < last else last for score in scores]
+
+
 def right_nodes(tree: DraftTree, tokens: list[int]) -> list[int] | None:
     """The nodes of `tree` that are right, in order of depth, given the tokens that came after its root.
 
     Returns None if it is too early to tell: the tokens end inside the tree, and nodes below may be right.
     """
     nodes = tree.walk(tokens)
-    if len(nodes) - 1 == len(tokens) and tree.children[nodes[-1]]:
+    if len(nodes) - 1 == len(tokens) and nodes[-1] in tree.parents:
         return None
     return nodes[1:]

@@ -107,7 +107,7 @@ class Controller(Composite):
         trees = self._draft(active) if active else {}
         self.decisions[NOBODY] += len(requests) - len(self._trees)
         self.costs.end_decision(len(active))
-        return [trees.get(request) or DraftTree(int(request.tokens[-1])) for request in requests]
+        return [trees.get(request) or DraftTree(request.last_token) for request in requests]
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """Time the step, show it to the drafters that were asked, and keep its features for the others."""
@@ -150,7 +150,7 @@ class Controller(Composite):
             if self._readers and not self.taps:
                 self._retire_readers(state)
             if self.costs.prices is not None:
-                self._asking.retire_drafters(self.step, state, self.costs.prices, len(request.tokens))
+                self._asking.retire_drafters(self.step, state, self.costs.prices, request.length)
         return state
 
     def _new_forecast(self, request: Request, drafter: int, signal: int) -> Forecast:

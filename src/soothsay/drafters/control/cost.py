@@ -146,7 +146,7 @@ class CostModel:
 
     def __init__(self, num_drafters: int, times: Callable[[], PassTimes], clock: Callable[[], float]):
         self._load_times, self._clock = times, clock
-        self._times: PassTimes | None = None  # of this step
+        self._times: PassTimes | None = None  # that `prices` are made of
         self.drafting = [RunningCost() for _ in range(num_drafters)]  # of a draft
         self._level_shares = [LevelShare() for _ in range(num_drafters)]
         self.deciding = RunningCost()  # of the controller itself, for each drafter that it asks
@@ -178,7 +178,6 @@ class CostModel:
 
     def begin_step(self) -> None:
         """Begin the decision of a step."""
-        self._times = self._load_times()
         self._begin, self._outside, self.proposing, self._asked = self._clock(), 0.0, 0.0, 0
         if self._begin - self._followed >= FOLLOW_INTERVAL:
             self._followed = self._begin
@@ -199,11 +198,12 @@ class CostModel:
         """The prices of this step. They stay the same object while the situation is about the same."""
         n, tokens, nodes = len(active), 0, 0
         for request in active:
-            tokens += len(request.tokens)
+            tokens += request.length
             nodes = max(nodes, request.max_nodes - 1)
         context = tokens / n
         situation = (self.rows, self.batch, n, nodes, int(context / PRICE_CONTEXT), step // PRICE_STEPS)
         if self.prices is None or self._priced != situation:
+            self._times = self._load_times()
             seconds = self.times.span(self.rows, nodes * n, context)
             rate = max(self.batch / float(seconds[0]), self.rate)
             node_prices = (seconds[::n] - seconds[0]) * (rate / n)
@@ -266,9 +266,9 @@ class CostModel:
         if self._followed != self._begin:
             return
         now = self._clock()
-        if any(seen.verdict is None for seen in observations):
+        if None in [seen.verdict for seen in observations]:
             return  # rows of prompt chunks are not in `rows`
-        context = sum(len(seen.request.tokens) for seen in observations) / len(observations)
+        context = sum([seen.request.length for seen in observations]) / len(observations)
         self.times.follow(self.rows, context, max(now - self._end, 1e-9), experts)
 
     def end_step(self, observations: Sequence[Observation]) -> None:

@@ -296,7 +296,8 @@ def select_nodes(
         best.sort()
         nodes += best[: request.max_nodes - 1]
         merged.append((request, tree))
-    nodes.sort()
+    if len(merged) > 1:
+        nodes.sort()
     kept: dict[int, list[int]] = {}
     for _, index, node in nodes[: _best_count(nodes, prices, drafting, batch)]:
         kept.setdefault(index, []).append(node)

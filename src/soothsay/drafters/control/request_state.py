@@ -203,7 +203,7 @@ class RequestState:
     @property
     def tokens_left(self) -> int:
         """Tokens until the request's limit."""
-        return self.request.limit - len(self.request.tokens)
+        return self.request.limit - self.request.length
 
     def switch_signals(
         self, signals: list[int], new_forecast: Callable[[Request, int, int], Forecast]
@@ -224,7 +224,7 @@ class RequestState:
 
     def rate_draft(self, drafter: int, tree: DraftTree, prices: Prices) -> tuple[RatedDraft, Outlook]:
         """Record a draft. Returns it with the probability of each node, and its outlook."""
-        forecast, length = self.forecasts[drafter], len(self.request.tokens)
+        forecast, length = self.forecasts[drafter], self.request.length
         probabilities = forecast.shared.calibration.probabilities(tree)[1:]
         best = sorted(probabilities, reverse=True)
         forecast.record(gains_of(best, len(forecast.gains)))
@@ -232,8 +232,8 @@ class RequestState:
         step = last.step if last is not None and last.length == length else []
         self.open_drafts.append(UncheckedDraft(forecast, length, tree, sum(best), step))
         ratio = forecast.reliability.ratio
-        rated = [min(p * ratio, 1.0) for p in probabilities]
-        best = sorted(rated, reverse=True)
+        rated = [1.0 if (p := known * ratio) > 1.0 else p for known in probabilities]
+        best = [1.0 if (p := known * ratio) > 1.0 else p for known in best]
         outlook = forecast.outlook_of([*accumulate(best, initial=0.0)], prices)
         step.append(FirstGuess(drafter, outlook.best, tree))
         return RatedDraft(tree, [1.0, *rated]), outlook
@@ -243,7 +243,7 @@ class RequestState:
         drafts, self.open_drafts = self.open_drafts, []
         for draft in drafts:
             forecast, length, tree, expected, step = draft
-            tokens = self.request.tokens[length:].tolist()
+            tokens: list[int] = self.request.tokens[length:].tolist()
             right = right_nodes(tree, tokens)
             if right is None:
                 self.open_drafts.append(draft)
@@ -253,5 +253,5 @@ class RequestState:
             if right and len(step) > 1:
                 for drafter, best, other in step:
                     if other is not tree:
-                        is_alone = tokens[0] not in other.children[0]
+                        is_alone = len(other.walk(tokens[:1])) == 1
                         forecast.shared.record_apart(drafter, best, len(right), is_alone)

@@ -252,7 +252,7 @@ class Assistant(StateGrownDrafter[AssistantHead]):
 
     def ready(self, request: Request) -> bool:
         """Return whether the root can be computed, see `Expander`."""
-        return request.num_pending == 1 and len(request.tokens) > 1 and super().ready(request)
+        return request.num_pending == 1 and request.length > 1 and super().ready(request)
 
     @torch.inference_mode()
     def expand(self, growing: Sequence[GrowingTree], above: Tensor) -> tuple[Tensor, Tensor]:
@@ -266,7 +266,7 @@ class Assistant(StateGrownDrafter[AssistantHead]):
         size, block = self.target.config.block_size, self.head.config.block
         paths, positions, count = list[KeyPath](), list[int](), 0
         for g in growing:
-            known = len(g.request.tokens) - 1  # tokens with KV
+            known = g.request.length - 1  # tokens with KV
             offsets, rows = np.arange(known), range(count, count := count + len(g.frontier))
             keys = g.request.table[offsets // size] * size + offsets % size
             paths.append(KeyPath(rows, np.full(len(rows), known - 1), keys))

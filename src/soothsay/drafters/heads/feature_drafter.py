@@ -232,7 +232,7 @@ class LastFeatureDrafter(Drafter, Generic[ServedHead]):
 
     def ready(self, request: Request) -> bool:
         """Return whether the feature of the token before the root is known, see `Expander`."""
-        return request in self.kept and self.kept[request][0] == len(request.tokens) - 1
+        return request in self.kept and self.kept[request][0] == request.length - 1
 
     def features(self, requests: Sequence[Request]) -> Tensor:
         """The features of requests that are ready, `[R, H]` float32."""
@@ -273,7 +273,7 @@ def draft_ready(
     draft: Callable[[Sequence[Request]], list[DraftTree]],
 ) -> list[DraftTree]:
     """Return the trees that `draft` makes for requests that are ready, and the root alone for the others."""
-    trees = {request: DraftTree(int(request.tokens[-1])) for request in requests}
+    trees = {request: DraftTree(request.last_token) for request in requests}
     if can := [request for request in requests if request.max_nodes > 1 and ready(request)]:
         trees.update(zip(can, draft(can), strict=True))
     return [*trees.values()]

@@ -105,7 +105,7 @@ class OnePassDrafter(FeatureDrafter[AnyOnePassHead], Expander[PathRows]):
 
     def outputs(self, rows: Mapping[Request, int]) -> list[Tensor]:
         """What `run` returns for each request. `rows`: the number of rows after each request's root."""
-        chains = {request: DraftTree(int(request.tokens[-1])) for request in rows}
+        chains = {request: DraftTree(request.last_token) for request in rows}
         for request, count in rows.items():
             chains[request].extend([0] * count)  # their tokens are not read
         found: dict[Request, Tensor] = {}

@@ -144,7 +144,7 @@ class ConfidentDrafter(RecurrentDrafter):
 
     def _draft(self, at_once: RecurrentDrafts, ready: Sequence[Request]) -> list[DraftTree]:
         """Trees of requests whose parameters change logits by temperature and truncation alone."""
-        trees = {request: DraftTree(int(request.tokens[-1])) for request in ready}
+        trees = {request: DraftTree(request.last_token) for request in ready}
         shape, pool = self.shape, self.kv.pool
         for batch in self.kv.catch_up(trees):
             own = zip(batch.requests, batch.rows, batch.features, strict=True)

@@ -142,7 +142,7 @@ class RefinedTrees:
     def _tree(self, request: Request, candidates: Candidates) -> DraftTree:
         size, depth = min(self.nodes, request.max_nodes), max(request.max_depth, 0)
         places, parents, scores = self.ops.grow_paths(self.refinement, candidates, size, depth)
-        tree = DraftTree(int(request.tokens[-1]))
+        tree = DraftTree(request.last_token)
         tree.append_nodes([self.ids[place] for place in places[1:]], parents[1:], scores[1:])
         return tree
 
@@ -167,7 +167,7 @@ class RefinedTrees:
         scores = score_rows(requests, whole, [depths] * len(requests), self.sampling)
         trees = []
         for request, rows in zip(requests, torch.split(scores, depths), strict=True):
-            tree, guessing = DraftTree(int(request.tokens[-1])), request.params.rule.guessing
+            tree, guessing = DraftTree(request.last_token), request.params.rule.guessing
             size, depth = min(self.nodes, request.max_nodes) - 1, min(max(request.max_depth, 0), depths)
             fill_drawn(tree, draw_template(guessing, depth, DRAWN_BRANCH, size), [*rows], request)
             trees.append(tree)

@@ -150,7 +150,7 @@ class Rest(Drafter):
         return [self._propose(request) for request in requests]
 
     def _propose(self, request: Request) -> DraftTree:
-        tree = DraftTree(int(request.tokens[-1]))
+        tree = DraftTree(request.last_token)
         depth, size = min(self.num_tokens, request.max_depth), min(self.max_nodes, request.max_nodes)
         if depth < 1 or size < 2:
             return tree

@@ -207,7 +207,7 @@ class NGram(Drafter):
         self.counts[tenant].merge(restored)
 
     def _propose(self, request: Request) -> DraftTree:
-        tree = DraftTree(int(request.tokens[-1]))
+        tree = DraftTree(request.last_token)
         context = tuple(request.tokens[1 - self.order :].tolist())
         counts = self.counts[request.tenant]
         nodes = min(request.max_nodes, self.max_nodes)
@@ -215,7 +215,7 @@ class NGram(Drafter):
         return tree
 
     def _learn(self, request: Request) -> None:
-        known, size = self._learnt.get(request, 0), len(request.tokens)
+        known, size = self._learnt.get(request, 0), request.length
         if known < size:
             first = max(known - self.order + 1, 0)
             text = request.tokens[first:].tolist()

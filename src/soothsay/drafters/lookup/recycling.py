@@ -176,7 +176,7 @@ class Recycling(Drafter):
     def _read_new(self, request: Request) -> None:
         """Store successors of new tokens whose rows are empty."""
         tokens = request.tokens[max(self._read.get(request, 0) - 1, 0) :]
-        self._read[request] = len(request.tokens)
+        self._read[request] = request.length
         self.successors[request.tenant].read(tokens)
 
     def _grow(self, request: Request, rates: FloatArray | None) -> DraftTree:
@@ -185,7 +185,7 @@ class Recycling(Drafter):
         A node never scores above its parent. So a node outside the best so far, and everything below it, will
         never be among the best.
         """
-        tree = DraftTree(int(request.tokens[-1]))
+        tree = DraftTree(request.last_token)
         size = min(self.nodes, request.max_nodes - 1)
         # of the nodes of each level: parent, token, score
         levels: list[tuple[IntArray, IntArray, FloatArray]] = []
@@ -228,7 +228,7 @@ class Recycling(Drafter):
             return successors, log_probs
         log_probs = known / max(params.temperature, MIN_TEMPERATURE)
         if params.rule.guessing is Guessing.SHARED_NOISE:
-            key = torch.tensor([noise_key(request.seed, len(request.tokens) + level)])
+            key = torch.tensor([noise_key(request.seed, request.length + level)])
             noise = self.ops.gumbel(key, torch.from_numpy(successors).view(1, -1))
             log_probs += noise.view(successors.shape).numpy()
         log_probs -= np.maximum(log_probs.max(1, keepdims=True), LEAST)

@@ -118,11 +118,11 @@ class TextMemory:
 class _Text:
     """The text of a request, as far as it has been read."""
 
-    __slots__ = ("_counted", "_generations", "_matcher", "_size")
+    __slots__ = ("_counted", "_generations", "matcher", "size")
 
     def __init__(self, automaton: Automaton):
-        self._matcher, self._counted = automaton.matcher(OWN_DOUBT), automaton.counted
-        self._size = 0
+        self.matcher, self._counted = automaton.matcher(OWN_DOUBT), automaton.counted
+        self.size = 0  # tokens that have been read
         self._generations: list[MemoryGeneration] = []  # those that are watched
 
     def matches(self, tokens: IntArray, generations: list[MemoryGeneration]) -> Matcher:
@@ -132,15 +132,15 @@ class _Text:
             tokens: the whole text; it extends that of the last call.
             generations: need not be those of the last call.
         """
-        size = self._size
+        size = self.size
         if self._generations != generations:
             watched = [(one.automaton, one.doubt) for one in generations]
-            self._matcher.watch(watched, tokens[max(size - self._counted, 0) : size])
+            self.matcher.watch(watched, tokens[max(size - self._counted, 0) : size])
             self._generations = generations
         if size < len(tokens):
-            self._matcher.read(tokens[size:])
-            self._size = len(tokens)
-        return self._matcher
+            self.matcher.read(tokens[size:])
+            self.size = len(tokens)
+        return self.matcher
 
 
 class Suffix(SignalingDrafter):
@@ -279,7 +279,7 @@ class Suffix(SignalingDrafter):
         return memory
 
     def _propose(self, request: Request) -> DraftTree:
-        tree = DraftTree(int(request.tokens[-1]))
+        tree = DraftTree(request.last_token)
         nodes, depth = min(request.max_nodes, self.max_nodes), request.max_depth
         if nodes > 1 and depth > 0:
             matches = self._matches(request)
@@ -290,8 +290,10 @@ class Suffix(SignalingDrafter):
 
     def _matches(self, request: Request) -> Matcher:
         """The matches of the request's text, after reading all of it."""
-        self.finish_loading()
         text = self._texts.get(request)
+        if text is not None and text.size == request.length:  # a draft follows its signal
+            return text.matcher
+        self.finish_loading()
         if text is None:
             text = self._texts[request] = _Text(self._new_automaton())
         generations = self._stored + self.memories[request.tenant].generations

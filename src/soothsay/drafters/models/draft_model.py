@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -181,7 +180,7 @@ class DraftModel(GrownDrafter[None], ReadingDrafter):
         """Compute a pass of the draft model; `[M, V]` logits of its logit rows."""
         vocab_size = self.model.spec.vocab_size
         # the target may have more tokens
-        known = [replace(r, tokens=r.tokens.clip(max=vocab_size - 1)) for r in rows]
+        known = [r._replace(tokens=r.tokens.clip(max=vocab_size - 1)) for r in rows]
         batch = pack(known, self.target, self.model.spec)
         return self.model.run(batch, self.kv.pool)[2]
 

@@ -106,7 +106,7 @@ class Lookahead(Drafter):
     def _propose(self, request: Request) -> DraftTree:
         """Return a request's tree, and keep the columns that are in it."""
         self._read_new(request)
-        tokens, root = request.tokens, int(request.tokens[-1])
+        tokens, root = request.tokens, request.last_token
         tree = DraftTree(root)
         if request.max_depth < 1:
             return tree
@@ -131,7 +131,7 @@ class Lookahead(Drafter):
         """
         whole: list[tuple[int, list[int]]] = []  # columns at consecutive positions
         ends: dict[int, int] = {}  # position -> the last node of its column, if that was verified
-        for position, column in _in_a_row(columns, len(seen.request.tokens)):
+        for position, column in _in_a_row(columns, seen.request.length):
             path = [*(above[0] for _, above in whole), *column]
             nodes = tree.walk(path)
             if len(nodes) == 1 + len(path):
@@ -163,7 +163,7 @@ class Lookahead(Drafter):
         """Put the n-grams of newly committed tokens into the pool."""
         first = max(self._read.get(request, 0) - self.ngram + 1, 0)
         tokens = request.tokens[first:].tolist()
-        self._read[request] = len(request.tokens)
+        self._read[request] = request.length
         for begin in range(len(tokens) - self.ngram + 1):
             self._add(request, tokens[begin : begin + self.ngram])
 

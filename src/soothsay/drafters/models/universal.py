@@ -87,7 +87,7 @@ class UniversalDraftModel(ReadingDrafter):
 
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
         """Return a chain for each request. All chains grow together, token by token."""
-        trees = {request: DraftTree(int(request.tokens[-1])) for request in requests}
+        trees = {request: DraftTree(request.last_token) for request in requests}
         useful = [request for request in requests if self._useful(request) > 0]
         chains = [_Chain(request, self.view_of(request), trees[request]) for request in useful]
         growing = [chain for chain in chains if self._has_room(chain.view)]
@@ -100,7 +100,7 @@ class UniversalDraftModel(ReadingDrafter):
     def unread(self, request: Request) -> int:
         """See `ReadingDrafter`."""
         view = self.views.get(request)
-        return len(request.tokens) - 1 - (0 if view is None else view.read)
+        return request.length - 1 - (0 if view is None else view.read)
 
     def catch_up(self, requests: Sequence[Request]) -> None:
         """See `ReadingDrafter`."""

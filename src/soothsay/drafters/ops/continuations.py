@@ -99,7 +99,7 @@ def known_noise(request: Request) -> KnownNoise | None:
     if params.temperature == 0 or params.rule.guessing is not Guessing.SHARED_NOISE:
         return None
     share = min(params.temperature, 1.0)
-    return KnownNoise(request.seed, len(request.tokens), NOISE_ODDS**share, NOISE_WEIGHT * share)
+    return KnownNoise(request.seed, request.length, NOISE_ODDS**share, NOISE_WEIGHT * share)
 
 
 def grow_continuations(

@@ -282,7 +282,7 @@ class TreeGrower:
             requests: the requests to draft for.
             least: a tree stops where its next nodes together are right less often than this, in 0 to 1.
         """
-        trees = [DraftTree(int(request.tokens[-1])) for request in requests]
+        trees = [DraftTree(request.last_token) for request in requests]
         growing = [
             GrowingTree(request, tree, self._shape_for(request), DraftTree(tree.tokens[0]))
             for request, tree in zip(requests, trees, strict=True)

@@ -92,7 +92,7 @@ def draw(tree: DraftTree, parent: int, log_q: Tensor, count: int, request: Reque
     if not q.sum() > 0:  # a drafter may return NaN
         return {}
     replaced = request.params.rule.guessing is Guessing.WITH_REPLACEMENT
-    chance = Keyed(request.seed, DRAFTING, len(request.tokens), parent)
+    chance = Keyed(request.seed, DRAFTING, request.length, parent)
     return add_draws(tree, parent, q, draw_tokens(q, count, replaced, chance), replaced)
 
 

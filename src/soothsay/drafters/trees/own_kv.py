@@ -99,7 +99,7 @@ class OwnKV(ABC, Generic[AnyState]):
             batch, room = DraftPass(), self.max_rows
             for request, tree in list(waiting.items()):
                 state = self.states[request]
-                left = len(request.tokens) - state.cached
+                left = request.length - state.cached
                 at_end = tree is not None and left + len(tree) - 1 <= room
                 count = left if at_end else min(left - 1, room)
                 if count >= 1:
@@ -168,7 +168,7 @@ class TokenKV(OwnKV[TokenState]):
 
     def unread(self, request: Request) -> int:
         """The number of a request's tokens without KV, without the last; it may be new."""
-        return len(request.tokens) - 1 - self._open(request).cached
+        return request.length - 1 - self._open(request).cached
 
     def catch_up(self, trees: Mapping[Request, DraftTree | None]) -> Iterator[DraftPass]:
         """Plan passes, see `OwnKV`; requests may be new.
@@ -189,7 +189,7 @@ class TokenKV(OwnKV[TokenState]):
         """
         moves = []
         for seen in observations:
-            state, end = self.states.get(seen.request), len(seen.request.tokens)
+            state, end = self.states.get(seen.request), seen.request.length
             if (
                 state is not None and seen.verdict is not None and state.cached == end
             ):  # it drafted in this step
@@ -203,8 +203,8 @@ class TokenKV(OwnKV[TokenState]):
         state = self.states.get(request)
         if state is None:
             known = self.num_held(request, request.blocks[: request.num_full_blocks])
-            cached = min(known * self.block_size, len(request.tokens) - 1)
-            root = DraftTree(int(request.tokens[-1]))
+            cached = min(known * self.block_size, request.length - 1)
+            root = DraftTree(request.last_token)
             noted = cached // self.block_size
             state = TokenState(blocks=request.blocks, cached=cached, noted=noted, expanded=root)
             self.states[request] = state
@@ -284,7 +284,7 @@ class FeatureKV(OwnKV[FeatureState]):
     def ready(self, request: Request) -> bool:
         """Return whether the features of all rows up to the root's are known."""
         state = self.states.get(request)
-        return state is not None and state.cached + len(state.features) == len(request.tokens)
+        return state is not None and state.cached + len(state.features) == request.length
 
     def close(self, request: Request) -> Iterator[DraftPass]:
         """Plan passes over what full blocks of a request still lack, then forget the request.
@@ -304,7 +304,7 @@ class FeatureKV(OwnKV[FeatureState]):
             batch, room = DraftPass(), self.max_rows
             for request in list(waiting):
                 state = self.states[request]
-                known = min(state.cached + len(state.features), len(request.tokens))
+                known = min(state.cached + len(state.features), request.length)
                 end = min((known - 1) // size, len(state.blocks)) * size
                 count = min(end - state.cached, room)
                 if count > 0:

@@ -174,7 +174,7 @@ def score_rows(
     """
     likeliest, asked, begin = ops.argmax(logits).tolist(), list[Nodes](), 0
     for request, depth in zip(requests, depths, strict=True):
-        chain = DraftTree(int(request.tokens[-1]))  # the tokens above matter to penalties only
+        chain = DraftTree(request.last_token)  # the tokens above matter to penalties only
         chain.extend(likeliest[begin : begin + depth - 1])
         asked.append(Nodes(request, chain, range(depth)))
         begin += depth
@@ -267,7 +267,7 @@ class TreeLayout:
         scores = score_rows(requests, logits, depths, self.ops)
         guesses = rank_rows(scores, depths, self.branch, self.ops)
         for request, ranked, rows in zip(requests, guesses, torch.split(scores, [*depths]), strict=True):
-            tree, size = DraftTree(int(request.tokens[-1])), min(self.size, request.max_nodes - 1)
+            tree, size = DraftTree(request.last_token), min(self.size, request.max_nodes - 1)
             deep, guessing = max(request.max_depth, 0), request.params.rule.guessing
             useful = ranked[:deep]
             if guessing.draws:

@@ -2,19 +2,20 @@
 
 A row sees the keys of its path. Key p of a path is at offset p up to its request's `ctx`, where the tree's
 root is, and at offset `ctx + node` beyond, where `node` is the path's node of depth p - ctx. With a shift
-added, an offset is in slot `table[offset / page] * page + offset % page`. No list of all keys is made.
+added, an offset is in slot `tables[offset / page] * page + offset % page`, in the tables of all requests end
+to end. No list of all keys is made.
 
 The list has a header, then five parts:
 
     header   [8]          number of items, of folds, of rows; begin of folds, rows, tables, nodes; 0
-    items    [n, 5 + m]   a tile and one of its chunks
-    folds    [n, 5 + m]   a tile of a long prompt: one program takes all its chunks
+    items    [n, 4 + m]   a tile and one of its chunks
+    folds    [n, 4 + m]   a tile of a long prompt: one program takes all its chunks
     rows     [N, 2]       a row's position, and the place of its first partial result; -1: it has none. The
                           last one is repeated for the rows with which `gpu_passes` fills a pass
-    tables                blocks of each request
-    nodes                 of each path, from the root on
+    tables                blocks of all requests
+    nodes                 of all paths, each from the root on
 
-A tile has: begin of its table, begin of its nodes, `ctx`, shift, chunk; then its rows, -1 for none.
+A tile has: begin of its nodes, `ctx`, shift, chunk; then its rows, -1 for none.
 
 Chunks of context alone have one tile for all rows of a request. Others have tiles for each path of its tree.
 """
@@ -22,7 +23,7 @@ Chunks of context alone have one tile for all rows of a request. Others have til
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -32,7 +33,7 @@ import torch
 from torch import Tensor
 
 from soothsay.core.arrays import IdArray, IntArray
-from soothsay.core.batch import Batch, Layout, LayoutOps, Packer, Rows
+from soothsay.core.batch import Batch, Layout, LayoutOps, Rows
 from soothsay.core.paths import Path
 from soothsay.core.transfer import upload
 
@@ -57,15 +58,14 @@ def padded_rows(rows: int) -> int:
 
 
 class Group(NamedTuple):
-    """Rows that meet the same keys, in order of position."""
+    """Rows that meet the same keys."""
 
-    table: int
     nodes: int
     ctx: int
     shift: int
     rows: Sequence[int]
     begin: int = 0  # the first chunk
-    end: int = 0  # after the last chunk; 0: that of the last row
+    end: int = 0  # after the last chunk; 0: as each tile needs
 
 
 @dataclass(frozen=True)
@@ -94,59 +94,81 @@ class AttentionPlan(Sequence[Path]):
 
 def lay_out(requests: Sequence[Rows], block_size: int, group: int) -> Layout:
     """See `LayoutOps`. `Layout.paths` is an `AttentionPlan`, whose list is the only one of `Layout.lanes`."""
-    packer = PlanPacker(block_size)
+    packer = Packer(block_size)
     for request in requests:
         packer.add(request)
-    return packer.finish(group)
+    return packer.finish(requests, group)
 
 
 def plan_of(batch: Batch) -> tuple[AttentionPlan, Tensor]:
     """The plan of a pass, and its list on the device; made of its paths if it was laid out elsewhere."""
     if isinstance(batch.paths, AttentionPlan):
         return batch.paths, batch.stacked[0]
-    packer = PlanPacker(1)
-    positions = np.zeros(len(batch.tokens), dtype=np.int64)
+    packer, places = Packer(1), np.zeros(len(batch.tokens), dtype=np.int64)
     for path in batch.paths:
-        packer.groups.append(Group(packer.add_table(path.keys), 0, FAR, 0, path.rows))
-        positions[path.rows] = path.positions
-    packer.places.append(positions)
-    plan, numbers = packer.plan(batch.group)
+        packer.groups.append(Group(0, FAR, packer.add_table(path.keys), path.rows))
+        places[path.rows] = path.positions
+    plan, numbers = packer.plan(places, np.concatenate(packer.tables), batch.group)
     return plan, upload([numbers], batch.tokens.device)[0]
 
 
 @dataclass(slots=True)
-class PlanPacker(Packer):
-    """Lays out the rows of a pass, and plans attention."""
+class Packer:
+    """Lays out the rows of a pass. Lists grow faster than arrays, as most requests have few rows."""
 
+    block_size: int
+    tokens: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    hidden: list[int] = field(default_factory=list)  # positions before a row's path
+    offsets: list[int] = field(default_factory=list)  # of rows, with their shift
+    logit_rows: list[int] = field(default_factory=list)
+    asked: list[int] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)
     tables: list[IntArray] = field(default_factory=list)
     nodes: list[int] = field(default_factory=list)
-    places: list[IntArray] = field(default_factory=list)  # of rows on their paths
-    requests: list[Rows] = field(default_factory=list)
-    filled: int = 0  # of `tables`
+    filled: int = 0  # blocks in `tables`
+    within: int = 0  # slots of keys within the pass
 
     def add_table(self, table: IntArray) -> int:
-        """Append blocks, and return where they begin."""
+        """Append blocks, and return the shift of offsets in them."""
         self.tables.append(table)
         self.filled += len(table)
-        return self.filled - len(table)
+        return (self.filled - len(table)) * self.block_size
 
-    def add_paths(self, request: Rows, base: int, ctx: int, positions: IntArray) -> None:
-        """Add the groups of a request; see `Packer`."""
-        tree, pending, first, shift = request.tree, len(request.tokens), request.first, request.first_key
-        size, page = 1 if tree is None else len(tree), self.block_size
-        self.requests.append(request)
-        self.places.append(positions - shift if shift else positions)
-        ctx -= shift
+    def add(self, request: Rows) -> None:
+        """Append the rows of a request."""
+        tree, pending, first, page = request.tree, len(request.tokens), request.first, self.block_size
+        base, start, size = len(self.tokens), request.start, 1 if tree is None else len(tree)
+        ctx = start + pending - 1
         if request.table is None:
-            table = np.arange(base // page, (base + shift + ctx + size - 1) // page + 1)
-            shift += base % page
+            table, shift = np.arange(base // page, (base + ctx + size - 1) // page + 1), base % page
+            self.within = max(self.within, base + ctx + size)
         else:
-            table = request.table[: (shift + ctx + size - 1) // page + 1]
-        self.num_slots = max(self.num_slots, (int(table.max()) + 1) * page)
-        begin = self.add_table(table)
-        alone = Group(begin, 0, FAR, shift, range(base, base + len(positions)))
-        if tree is None or size == max(tree.depths) + 1:  # a chain
+            table, shift = request.table[: (ctx + size - 1) // page + 1], 0
+            if len(table) * page < ctx + size:
+                raise IndexError("a request has fewer KV blocks than its rows need")
+        shift += self.add_table(table)
+        self.tokens += request.tokens.tolist()
+        self.positions += range(start, ctx + 1)
+        self.offsets += range(shift + start, shift + ctx + 1)
+        if tree is not None:
+            self.tokens += tree.tokens[first:]
+            self.positions += [ctx + depth for depth in tree.depths[first:]]
+            self.offsets += range(shift + ctx + first, shift + ctx + size)
+        end = len(self.tokens)
+        asks = range(end if tree is None else base + max(pending - 1, 0), end)
+        self.logit_rows += asks
+        self.asked.append(len(asks))
+        self.hidden += [request.first_key] * (end - base)
+        if end > base:
+            self._add_groups(request, base, ctx - request.first_key, shift + request.first_key)
+
+    def _add_groups(self, request: Rows, base: int, ctx: int, shift: int) -> None:
+        """Add the groups of a request. `ctx` and `shift` are of the first key that its rows see."""
+        tree, pending, first = request.tree, len(request.tokens), request.first
+        end = len(self.tokens)
+        alone = Group(0, FAR, shift, range(base, end))
+        if tree is None or len(tree) == max(tree.depths) + 1:  # a chain
             self.groups.append(alone)
             return
         lead = [base] if pending == 1 else []
@@ -155,28 +177,40 @@ class PlanPacker(Packer):
         whole = (ctx + 1) // CHUNK  # chunks of context alone
         own = base + pending - first  # the row of a node that has one is `own + node`
         if whole:
-            rows = [*lead, *range(own + first, own + size)]
-            self.groups.append(alone._replace(rows=rows, end=whole))
+            self.groups.append(alone._replace(rows=[*lead, *range(own + first, end)], end=whole))
         placed = set(range(first))
         for path in tree.paths():
             rows = [*lead, *(own + node for node in path if node not in placed)]
             if rows:
-                self.groups.append(Group(begin, len(self.nodes), ctx, shift, rows, whole))
+                self.groups.append(Group(len(self.nodes), ctx, shift, rows, whole))
                 self.nodes += path
                 placed.update(path)
                 lead = []
 
-    def finish(self, group: int) -> Layout:
-        """See `Packer`."""
-        plan, numbers = self.plan(group)
-        return self.laid_out(plan, [numbers])
+    def finish(self, requests: Sequence[Rows], group: int) -> Layout:
+        """The layout of all requests. `group` query heads share a key head."""
+        whole, page = np.concatenate(self.tables), self.block_size
+        positions = np.array(self.positions, dtype=np.int64)
+        offsets = np.array(self.offsets, dtype=np.int64)
+        places = positions - np.array(self.hidden, dtype=np.int64)
+        plan, numbers = self.plan(places, whole, group)
+        slots = whole[offsets // page] * page + offsets % page
+        return Layout(
+            tokens=torch.tensor(self.tokens),
+            positions=torch.from_numpy(positions),
+            slots=torch.from_numpy(slots),
+            logit_rows=torch.tensor(self.logit_rows, dtype=torch.int64),
+            asked=self.asked,
+            paths=replace(plan, requests=tuple(requests)),
+            num_slots=self.within or (int(whole.max()) + 1) * page,
+            lanes=[numbers],
+        )
 
-    def plan(self, group: int) -> tuple[AttentionPlan, Tensor]:
-        """The plan, and its list."""
+    def plan(self, places: IntArray, tables: IntArray, group: int) -> tuple[AttentionPlan, Tensor]:
+        """The plan, and its list, of the places of all rows on their paths and the tables end to end."""
         tile = TILES[max(len(some.rows) for some in self.groups) * group > TILES[0]]
         size = max(tile // group, 1)
-        positions = np.concatenate(self.places)
-        chunks = positions // CHUNK + 1  # of each row
+        chunks = places // CHUNK + 1  # of each row
         last = chunks.tolist()
         tiles: list[list[int]] = []
         folds: list[list[int]] = []
@@ -187,27 +221,27 @@ class PlanPacker(Packer):
             is_folded = some.ctx == FAR and not some.end and len(rows) > FOLD
             for at in range(0, len(rows), size):
                 own = rows[at : at + size]
-                record = [*some[:4], 0, *own, *[-1] * (size - len(own))]
+                record = [*some[:3], 0, *own, *[-1] * (size - len(own))]
                 if is_folded:
                     folds.append(record)
                 else:
                     tiles.append(record)
                     begins.append(some.begin)
-                    ends.append(some.end or last[own[-1]])
+                    ends.append(some.end or max(last[row] for row in own))
             if is_folded:
                 chunks[rows] = 0
-        items = _items(np.array(tiles, dtype=np.int32).reshape(-1, 5 + size), begins, ends)
-        places = chunks.cumsum()
-        rows_part = np.stack([positions, np.where(chunks, places - chunks, -1)], axis=1)
-        rows_part = np.pad(rows_part, ((0, padded_rows(len(rows_part)) - len(rows_part)), (0, 0)), "edge")
-        lists: list[Any] = [items.ravel(), *folds, rows_part.ravel(), *self.tables, self.nodes]
-        counts = items.size, len(folds) * (5 + size), rows_part.size, self.filled
+        items = _items(np.array(tiles, dtype=np.int32).reshape(-1, 4 + size), begins, ends)
+        results = chunks.cumsum()  # until after each row's
+        rows_part = np.stack([places, np.where(chunks, results - chunks, -1)], axis=1)
+        rows_part = np.pad(rows_part, ((0, padded_rows(len(places)) - len(places)), (0, 0)), "edge")
+        lists: list[Any] = [items.ravel(), *folds, rows_part.ravel(), tables, self.nodes]
+        counts = items.size, len(folds) * (4 + size), rows_part.size, len(tables)
         begin_of = [*accumulate(counts, initial=8)][1:]
         header = [len(items), len(folds), len(rows_part), *begin_of, 0]
         odd = [0] * ((begin_of[-1] + len(self.nodes)) % 2)  # an upload takes numbers of 8 bytes
         numbers = np.concatenate([header, *lists, odd], dtype=np.int32, casting="unsafe")
-        known = self.block_size, tile, size, len(items), len(folds), int(places[-1]), tuple(self.requests)
-        return AttentionPlan(*known), torch.from_numpy(numbers)
+        plan = AttentionPlan(self.block_size, tile, size, len(items), len(folds), int(results[-1]))
+        return plan, torch.from_numpy(numbers)
 
 
 def _items(tiles: IdArray, begins: Sequence[int], ends: Sequence[int]) -> IdArray:
@@ -215,5 +249,5 @@ def _items(tiles: IdArray, begins: Sequence[int], ends: Sequence[int]) -> IdArra
     counts = np.array(ends, dtype=np.int64) - np.array(begins, dtype=np.int64)
     items = tiles.repeat(counts, axis=0)
     before = counts.cumsum() - counts - begins
-    items[:, 4] = np.arange(len(items)) - before.repeat(counts)
+    items[:, 3] = np.arange(len(items)) - before.repeat(counts)
     return items

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from ctypes import Structure, byref, c_int64, c_void_p
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -14,18 +14,9 @@ import torch
 from torch import Tensor
 
 from soothsay.core.arrays import IntArray
-from soothsay.core.batch import Batch, Layout, Rows
+from soothsay.core.batch import Batch, Rows, Windows, blind
 from soothsay.core.paths import Path
 from soothsay.core.strands import Strands
-
-
-class _Layout(Structure):
-    """`soothsay_layout` of csrc/kernels.h."""
-
-    _fields_ = [
-        *((name, c_void_p) for name in ("tokens", "positions", "slots", "logit_rows")),
-        *((name, c_void_p) for name in ("rows", "row_positions", "key_begin", "row_begin", "shared", "keys")),
-    ]
 
 
 class PathLists(NamedTuple):
@@ -43,11 +34,11 @@ class PathLists(NamedTuple):
     keys: IntArray
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FlatPaths(Sequence[Path]):
     """Paths as the library reads them."""
 
-    room: Tensor  # int64; has the lists of `PathLists`
+    room: array[int]  # has the lists of `PathLists`
     begins: Sequence[int]  # their places in it
     num_paths: int
 
@@ -69,12 +60,12 @@ class FlatPaths(Sequence[Path]):
             keys=np.concatenate([path.keys for path in paths]),
         )
         places = accumulate(map(len, lists[:-1]), initial=0)
-        return cls(torch.from_numpy(np.concatenate(lists)), tuple(places), len(paths))
+        return cls(array("q", np.concatenate(lists).tobytes()), tuple(places), len(paths))
 
     @property
     def lists(self) -> PathLists:
         """The lists, without the room that the library left unused."""
-        room, count = self.room.numpy(), self.num_paths
+        room, count = np.frombuffer(self.room, dtype=np.int64), self.num_paths
         rows, positions, key_begin, row_begin, shared, keys = (room[begin:] for begin in self.begins)
         num_rows, num_keys = row_begin[count], key_begin[count]
         begins = key_begin[: count + 1], row_begin[: count + 1]
@@ -83,8 +74,8 @@ class FlatPaths(Sequence[Path]):
     @property
     def pointers(self) -> tuple[int, ...]:
         """The addresses of the lists, in the order of the library's arguments, and the number of paths."""
-        start = self.room.data_ptr()
-        rows, positions, key_begin, row_begin, shared, keys = (start + 8 * begin for begin in self.begins)
+        start = self.room.buffer_info()[0]
+        rows, positions, key_begin, row_begin, shared, keys = [start + 8 * begin for begin in self.begins]
         return keys, key_begin, rows, positions, row_begin, shared, self.num_paths
 
     def __len__(self) -> int:
@@ -122,42 +113,92 @@ def _plan(strands: Strands) -> array[int]:
     return plan
 
 
-def native_layout(run: Callable[..., None], requests: Sequence[Rows], block_size: int) -> Layout:
-    """Lay out the rows of requests, as `LayoutOps` does.
+class NativeBatch(Batch):
+    """A pass in memory that the library has written. Tensors of its parts are made once they are read."""
+
+    room: array[int]  # a `soothsay_layout` of csrc/kernels.h
+    num_rows: int
+
+    @cached_property
+    def tokens(self) -> Tensor:
+        """See `Batch`."""
+        return self._part(2, self.num_rows)
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """See `Batch`."""
+        return self._part(2 + self.num_rows, self.num_rows)
+
+    @cached_property
+    def slots(self) -> Tensor:
+        """See `Batch`."""
+        return self._part(2 + 2 * self.num_rows, self.num_rows)
+
+    @cached_property
+    def logit_rows(self) -> Tensor:
+        """See `Batch`."""
+        return self._part(2 + 3 * self.num_rows, sum(self.asked))
+
+    @cached_property
+    def paths(self) -> FlatPaths:
+        """See `Batch`."""
+        rows = self.num_rows
+        sizes = 3 * rows + sum(self.asked), rows, rows, rows + 1, rows + 1, rows
+        return FlatPaths(self.room, [*accumulate(sizes, initial=2)][1:], self.room[0])
+
+    def _part(self, begin: int, count: int) -> Tensor:
+        if not count:
+            return torch.empty(0, dtype=torch.int64)
+        return torch.frombuffer(self.room, dtype=torch.int64, count=count, offset=8 * begin)
+
+
+_ZERO = array("q", [0])
+
+
+def native_batch(
+    lay_out: Callable[..., None], requests: Sequence[Rows], block_size: int, group: int, windows: Windows
+) -> NativeBatch:
+    """Lay out the rows of requests, as `LayoutOps.pack_rows` does.
 
     Args:
-        run: the library's `soothsay_lay_out`.
-        requests: to lay out one after the other.
+        lay_out: the library's `soothsay_lay_out`.
+        requests: at least one row in all.
         block_size: slots of a KV block.
+        group: query heads that share a key head.
+        windows: those of the model's layers.
     """
-    plan = array("q")
-    num_rows = num_keys = 0
-    held, asked = [], []
+    plan, asked = array("q"), list[int]()
+    num_rows = num_keys = planned = 0
     for request in requests:
-        tree, table, pending = request.tree, request.table, len(request.tokens)
-        size = 0 if tree is None else len(tree)
-        if table is not None and len(table) * block_size < request.start + pending + max(size - 1, 0):
-            raise IndexError("a request has fewer KV blocks than its rows need")
-        held.append(array("q", () if table is None else table.tolist()))  # alive until the call
-        place = 0 if table is None else held[-1].buffer_info()[0]
-        plan.extend((request.start, request.first_key, request.first, size, pending, place))
-        plan.extend(request.tokens.tolist())
-        leaves, new = 1, max(size - request.first, 0)
+        tokens, start, table, tree, first, first_key, _, _ = request
+        pending, size, leaves = len(tokens), 0, 1
+        if first_key > start:
+            raise blind(request)
+        blocks = -1 if table is None else len(table)
+        if tree is not None:
+            size = len(tree.tokens)
+            leaves = size - len({*tree.parents}) + 1  # the root's parent is no node
+        end, new = start + pending, max(size - first, 0)
+        plan.extend((start, first_key, first, size, pending, blocks))
+        plan.frombytes(tokens.tobytes())
+        if table is not None:
+            if blocks * block_size < end + max(size - 1, 0):
+                raise IndexError("a request has fewer KV blocks than its rows need")
+            plan.frombytes(table.tobytes())
+            planned += blocks
         if tree is not None:
             plan.extend(tree.tokens)
             plan.extend(tree.parents)
-            leaves = size - len({*tree.parents}) + 1  # the root's parent is no node
         num_rows += pending + new
-        asked.append(0 if tree is None else new + min(pending, 1))
-        num_keys += leaves * (request.start + pending + size)
+        num_keys += leaves * (end + size)
+        planned += 6 + pending + 2 * size
+        asked.append(new + min(pending, 1) if size else 0)
+    if len(plan) != planned:
+        raise TypeError("tokens and tables of blocks must be int64")
     num_logits = sum(asked)
-    sizes = (num_rows,) * 3, (num_logits,), (num_rows,) * 2, (num_rows + 1,) * 2, (num_rows, num_keys)
-    begins = tuple(accumulate((size for some in sizes for size in some), initial=0))
-    room = torch.empty(begins[-1], dtype=torch.int64)
-    start, totals = room.data_ptr(), (c_int64 * 2)()
-    out = _Layout(*(start + 8 * begin for begin in begins[:-1]))
-    run(plan.buffer_info()[0], len(requests), block_size, byref(out), totals)
-    wanted = [*sizes[0], num_logits, begins[-1] - begins[4]]
-    tokens, positions, slots, logit_rows, _ = room.split_with_sizes(wanted)
-    paths = FlatPaths(room, begins[4:-1], totals[0])
-    return Layout(tokens, positions, slots, logit_rows, asked, paths, totals[1])
+    room = _ZERO * (4 + 8 * num_rows + num_logits + num_keys)
+    lay_out(plan.buffer_info()[0], len(requests), block_size, num_rows, num_logits, room.buffer_info()[0])
+    batch = NativeBatch.__new__(NativeBatch)
+    own = {"room": room, "num_rows": num_rows, "asked": asked, "num_slots": room[1], "stacked": ()}
+    vars(batch).update(own, requests=requests, group=group, windows=windows)
+    return batch

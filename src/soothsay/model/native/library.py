@@ -29,8 +29,8 @@ void soothsay_route(const void* scores, int are_bf16, int64_t rows, const sooths
 void soothsay_run(const soothsay_layer* layers, int count, const soothsay_pass* pass);
 void soothsay_rows(const int64_t* rows, int64_t count, const soothsay_weights* weights, float* out);
 void soothsay_pack(const uint8_t* integers, int64_t rows, int inputs, int bits, void* data);
-void soothsay_lay_out(const int64_t* plan, int64_t count, int64_t block_size, const soothsay_layout* out,
-    int64_t* totals);
+void soothsay_lay_out(const int64_t* plan, int64_t count, int64_t block_size, int64_t N, int64_t M,
+    int64_t* out);
 void soothsay_gumbel(const int64_t* keys, const int64_t* tokens, int one_row, int64_t rows, int64_t width,
     float* out);
 void soothsay_race(const float* x, const float* temperatures, const int64_t* keys, int64_t rows,

@@ -9,13 +9,13 @@ from ctypes import addressof, byref
 import torch
 from torch import Tensor, nn
 
-from soothsay.core.batch import Layout, Rows
+from soothsay.core.batch import Batch, Rows, Windows
 from soothsay.machine import LargePages
 from soothsay.model.decoder.decoder_block import DecoderBlock
 from soothsay.model.loaded_part import Table
 from soothsay.model.native.experts import Routing
 from soothsay.model.native.fitting import fits
-from soothsay.model.native.layout import native_layout
+from soothsay.model.native.layout import native_batch
 from soothsay.model.native.library import VARIANTS, Library
 from soothsay.model.native.native_blocks import NativeBlocks
 from soothsay.model.native.native_linear import NativeLinear, PackedTable
@@ -107,9 +107,12 @@ class NativeKernels(NativeOperations, Library, Kernels):
         """See `Kernels`."""
         return NativeBlocks(self._run, blocks)
 
-    def lay_out(self, requests: Sequence[Rows], block_size: int, group: int) -> Layout:
-        """See `Kernels`."""
-        return native_layout(self._loaded.soothsay_lay_out, requests, block_size)  # in one thread
+    def pack_rows(
+        self, requests: Sequence[Rows], block_size: int, group: int, windows: Windows, device: torch.device
+    ) -> Batch:
+        """See `LayoutOps`."""
+        lay_out = self._loaded.soothsay_lay_out  # in one thread
+        return native_batch(lay_out, requests, block_size, group, windows)
 
     def move(self, parts: Iterable[Tensor], sources: Sequence[int], targets: Sequence[int]) -> None:
         """See `LayoutOps`."""

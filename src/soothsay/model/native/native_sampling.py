@@ -11,19 +11,11 @@ from torch import Tensor
 from soothsay.core.drawing import RacingOps
 from soothsay.core.params import MIN_TEMPERATURE
 from soothsay.core.sampling_ops import NUCLEUS_WIDTH, DrawnTree
-from soothsay.core.tree import DraftTree
 from soothsay.core.verify import Verdict
 from soothsay.model.native.library import Library
 from soothsay.model.native.native_linear import address
 
-
-def _verdict(tree: DraftTree, found: array[int]) -> Verdict | None:
-    """What `soothsay_follow` has found for a tree."""
-    count, *rest = found
-    if count < 0:
-        return None
-    path = rest[:count]
-    return Verdict(path, [*[tree.tokens[node] for node in path], rest[count]])
+_ZERO = array("q", [0])
 
 
 class NativeSampling(Library, RacingOps):
@@ -31,23 +23,27 @@ class NativeSampling(Library, RacingOps):
 
     def follow(self, logits: Tensor, trees: Sequence[DrawnTree]) -> Sequence[Verdict | None]:
         """See `SamplingOps`. Draws of logits that are not finite are not known here."""
-        plan, temperatures, ends, room = array("q"), array("f"), list[int](), 0
+        plan, temperatures, room = array("q"), array("f"), 0
         for tree, row, temperature, seed, position in trees:
-            plan.extend((row, len(tree.tokens), seed, position))
+            size = len(tree.tokens)
+            plan.extend((row, size, seed, position))
             plan.extend(tree.tokens)
             plan.extend(tree.parents)
             temperatures.append(max(temperature, MIN_TEMPERATURE) if temperature else 0.0)
-            room += len(tree.tokens) + 1
-            ends.append(room)
-        found = array("q", bytes(8 * room))
+            room += size + 1
+        found = _ZERO * room
         self._loaded.soothsay_follow(  # on as many threads as the pass before it
-            *(logits.data_ptr(), logits.shape[1], plan.buffer_info()[0], temperatures.buffer_info()[0]),
+            *(logits.data_ptr(), logits.size(1), plan.buffer_info()[0], temperatures.buffer_info()[0]),
             *(len(trees), found.buffer_info()[0]),
         )
-        return [
-            _verdict(own.tree, found[end - len(own.tree.tokens) - 1 : end])
-            for own, end in zip(trees, ends, strict=True)
-        ]
+        verdicts, begin = list[Verdict | None](), 0
+        for own in trees:
+            tokens, end = own.tree.tokens, begin + 1 + found[begin]
+            path = found[begin + 1 : end].tolist()
+            known = [*[tokens[node] for node in path], found[end]]
+            verdicts.append(Verdict(path, known) if end > begin else None)
+            begin += len(tokens) + 1
+        return verdicts
 
     def gumbel(self, keys: Tensor, tokens: Tensor) -> Tensor:
         """See `SamplingOps`."""

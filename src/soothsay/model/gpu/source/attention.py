@@ -65,7 +65,7 @@ def load_tile(
     """Queries of a tile, `[M, D]`, for one head of keys; their rows, heads, positions, places, first keys."""
     m, d = tl.arange(0, M), tl.arange(0, D)
     slot = part * (M // GROUP) + m // GROUP
-    row = tl.load(item + 5 + slot, mask=(m < M // GROUP * GROUP) & (slot < ROWS), other=-1)
+    row = tl.load(item + 4 + slot, mask=(m < M // GROUP * GROUP) & (slot < ROWS), other=-1)
     there = row >= 0
     rows = plan + tl.load(plan + 4)
     position = tl.load(rows + 2 * row, mask=there, other=-1)
@@ -97,9 +97,8 @@ def attend_chunk(
     M: tl.constexpr,
 ):
     """The running softmax of queries `x` `[M, D]` over the keys of a chunk that they see."""
-    table = plan + tl.load(plan + 5) + tl.load(item)
-    nodes = plan + tl.load(plan + 6) + tl.load(item + 1)
-    ctx, shift = tl.load(item + 2), tl.load(item + 3)
+    tables, nodes = plan + tl.load(plan + 5), plan + tl.load(plan + 6) + tl.load(item)
+    ctx, shift = tl.load(item + 1), tl.load(item + 2)
     end = tl.minimum((chunk + 1) * CHUNK, tl.max(position, axis=0) + 1)
     begin = tl.maximum(chunk * CHUNK, tl.min(low, axis=0) // KEYS * KEYS)
     d = tl.arange(0, D)
@@ -114,7 +113,7 @@ def attend_chunk(
         depth = p - ctx
         node = tl.load(nodes + depth, mask=exists & (depth > 0), other=0)
         offset = tl.where(depth > 0, ctx + node, p) + shift
-        slot = tl.load(table + offset // PAGE, mask=exists, other=0) * PAGE + offset % PAGE
+        slot = tl.load(tables + offset // PAGE, mask=exists, other=0) * PAGE + offset % PAGE
         k_mask, v_mask = exists[None, :], exists[:, None]
         if SIZE != D:
             k_mask, v_mask = k_mask & real[:, None], v_mask & real[None, :]
@@ -168,11 +167,11 @@ def attend_chunks(
     parts_of_tile: tl.constexpr = (ROWS + M // GROUP - 1) // (M // GROUP)
     for index in range(tl.program_id(0), tl.load(plan) * heads * parts_of_tile, PROGRAMS):
         head, part = index % heads, index // heads % parts_of_tile
-        item = plan + 8 + (index // heads // parts_of_tile) * (5 + ROWS)
+        item = plan + 8 + (index // heads // parts_of_tile) * (4 + ROWS)
         x, _, of, position, place, low = load_tile(
             plan, item, part, q, head, heads, window, kind, ROWS, M, GROUP, SIZE, D
         )
-        chunk = tl.load(item + 4)
+        chunk = tl.load(item + 3)
         keys = kv + head.to(tl.int64) * slots * SIZE
         values = kv + (heads + head).to(tl.int64) * slots * SIZE
         top, total, acc = attend_chunk(
@@ -269,7 +268,7 @@ def attend_rows(
     GROUP: tl.constexpr,
 ):
     """Attention of a tile of rows over all their chunks, for long prompts: out `[N, heads * GROUP, SIZE]`."""
-    item = plan + tl.load(plan + 3) + tl.program_id(0) * (5 + ROWS)
+    item = plan + tl.load(plan + 3) + tl.program_id(0) * (4 + ROWS)
     head, d = tl.program_id(1), tl.arange(0, D)
     kind: tl.constexpr = kv.dtype.element_ty
     x, row, of, position, _, low = load_tile(
