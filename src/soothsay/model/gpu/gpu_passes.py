@@ -86,7 +86,10 @@ class GpuPasses:
             found = _Recorded(batch, plan, room)
             found.fill(batch, numbers)
             static = found.batch
-            found.repeat, found.outputs = self._record(lambda: model.compute(static, cache, layers, taps))
+            # each time without the forms of the time before, which would not be recorded
+            found.repeat, found.outputs = self._record(
+                lambda: model.compute(replace(static), cache, layers, taps)
+            )
         known[key] = found  # the most recently used one is last
         found.fill(batch, numbers)
         found.repeat()
