@@ -49,6 +49,7 @@ def _spec(job: Job, model: str, questions: Path) -> dict[str, Any]:
     sizes = ("-n", "4") if job.dry else ("--per-task", "2", "-n", "64", "-t", "0", "-t", "1")
     words = "bench", "spec", model, "--spec-bench", questions, *drafters, *sizes, "--device", job.device.type
     file = job.out / f"spec-{Path(model).stem}.json"
+    file.unlink(missing_ok=True)
     return {"table": job.command(*words, "--dtype", "auto" if job.dry else "bfloat16", "--json", file)}
 
 

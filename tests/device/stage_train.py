@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from functools import partial
 from pathlib import Path
@@ -34,11 +35,11 @@ def measure(job: Job) -> Numbers:
 
 def _train(job: Job, model: str, answers: Path, name: str, steps: int) -> dict[str, Any]:
     """Train a head for some steps, and measure what it accepts."""
-    head, batch = job.work / f"eagle3-{steps}-{time.time_ns()}", 64 if job.dry else 8192
+    head, batch = job.work / f"eagle3-{steps}", 64 if job.dry else 8192
+    shutil.rmtree(head, ignore_errors=True)
     sizes = ("--vocabulary", "256", "--depth", "2", "--held-out", "4", "--parts", "1") if job.dry else ()
     words = "train", "eagle3", model, answers, "--out", head, "--device", job.device.type, *sizes
     found = _timed(job, *words, "--steps", str(steps), "--batch-tokens", str(batch))
-    found["tokens/s, with loading"] = steps * batch / found["seconds"]
     spec = "bench", "spec", model, "--spec-bench", questions_of(job), "--drafter", f"eagle3(model={head})"
     ends = "--per-task", "1", "-n", "4" if job.dry else "64", "--device", job.device.type
     return found | {"acceptance": job.command(*spec, *ends)}
