@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -184,7 +183,7 @@ def _passes(job: Job, dtype: Any) -> dict[str, bool]:
             nodes = [0, *(node for node in path if node)]
             chain = DraftTree(7)
             chain.extend([tree.tokens[node] for node in nodes[1:]])
-            paths &= torch.equal(_eager(model, pool, [replace(request, tree=chain)]), own[nodes])
+            paths &= torch.equal(_eager(model, pool, [request._replace(tree=chain)]), own[nodes])
             for step, node in enumerate(nodes):
                 token, place = tree.tokens[node], request.start + step
                 rows = Rows(np.array([token]), place, request.table, DraftTree(token))
@@ -197,7 +196,7 @@ def _read(model: Transformer, pool: KVPool, request: Rows, chunk: int) -> None:
     """Read a random prompt before a request's tree, in chunks."""
     tokens = np.random.default_rng(1).integers(0, model.spec.vocab_size, request.start)
     for begin in range(0, request.start, chunk):
-        rows = replace(request, tokens=tokens[begin : begin + chunk], start=begin, tree=None)
+        rows = request._replace(tokens=tokens[begin : begin + chunk], start=begin, tree=None)
         model.run(model.pack([rows], PAGE), pool)
 
 
