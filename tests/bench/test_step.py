@@ -80,6 +80,11 @@ def test_random_weights_depend_on_name_and_seed_only() -> None:
     assert sum(count for _, count in first.stored()) == sum(tensor.numel() for tensor in made.values())
 
 
+def test_random_weights_are_made_on_their_device() -> None:
+    with RandomCheckpoint(SMALL, device="meta").open() as read:
+        assert all(read(name).is_meta for name in RandomCheckpoint(SMALL).names())
+
+
 def test_random_weights_are_scaled_and_have_no_equal_rows() -> None:
     with RandomCheckpoint(replace(SMALL, hidden=1000, heads=2, vocab=3000)).open() as read:
         weight = read("lm_head.weight").float()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import interpreter  # noqa: F401 - before any kernel
 import numpy as np
@@ -17,7 +19,7 @@ from soothsay.core.batch import Rows
 from soothsay.core.tree import DraftTree
 from soothsay.model.gpu import gpu_passes
 from soothsay.model.gpu.gpu_kernels import GpuKernels
-from soothsay.model.gpu.gpu_passes import GpuPasses
+from soothsay.model.gpu.gpu_passes import GpuPasses, GraphRecorder
 from soothsay.model.ops.kernels import Outputs
 from soothsay.model.transformer import Transformer
 from soothsay.model.weights.checkpoint import open_checkpoint
@@ -174,3 +176,19 @@ def test_recorded_passes_answer_as_others(folder: Path) -> None:
     llm = serving(loaded(folder, recorded=True))
     for drafter in ("none", "prompt-lookup", "suffix"):
         assert llm.generate(PROMPT, params, drafter=drafter).token_ids == alone
+
+
+def test_a_pass_runs_before_it_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernels are loaded then, which is not possible while others are recorded."""
+    events = []
+
+    @contextmanager
+    def graph(*_: object, **__: object) -> Iterator[None]:
+        events.append("begin")
+        yield
+
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None))
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    GraphRecorder()(lambda: events.append("run"))  # type: ignore[arg-type, func-returns-value, return-value]
+    assert events == ["run", "begin", "run"]

@@ -162,6 +162,9 @@ def test_rounding_to_the_nearest() -> None:
     assert quantized.values.tolist() == [[9, 1, 8, 12], [8, 8, 8, 8]]
     assert quantized.dequantize().tolist() == [[1, -7, 0, 4], [0, 0, 0, 0]]
     assert round_to_nearest(weight, 4, 2).scales.tolist() == [[1.0, 0.515625], [0, 0]]  # 3.6 / 7 in bfloat16
+    elsewhere = round_to_nearest(weight.to("meta"), 4)  # stays on its device
+    assert elsewhere.values.is_meta
+    assert elsewhere.scales.is_meta
     with pytest.raises(ValueError, match="groups of 3"):
         round_to_nearest(weight, 4, 3)
 

@@ -21,7 +21,7 @@ from soothsay.model.gpu.gpu_plan import ROOMS, AttentionPlan, padded_rows, plan_
 from soothsay.model.ops.kernels import Outputs, PassModel
 
 USES = 3
-"""The use of a size at which it is recorded. By then its kernels are compiled."""
+"""The use of a size at which it is recorded. Rarer sizes are not worth it."""
 
 MOST = 24
 """Recorded passes of a KV pool, at most. The least recently used one makes room."""
@@ -31,15 +31,20 @@ Recorder = Callable[[Callable[[], Outputs]], tuple[Callable[[], None], Outputs]]
 
 
 class GraphRecorder:
-    """Records kernels as CUDA graphs; see `Recorder`. They share the memory of what is not kept."""
+    """Records kernels as CUDA graphs; see `Recorder`. They share the memory of what is not kept.
+
+    A pass runs once before it is recorded: filled up with rows, it may need kernels that no pass needed yet,
+    and a kernel cannot be loaded while others are recorded. Other threads may use the device meanwhile.
+    """
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, function: Callable[[], Outputs]) -> tuple[Callable[[], None], Outputs]:
         """Record what a function does."""
+        function()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             outputs = function()
         return graph.replay, outputs
 
@@ -81,7 +86,10 @@ class GpuPasses:
             found = _Recorded(batch, plan, room)
             found.fill(batch, numbers)
             static = found.batch
-            found.repeat, found.outputs = self._record(lambda: model.compute(static, cache, layers, taps))
+            # each time without the forms of the time before, which would not be recorded
+            found.repeat, found.outputs = self._record(
+                lambda: model.compute(replace(static), cache, layers, taps)
+            )
         known[key] = found  # the most recently used one is last
         found.fill(batch, numbers)
         found.repeat()

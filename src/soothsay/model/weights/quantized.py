@@ -323,8 +323,8 @@ def round_to_nearest(weight: Tensor, bits: int, group_size: int | None = None) -
     if size % group_size:
         raise ValueError(f"{size} inputs cannot be divided into groups of {group_size}")
     end, slab = 2 ** (bits - 1) - 1, max(SLAB // size, 1)
-    values = torch.empty(weight.shape, dtype=torch.uint8)
-    scales = torch.empty(len(weight), size // group_size)
+    values = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
+    scales = torch.empty(len(weight), size // group_size, device=weight.device)
     for begin in range(0, len(weight), slab):
         rows = slice(begin, begin + slab)
         groups = weight[rows].float().view(-1, size // group_size, group_size)
