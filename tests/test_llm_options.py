@@ -12,6 +12,7 @@ import torch
 from soothsay import LLM, Drafter, DrafterError, EngineConfig, ModelError, SamplingParams
 from soothsay.core.integer_keys import kv_bytes
 from soothsay.engine.sizing import WORKING_MEMORY, complete_config
+from soothsay.machine import Memory
 from soothsay.model.transformer import Transformer
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, seed=0)
@@ -60,7 +61,7 @@ def test_engines_of_a_machine_share_its_memory(
     tiny: Callable[..., Transformer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = [WORKING_MEMORY + 4_000_000]
-    monkeypatch.setattr("soothsay.engine.sizing.available_memory", lambda: free[0])
+    monkeypatch.setattr("soothsay.engine.sizing.memory_of", lambda device: Memory(free[0], "one GB"))
     model = tiny()
     bytes_each = kv_bytes(model.spec.kv_shapes, model.kv_dtype)
     for engines in (1, 2, 5):

@@ -47,8 +47,8 @@ class LLM:
             see `soothsay.model.weights.load.load_model`.
         tokenizer: takes the place of the model's own.
         chat_template: a file with a Jinja template, which takes the place of the model's own ones.
-        device: where the model runs, as PyTorch names it. `"auto"`: an NVIDIA GPU that our kernels run on,
-            else the CPU; see docs/gpu.md.
+        device: where the model runs, as PyTorch names it. `"auto"`: what the environment variable
+            `SOOTHSAY_DEVICE` says, or else the CPU; see docs/gpu.md.
         generation_config: where the defaults of sampling parameters are from: `"auto"`, the model's own
             generation_config.json or GGUF file; a folder with a generation_config.json; or `"none"`.
         kernels: `"auto"`, the fastest that run here; or an instruction set such as `"avx2"` or `"portable"`;

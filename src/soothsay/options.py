@@ -111,7 +111,9 @@ class ModelOptions:
         "-d",
     )
     dtype: DType = option("auto", "Number format of the linear layers.")
-    device: str = option("auto", "Where the model runs: cpu, cuda, cuda:1. 'auto': a GPU, else the CPU.")
+    device: str = option(
+        "auto", "Where the model runs: cpu, cuda, cuda:1. 'auto': SOOTHSAY_DEVICE, else cpu."
+    )
     max_context: int | None = optional("the model's", "Limit of tokens in prompt and answer together.", min=2)
     chat_template: Path | None = optional(
         "the model's",

@@ -196,7 +196,7 @@ class Runner:
 
     def run(self, *requests: Rows) -> tuple[list[Tensor], list[Tensor]]:
         """Each request's logits: of all its rows, and of those that its tree asks for."""
-        placed = [replace(rows, state=self.slots[int(rows.table[0])]) for rows in requests]
+        placed = [rows._replace(state=self.slots[int(rows.table[0])]) for rows in requests]
         return run(self.model, placed, self.cache)
 
     def save(self) -> None:
@@ -270,7 +270,7 @@ def test_tree_in_one_pass_and_level_by_level(pairs: Pairs, name: str) -> None:
     # level by level, with the KV of the nodes before in the pool
     levels = level_by_level(tree)
     runner = Runner(pair.model, rng, 2)
-    neighbour = replace(neighbour, table=runner.tables[1])
+    neighbour = neighbour._replace(table=runner.tables[1])
     runner.prefill(0, committed)
     parts = [runner.run(Rows(array(pending), len(committed), runner.tables[0], levels[0]))[1][0]]
     for before, level in pairwise(levels):

@@ -21,13 +21,13 @@ CAPABILITY = (8, 0)
 def usable_device(name: torch.device | str) -> torch.device:
     """The device of a name, as PyTorch names it.
 
-    "auto" is what the environment variable `SOOTHSAY_DEVICE` says, or else a GPU that our kernels run on, or
-    else the CPU.
+    "auto" is what the environment variable `SOOTHSAY_DEVICE` says, or else the CPU: a GPU has to be named
+    until our kernels have run on one.
 
     Raises `ModelError` for a device that PyTorch cannot use here.
     """
     if name == "auto":
-        name = os.environ.get("SOOTHSAY_DEVICE") or ("cuda" if gpu_problem() is None else "cpu")
+        name = os.environ.get("SOOTHSAY_DEVICE") or "cpu"
     try:
         return torch.empty(0, device=torch.device(name)).device
     except (RuntimeError, AssertionError, TypeError) as error:
@@ -38,7 +38,7 @@ def usable_device(name: torch.device | str) -> torch.device:
         ) from None
 
 
-def gpu_problem(device: torch.device | str = "cuda") -> str | None:
+def gpu_problem(device: torch.device | str) -> str | None:
     """Why our kernels for GPUs cannot run on a device; None: they can."""
     if torch.device(device).type != "cuda" or not torch.cuda.is_available():
         return "PyTorch finds no NVIDIA GPU"

@@ -298,13 +298,12 @@ def test_sinks_of_any_size() -> None:
     assert torch.equal(ops.attend(q, kv, batch, sinks=each * 1e4), torch.zeros_like(none))
 
 
-def test_padded_rows_are_zeros() -> None:
+def test_rows_that_fill_a_pass_are_copies_of_the_last_one() -> None:
     [single] = [Rows(np.arange(1), 20, np.arange(3), DraftTree(0))]
     ops, batch = packed([single])
-    q, kv = queries(5), pool(torch.bfloat16)
-    out = ops.attend(q, kv, batch)
-    assert torch.equal(out[:1], ops.attend(q[:1], kv, batch))
-    assert torch.equal(out[1:], torch.zeros_like(out[1:]))
+    q, kv = queries(1), pool(torch.bfloat16)
+    out = ops.attend(q.repeat(5, 1, 1), kv, batch)
+    assert torch.equal(out, ops.attend(q, kv, batch).expand(5, -1))
 
 
 @pytest.mark.parametrize("size", [16, 64, 80, 256])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -74,6 +73,6 @@ def test_families_agree(tiny: Callable[..., Transformer], family: str) -> None:
     with pytest.raises(ValueError, match="the batch uses 87 slots, and 47 are available"):
         other(batch)  # packed for a pool
     alone = Batch.pack(
-        [replace(row, table=None) for row in rows], group=stock.spec.group, windows=batch.windows
+        [row._replace(table=None) for row in rows], group=stock.spec.group, windows=batch.windows
     )
     torch.testing.assert_close(other.logits(other(alone)[0]), results[1][0])
