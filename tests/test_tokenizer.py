@@ -128,3 +128,19 @@ class TestTemplates:
         assert not self.template(byte_level, None).has_chat_template
         with pytest.raises(RequestError, match="no chat template"):
             self.template(byte_level, None).render([])
+
+
+@pytest.mark.parametrize("skip_special", [True, False])
+def test_tokens_one_by_one_have_the_text_that_they_have_together(
+    byte_level: Tokenizer, skip_special: bool
+) -> None:
+    """Also those that end in the middle of a character, for which the text of a lone token is no answer."""
+    rng, count = random.Random(1), len(byte_level)
+    for _ in range(300):
+        ids = [rng.randrange(count) for _ in range(rng.randint(1, 40))]
+        context = [rng.randrange(count) for _ in range(rng.randint(0, 8))]
+        fast, slow = (Detokenizer(byte_level, context, skip_special=skip_special) for _ in range(2))
+        for place, token in enumerate(ids, start=1):
+            slow._is_whole = False  # so that it reads what came before
+            is_last = place == len(ids)
+            assert fast.push((token,), final=is_last) == slow.push((token,), final=is_last)
