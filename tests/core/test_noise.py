@@ -18,7 +18,7 @@ WORDS = 1 << 32
 KEYS = torch.tensor([[123, 456]])
 
 DIGEST = "9c19776b2f7d839d"
-"""Of the bits of all noise of `tokens_of_a_sweep`: a change of one is a change of the numeric mode."""
+"""The digest of all noise of `tokens_of_a_sweep`. If a bit of it changes, the numeric mode does."""
 
 
 def token_of(hashed: int) -> int:

@@ -216,6 +216,6 @@ def _eager(model: Transformer, pool: KVPool, requests: Sequence[Rows]) -> Tensor
 
 
 def _again(model: Transformer, pool: KVPool, requests: Sequence[Rows]) -> Tensor:
-    """The logits of a pass that has been run so often that it is recorded."""
+    """The logits of a recorded pass: it has been run often enough."""
     batch = model.pack(requests, PAGE)
     return [model.run(batch, pool)[2] for _ in range(4)][-1]

@@ -30,7 +30,7 @@ COMMANDS = {
     "medusa": "--heads 2",
     "hydra": "--heads 2",
     "eagle": "--depth 2",
-    "eagle3": "--depth 2 --vocabulary 512 --units 64 --anchors 0.4 --divergence lk",
+    "eagle3": "--depth 2 --vocabulary 512 --units 64 --join --anchors 0.4 --divergence lk",
     "block": "--size 3 --cell 32 --shortlist 50",
     "redrafter": "--size 3 --hidden 32 --cell 16 --shortlist 50",
     "draft": "--layers 1 --hidden 64 --heads 2 --intermediate 64 --on-policy 0.5",

@@ -72,18 +72,18 @@ def test_features_are_brought_to_equal_sizes(tiny: Callable[..., Transformer]) -
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("units", [0, 24])
+@pytest.mark.parametrize(("units", "join"), [(0, True), (24, True), (24, False)])
 def test_the_guesses_of_an_eagle3_head_begin_near_the_next_final_states(
-    tiny: Callable[..., Transformer], units: int
+    tiny: Callable[..., Transformer], units: int, join: bool
 ) -> None:
-    """All of them in a row, since its output is near the state that the next one reads."""
+    """With `join` all of them in a row, since its output is near the state that the next one reads."""
     torch.manual_seed(0)
     target = Transformer(tiny(0).spec, TrainingKernels())
     rng = np.random.default_rng(0)
     examples = [
         Example(rng.integers(0, 97, n), np.ones(n, dtype=bool)) for n in rng.integers(5, 30, 80).tolist()
     ]
-    head = new_heads.eagle3(target, examples, range(9), units)
+    head = new_heads.eagle3(target, examples, range(9), units, join)
     assert head.config.norm_output
     assert not head.head.weight.requires_grad
     assert head.block.mlp.down.weight.shape[1] == (units or target.blocks[0].mlp.down.weight.shape[1])
@@ -92,9 +92,9 @@ def test_the_guesses_of_an_eagle3_head_begin_near_the_next_final_states(
     features = head.fuse(taps, ends)
 
     def errors() -> list[float]:
-        """Mean square errors of two guesses in a row."""
+        """Mean square errors of guesses in a row."""
         found, read = list[float](), features
-        for level in (1, 2):
+        for level in (1, 2) if join else (1,):
             rows = batch.rows(slice(level, None))
             columns = read.view(len(examples), -1, read.shape[-1])[:, :-1].flatten(0, 1)
             read = head(head.embed(rows.tokens, ends), columns, rows, None)
@@ -103,8 +103,9 @@ def test_the_guesses_of_an_eagle3_head_begin_near_the_next_final_states(
         return found
 
     own = errors()
-    head.join.weight.zero_()
-    assert all(with_join < without - 0.05 for with_join, without in zip(own, errors(), strict=True))
+    (head.join if join else head.fc).weight.zero_()
+    features = head.fuse(taps, ends)
+    assert all(fitted < empty - 0.05 for fitted, empty in zip(own, errors(), strict=True))
 
 
 @pytest.mark.parametrize("method", ["medusa", "hydra", "eagle", "eagle3", "mtp", "block", "redrafter"])

@@ -89,7 +89,7 @@ class RandomCheckpoint:
     Args:
         shape: the sizes.
         seed: of the weights.
-        device: where the weights are made. A GPU makes 8B weights in seconds.
+        device: where the weights are made.
     """
 
     def __init__(self, shape: LlamaShape, seed: int = 0, device: torch.device | str = "cpu"):

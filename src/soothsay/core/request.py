@@ -92,7 +92,6 @@ class Request:
         self._readable = self._tokens.view()  # what drafters see cannot be written
         self._readable.flags.writeable = False
         self.length = self.num_prompt  # number of committed tokens
-        self.last_token = int(prompt[-1]) if len(prompt) else 0  # of the committed ones
         self._digests: list[bytes] = []
         self.cached = 0
         self._blocks: list[int] = []
@@ -118,6 +117,11 @@ class Request:
     def tokens(self) -> IntArray:
         """Committed tokens: the prompt, then the answer so far. A read-only view: copy what is to be kept."""
         return self._readable[: self.length]
+
+    @property
+    def last_token(self) -> int:
+        """The last committed token."""
+        return int(self._tokens[self.length - 1])
 
     def pending(self, count: int) -> IntArray:
         """The next `count` committed tokens without KV. A read-only view."""
@@ -225,7 +229,7 @@ class Request:
                 self.finish_reason = FinishReason.STOP
             author = authors[i] if i < len(authors) else None
             self.pieces.append(Piece(token, text, author, logprobs[i] if logprobs else None))
-            self.length, self.last_token = length, token
+            self.length = length
             if self.finish_reason is not None:
                 return i + 1
         return len(tokens)

@@ -32,9 +32,6 @@ class Turn:
     num_tokens: int
     """Pending tokens that go into the pass. Set by `schedule`."""
 
-    reaches_end: bool
-    """Whether the last committed token goes in, so that a tree can hang below it. Set by `schedule`."""
-
     tree: DraftTree | None = None
     """Set by `propose`. None: the chunk ends before the committed tokens do."""
 
@@ -52,6 +49,11 @@ class Turn:
 
     logprobs: list[TokenLogprobs] | None = None
     """Log-probabilities of the verdict's tokens, if the request wants them. Set by `verify`."""
+
+    @property
+    def reaches_end(self) -> bool:
+        """Whether the last committed token goes in, so that a tree can hang below it."""
+        return self.num_tokens == self.request.num_pending
 
     @property
     def num_nodes(self) -> int:

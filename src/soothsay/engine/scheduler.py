@@ -150,7 +150,7 @@ class Scheduler:
             num_rows -= num_tokens
             if self.snapshots.exist:
                 self.snapshots.mark(request, request.cached, request.cached + num_tokens)
-            turns.append(Turn(request, num_tokens, num_tokens == own))
+            turns.append(Turn(request, num_tokens))
         return turns
 
     def _admit(self) -> None:

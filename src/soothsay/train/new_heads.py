@@ -67,21 +67,28 @@ def eagle(target: Transformer) -> EagleHead:
 
 @torch.no_grad()
 def eagle3(
-    target: Transformer, examples: Sequence[Example], vocabulary: Sequence[int], units: int = 0
+    target: Transformer,
+    examples: Sequence[Example],
+    vocabulary: Sequence[int],
+    units: int = 0,
+    join: bool = False,
 ) -> Eagle3Head:
     """Make an EAGLE-3.1 head: one block of the target's kind, and an output matrix for `vocabulary` only.
 
     The weights of its norms bring the numbers of a feature to equal sizes, as measured in `examples`. In real
     models, a few of them are hundreds of times larger than the others. The block adds nothing yet to the best
-    linear prediction of the target's next final state from the final state and the next token's embedding.
-    `fc` predicts the final state from the taps, and what the taps know beyond it. So all guesses in a row
-    begin well. The output matrix has the target's rows, and is not trained.
+    linear prediction of the target's next final state from the taps. The output matrix has the target's rows,
+    and is not trained.
+
+    With `join`, the prediction is from the final state and the next token's embedding. `fc` predicts the
+    final state from the taps, and what the taps know beyond it. So all guesses in a row begin well.
 
     Args:
         target: the model to draft for.
         examples: the first of them are measured.
         vocabulary: the tokens that it can draft.
         units: of its feed-forward part: those of the target's that have the largest weights; 0: all.
+        join: see `Eagle3Config.joins`.
     """
     spec = _blocks(target.spec, 1)
     whole, size = _dense(target.spec).size, target.spec.hidden_size
@@ -93,7 +100,7 @@ def eagle3(
         norm_taps="each",
         own_head=False,
         norm_output=True,
-        joins=True,
+        joins=join,
     )
     head, shared = Eagle3Head(config, TrainingKernels()).to(target.device), TargetEnds.of(target)
     ids = torch.tensor(sorted(vocabulary), device=target.device)
@@ -111,7 +118,7 @@ def eagle3(
     for norm, scale in zip(norms, torch.split(linear.scale, size), strict=True):
         weight_of(norm).copy_(scale)
     head.norm.weight.fill_(linear.size)
-    _join(head, linear, of_taps, size)
+    _fit(head, linear, of_taps, size)
     _begin_with_block(head.block, cast(Block, target.blocks[-1]))
     return head
 
@@ -121,15 +128,17 @@ KNOWN_BEYOND = 0.1
 their norms no longer fit."""
 
 
-def _join(head: Eagle3Head, linear: LinearGuess, of_taps: int, size: int) -> None:
-    """Fit `join` and `fc` of a head, where `linear` read taps, state and embedding."""
+def _fit(head: Eagle3Head, linear: LinearGuess, of_taps: int, size: int) -> None:
+    """Fit `fc` of a head, and `join` if it has one, where `linear` read taps, state and embedding."""
     taps, state = slice(of_taps), slice(of_taps, of_taps + size)
-    token = slice(of_taps + size, None)
+    token, inputs = slice(of_taps + size, None), linear.inputs[taps, taps]
+    if head.join is None:
+        weight_of(head.fc).copy_(least_squares(inputs, linear.products[taps]))
+        return
     both = torch.cat([torch.arange(len(linear.inputs))[part] for part in (token, state)])
     join = least_squares(linear.inputs[both][:, both], linear.products[both])
-    weight_of(cast(nn.Module, head.join)).copy_(join)
+    weight_of(head.join).copy_(join)
     of_token, of_state = torch.split(join, size, dim=1)
-    inputs = linear.inputs[taps, taps]
     guess = least_squares(inputs, linear.inputs[taps, state])
     wanted = least_squares(inputs, linear.products[taps] - linear.inputs[taps, token] @ of_token.t())
     lacking = wanted - of_state @ guess

@@ -158,7 +158,11 @@ class Eagle3Training(ListedTraining):
     recipe, head = "RecurrentRecipe", "eagle3"
     depth: int = option(5, DEPTH, min=1)
     vocabulary: int = option(4096, "Number of tokens that can be drafted: the most frequent.", min=1)
-    units: int = option(0, "Units of the feed-forward part: the target's most active. 0: all.", min=0)
+    units: int = option(0, "Units of the feed-forward part: the target's largest. 0: all.", min=0)
+    join: bool = flag(
+        "Let the block add to a projection of embedding and state. It begins with more right guesses, and "
+        "other engines do not read it."
+    )
     anchors: float = option(
         0.5, "Share of the tokens after which longer drafts are learned.", min=0.01, max=1
     )

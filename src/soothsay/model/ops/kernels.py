@@ -33,7 +33,7 @@ from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.weights.quantized import Integers, QuantizedTable
 
 Outputs = tuple[Tensor, tuple[Tensor, ...], Tensor]
-"""Of a pass: final states `[N, hidden]`, the taps, and logits `[M, V]`, all float32."""
+"""What a pass gives: final states `[N, hidden]`, the taps, and logits `[M, V]`, all float32."""
 
 
 class PassModel(Protocol):
