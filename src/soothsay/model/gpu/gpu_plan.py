@@ -236,7 +236,7 @@ class Packer:
         items = _items(np.array(tiles, dtype=np.int32).reshape(-1, 4 + size), begins, ends)
         results = chunks.cumsum()  # until after each row's
         rows_part = np.stack([places, np.where(chunks, results - chunks, -1)], axis=1)
-        rows_part = np.pad(rows_part, ((0, padded_rows(len(places)) - len(places)), (0, 0)), "edge")
+        rows_part = rows_part[np.arange(padded_rows(len(places))).clip(max=len(places) - 1)]
         lists: list[Any] = [items.ravel(), *folds, rows_part.ravel(), tables, self.nodes]
         counts = items.size, len(folds) * (4 + size), rows_part.size, len(tables)
         begin_of = [*accumulate(counts, initial=8)][1:]
