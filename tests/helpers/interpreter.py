@@ -105,7 +105,18 @@ def _patched(tensor: Any, scope: Any) -> None:
     scope.set_attr(tensor, "__index__", lambda self: int(np.asarray(self.handle.data).reshape(-1)[0]))
 
 
+_splat = interpreter.InterpreterBuilder.create_splat
+
+
+def _create_splat(self: Any, kind: Any, source: Any) -> Any:
+    """Repeat a number. Triton 3.9 makes an integer of a repeated comparison, and no mask may be one."""
+    if source.data.dtype == np.bool_:
+        return interpreter.TensorHandle(np.full(kind.shape, source.data.reshape(-1)[0]), source.dtype.scalar)
+    return _splat(self, kind, source)
+
+
 interpreter.InterpreterBuilder.create_dot = _create_dot
+interpreter.InterpreterBuilder.create_splat = _create_splat
 interpreter.InterpreterBuilder.cast_impl = _cast_impl
 interpreter._patch_lang_tensor = _patched
 for _name in ("si_to_fp", "ui_to_fp", "fp_to_si", "fp_to_ui", "fp_ext", "fp_trunc"):  # bound at birth

@@ -132,7 +132,7 @@ class GpuLayers(Kernels):
         run, sizes = gpu_plan.RUN, (heads, kv.shape[1], window or 0, softcap or 0.0)
         if plan.folds:
             grid = plan.folds, heads, cdiv(plan.rows, m // group)
-            launch(attention.attend_rows, grid, q, kv, numbers, sinks, out, *sizes, **tile, RUN=run, stages=2)
+            launch(attention.attend_rows, grid, q, kv, numbers, sinks, out, *sizes, **tile, RUN=run, stages=3)
         if plan.items:
             sums = q.new_empty(plan.places, all_heads, 2, dtype=torch.float32)
             parts = q.new_empty(plan.places, all_heads, size, dtype=torch.float32)
