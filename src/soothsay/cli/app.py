@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -22,6 +23,7 @@ from soothsay.cli.inspect_command import Inspect
 from soothsay.cli.keys_command import keys
 from soothsay.cli.model_commands import Grow, Pull, Quantize, Stage
 from soothsay.cli.serve_command import Batch, Serve
+from soothsay.cli.settings_file import read_settings
 from soothsay.cli.terminal import report
 from soothsay.cli.text_stores import datastore
 from soothsay.cli.train.train_app import train
@@ -47,7 +49,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "SOOTHSAY"},
 )
 COMMANDS = {
     **{"generate": Generate, "chat": Chat, "serve": Serve, "stage": Stage, "batch": Batch, "demo": Demo},
@@ -68,11 +70,24 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def _soothsay(
+    context: typer.Context,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="A TOML file with options: a table for each command, such as [serve]. "
+            "What is given here, or in a variable such as SOOTHSAY_SERVE_PORT, goes first.",
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Speculative decoding that never changes a word."""
+    if config:
+        assert isinstance(context.command, TyperGroup)
+        context.default_map = read_settings(config, context.command)
 
 
 def main() -> None:

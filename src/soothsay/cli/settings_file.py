@@ -1,0 +1,51 @@
+"""Options from a file: TOML with a table for each command, as `--config FILE` reads it."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+LARGEST = 1 << 20
+"""Limit of bytes of a file."""
+
+
+def read_settings(path: Path, commands: TyperGroup) -> dict[str, Any]:
+    """Read the values of options by command and name, as click's `default_map` takes them.
+
+    Raises `typer.BadParameter` for a file that is no TOML, and for a command or an option that is unknown.
+    """
+    try:
+        content = path.read_bytes()[: LARGEST + 1]
+        if len(content) > LARGEST:
+            raise typer.BadParameter(f"{path} has more than {LARGEST:,} bytes")
+        return _values(path, "", tomllib.loads(content.decode()), commands)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise typer.BadParameter(f"{path} is not TOML: {error}") from None
+
+
+def _values(path: Path, place: str, table: Mapping[str, Any], command: Any) -> dict[str, Any]:
+    """The values of a command's table. `place`: where it is in the file."""
+    commands: Mapping[str, Any] = command.commands if isinstance(command, TyperGroup) else {}
+    options = {str(own.name).replace("_", "-"): str(own.name) for own in command.params}
+    known, values = commands or options, dict[str, Any]()
+    for key, value in table.items():
+        name = key.replace("_", "-")
+        if name not in known:
+            close = get_close_matches(name, known, 1)
+            what = f"no {'command' if commands else 'option'} {place}{key}"
+            hint = f". Did you mean {close[0]}?" if close else ""
+            raise typer.BadParameter(f"{path}: there is {what}{hint}")
+        if not commands:
+            values[options[name]] = value
+        elif isinstance(value, dict):
+            values[name] = _values(path, f"{place}{key}.", value, commands[name])
+        else:
+            what = f"{place}{key} must be a table of options, such as [{place}{key}]"
+            raise typer.BadParameter(f"{path}: {what}")
+    return values
