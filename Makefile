@@ -4,12 +4,14 @@
 # Two more take longer:
 #   make test-slow    the tests marked `slow`: fuzzing, real models, long loads
 #   make test-share   a twelfth of these, another one at each commit, in at most 30 minutes
+# And one makes a site of the documentation, with a reference from the docstrings:
+#   make docs         into build/site
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow test-share lint clean
+.PHONY: demo test test-slow test-share docs lint clean
 
 demo: $(VENV)/.installed
 	$(BIN)/soothsay demo
@@ -23,6 +25,10 @@ test-slow: $(VENV)/.installed-dev
 
 test-share: $(VENV)/.installed-dev
 	OMP_WAIT_POLICY=passive $(BIN)/pytest -m slow --share $$(git rev-list --count HEAD)/12 --minutes 30
+
+docs: $(VENV)/.installed-dev
+	$(BIN)/pip install --quiet --editable ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check src tests

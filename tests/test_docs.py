@@ -18,6 +18,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from soothsay import REGISTRY
+from soothsay import REGISTRY, api
 from soothsay.cli.app import app
 from soothsay.core.verify import VERIFIERS
 from soothsay.model.weights.checkpoint import bundled_models, open_checkpoint
@@ -231,6 +232,20 @@ def test_index_names_every_page() -> None:
     for page in DOCS.iterdir():
         if page.suffix in (".md", ".html") and page.name != "README.md":
             assert f"]({page.name})" in index, f"docs/README.md does not name {page.name}"
+
+
+def test_the_reference_has_every_public_name() -> None:
+    shown = re.findall(r"^::: ([\w.]+)$", (DOCS / "reference.md").read_text(), re.MULTILINE)
+    assert sorted(name.rpartition(".")[2] for name in shown) == sorted(api.__all__)
+    for name in shown:
+        module, _, own = name.rpartition(".")
+        assert getattr(import_module(module), own) is getattr(api, own)
+
+
+def test_the_site_has_every_page() -> None:
+    site = (ROOT / "mkdocs.yml").read_text()
+    for page in DOCS.rglob("*.md"):
+        assert f" {page.relative_to(DOCS)}\n" in site, f"mkdocs.yml lacks {page}"
 
 
 def rows(page: Path, heading: str) -> dict[str, list[str]]:
