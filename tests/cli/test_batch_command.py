@@ -90,6 +90,7 @@ def test_it_goes_on_after_whatever_stops_it(tmp_path: Path) -> None:
     assert "120 lines: 116 answered, 4 failed" in clean.output
     for how, after, options in (
         (signal.SIGKILL, 10, ("--max-running", "7")),
+        (signal.SIGTERM, 25, ()),
         (signal.SIGINT, 40, ("--max-running", "5", "--drafter", "none")),
     ):
         before = lines(output)[:-1]

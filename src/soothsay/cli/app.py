@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -94,9 +95,10 @@ def main() -> None:
     """Run the command line.
 
     Exit codes: 0; 1 if answers differ (demo, verify) or lines failed (batch); 2 for bad input; 130 for
-    Ctrl-C.
+    Ctrl-C and for SIGTERM, which ends work in the same way.
     """
     os.environ |= SAFE_PATH
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # print "?" for a character that the terminal does not have
             stream.reconfigure(errors="replace")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -180,6 +181,7 @@ class Serve:
         from soothsay.server.access.api_keys import KeyRing
         from soothsay.server.runner import bind
 
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a supervisor sees that its own signal ended it
         keys = None if self.api_keys is None else KeyRing(self.api_keys)
         proxies = trusted_proxies(self.trusted_proxy or [])
         learning = {"max_stall": self.max_stall, "learn_for_tenants": self.learn_for_tenants}

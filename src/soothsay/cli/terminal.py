@@ -97,14 +97,36 @@ def acceptance_summary(stats: SpeculationStats) -> str:
     return f"accepted by depth: {shares}" + (f"; by drafter: {own}" if own else "")
 
 
+LINE_EVERY = 60.0
+"""Seconds between two lines on long work where the output is no terminal."""
+
+
+class _Lines(Progress):
+    """Bars as lines of text, one a minute, for logs. Work that is done within a minute has none."""
+
+    _due = 0.0
+
+    def update(self, task_id: TaskID, *args: Any, **changes: Any) -> None:
+        super().update(task_id, *args, **changes)
+        task = self.tasks[self.task_ids.index(task_id)]
+        now, self._due = time.perf_counter(), self._due or time.perf_counter() + LINE_EVERY
+        if now >= self._due and task.visible:
+            self._due = now + LINE_EVERY
+            shown = (column(task) for column in self.columns if isinstance(column, ProgressColumn))
+            self.console.print(
+                " ".join(str(part) for part in shown if isinstance(part, Text)), soft_wrap=True
+            )
+
+
 def bars(*columns: ProgressColumn, console: Console | None = None, refresh: bool = True) -> Progress:
-    """Bars with these columns, before any of them has begun. Shows nothing if the console is no terminal.
+    """Bars with these columns, before any of them has begun; lines of text if the console is no terminal.
 
     `refresh` draws them from time to time, and otherwise only when they change.
     """
     console = console or Console(stderr=True)
-    hidden = not console.is_terminal
-    return Progress(*columns, console=console, transient=True, auto_refresh=refresh, disable=hidden)
+    if console.is_terminal:
+        return Progress(*columns, console=console, transient=True, auto_refresh=refresh)
+    return _Lines(*columns, console=console, disable=True)
 
 
 @contextmanager

@@ -156,8 +156,6 @@ class TrainingRun:
                 if "score" in measured:
                     console.print(f"step {step}: {loss}, {rate}, {_evaluated(measured)}")
                     plot_metrics(trainer.metrics, trainer.metrics.with_suffix(".png"))
-                elif not console.is_terminal and step % 50 == 0:
-                    console.print(f"step {step}: {loss}, {rate}")
 
             try:
                 trainer.run(report, self.stop_after)
