@@ -34,7 +34,7 @@ from soothsay.model.weights.checkpoint import bundled_models, open_checkpoint
 
 PACKAGE = ROOT / "src" / "soothsay"
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "llms.txt", *sorted(DOCS.rglob("*.md"))]
 LIVING = [page for page in PAGES if page.parent != DOCS / "log"]
 """Pages that describe the project as it is. The archives of the log describe it as it was."""
 
