@@ -1,4 +1,4 @@
-"""Episodes of agents, and drafters replayed on them."""
+"""Episodes of agents, as questions for models."""
 
 from __future__ import annotations
 
@@ -9,21 +9,18 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from soothsay import LLM, RequestError, SamplingParams
+from soothsay import RequestError
 from soothsay.bench.agentic import (
     CALLS,
     EDITS,
     RENAMES,
     TOOLS,
     TURNS,
-    Episode,
     make_episodes,
-    replay,
     write_questions,
 )
 from soothsay.bench.prompts import read_questions
 from soothsay.cli.app import app
-from soothsay.drafters.registry import build_drafter
 
 CODE = """def total(values):
     result = 0
@@ -95,44 +92,9 @@ def test_a_file_with_too_little_is_refused(data: Path) -> None:
         make_episodes(data, 3)
 
 
-def test_a_replay_counts_as_an_engine_would(sibyl: LLM) -> None:
-    """Where the known answer is what the model says, replayed and served are the same steps."""
-    prompt = "Repeat: one two three four, one two three four, one two three four"
-    messages = [{"role": "user", "content": prompt}]
-    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
-    for spec in ("prompt-lookup", "suffix", "ngram", "none"):
-        served = sibyl.chat(messages, params, drafter=spec)
-        episode = Episode("said", ({**messages[0]}, {"role": "assistant", "content": served.text}))
-        assert sibyl.tokenizer is not None
-        assert sibyl.tokenizer.encode(served.text, special=False) == served.token_ids, "pick another prompt"
-        drafter = build_drafter(spec, sibyl.engine.target)
-        score = replay(drafter, [episode], sibyl.tokenizer, nodes=16)["said"]
-        assert (score.tokens, score.steps) == served.stats.after_first_step
-
-
-def test_agents_words_are_drafted_at_three_tokens_a_step_and_more(shared: Path, sibyl: LLM) -> None:
-    """The acceptance length is measured on a model that gives the expected answers."""
-    episodes = make_episodes(shared / "data" / "chat.jsonl.gz", 4)
-    assert sibyl.tokenizer is not None
-    for spec, least in (("suffix", 5.0), ("ngram", 3.0), ("none", 1.0)):
-        drafter = build_drafter(spec, sibyl.engine.target)
-        scores = replay(drafter, episodes, sibyl.tokenizer, nodes=16)
-        assert all(score.accepted >= least for score in scores.values())
-        assert spec != "none" or {score.accepted for score in scores.values()} == {1.0}
-
-
 def test_command(data: Path, tmp_path: Path) -> None:
     out = tmp_path / "questions.jsonl"
     made = CliRunner().invoke(app, ["bench", "agentic", str(data), "-o", str(out), "--per-task", "2"])
     assert made.exit_code == 0, made.output
     assert f"{out}: 4 episodes of 2 tasks" in made.stdout.replace("\n", "")
     assert len(read_questions(out)) == 4
-    replayed = ["bench", "agentic", str(data), "-o", str(out), "--per-task", "2", "--replay", "sibyl"]
-    shown = CliRunner().invoke(app, [*replayed, "-d", "suffix", "-d", "none"])
-    assert shown.exit_code == 0, shown.output
-    suffix, none = re.findall(r"(?:suffix|none) +([\d.]+) +([\d.]+)", shown.stdout)
-    assert min(map(float, suffix)) > 2
-    assert none == ("1.00", "1.00")
-    refused = CliRunner().invoke(app, [*replayed, "-d", "recycling"])
-    assert refused.exit_code == 2
-    assert "recycling needs more than tokens" in refused.stderr

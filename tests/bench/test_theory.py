@@ -184,7 +184,7 @@ def test_without_times_nothing_is_predicted() -> None:
     found = SpecResults(Journal({"left_out": {}}))
     run = RunTimes(answers=1, different=None, tokens=9, seconds=1.0, prefill=0.1, ahead=1)
     found.add(Lap(0.0, 1, 1, "qa", [1], 0, [1], 0, {"none": run}))
-    for times in (False, True):  # an endpoint has no steps either
+    for times in (False, True):  # a run without steps has none either
         if times:
             found.add_times((0.0, 1, 1), TIMES)
         (row,) = found.rows()

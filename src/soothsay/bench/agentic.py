@@ -12,16 +12,11 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from soothsay.bench.prompts import Question
-from soothsay.core.answer import FinishReason
-from soothsay.core.params import SamplingParams
-from soothsay.core.request import Request
 from soothsay.corpus import Tally, read_entries
-from soothsay.drafters.base import Drafter
 from soothsay.errors import RequestError
-from soothsay.tokenizer import Message, Tokenizer
+from soothsay.tokenizer import Message
 
 EDITS, CALLS = "edits", "calls"
 
@@ -87,18 +82,6 @@ def make_episodes(data: Path, per_task: int, seed: int = 0) -> list[Episode]:
     return edits + [_calls(rng, list(places), list(sentences)) for _ in range(per_task)]
 
 
-class Steps(NamedTuple):
-    """Tokens and steps of a replay, without each answer's first step."""
-
-    tokens: int
-    steps: int
-
-    @property
-    def accepted(self) -> float:
-        """Tokens a step, with the bonus token."""
-        return self.tokens / self.steps if self.steps else 0.0
-
-
 def write_questions(path: Path, episodes: Iterable[Episode]) -> None:
     """Write the users' messages to a file that `read_questions` reads."""
     with path.open("w", encoding="utf-8") as file:
@@ -106,39 +89,6 @@ def write_questions(path: Path, episodes: Iterable[Episode]) -> None:
             question = episode.question
             raw = {"question_id": number, "category": question.task, "turns": question.turns}
             file.write(json.dumps(raw, ensure_ascii=False) + "\n")
-
-
-def replay(drafter: Drafter, episodes: list[Episode], tokenizer: Tokenizer, nodes: int) -> dict[str, Steps]:
-    """Count the steps that a drafter needs if the model answers exactly as the episodes do.
-
-    No model runs: the answers are known. So the drafter must look at tokens only. Turns come one after the
-    other, and earlier turns may help the drafter. The first step of an answer is not counted.
-
-    Args:
-        drafter: not used by anything else.
-        episodes: from `make_episodes`.
-        tokenizer: with a chat template.
-        nodes: of a tree, the root included, at most.
-    """
-    scores: dict[str, Steps] = {}
-    for episode in episodes:
-        for turn in range(1, len(episode.messages), 2):
-            prompt = tokenizer.encode_chat(episode.messages[:turn])
-            answer = tokenizer.encode(episode.messages[turn]["content"], special=False)
-            limit = len(prompt) + len(answer)
-            request = Request(prompt, SamplingParams(), seed=0, limit=limit, drafter=drafter)
-            while request.finish_reason is None:
-                request.max_nodes = min(nodes, drafter.max_nodes)
-                tree = drafter.propose([request])[0].prune(request.max_nodes, max(request.max_depth, 0))
-                left = answer[request.num_output :]
-                authors = drafter.authors(request, tree, tree.walk(left[:-1])[1:])
-                emitted = request.emit(left[: len(authors) + 1], authors)
-                request.stats.record(len(tree) - 1, max(tree.depths), authors, emitted)
-            assert request.finish_reason is FinishReason.LENGTH
-            drafter.release(request)
-            (more, steps), before = request.stats.after_first_step, scores.get(episode.task, Steps(0, 0))
-            scores[episode.task] = Steps(before.tokens + more, before.steps + steps)
-    return scores
 
 
 def _cut(code: str) -> str:

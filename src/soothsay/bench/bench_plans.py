@@ -152,7 +152,6 @@ class SpecOptions:
         "--verifier",
     )
     trees: bool = flag("Write the draft tree of each step to the file of --json too.")
-    carry: bool = flag("Let drafters keep what they learn from other questions.")
 
 
 @dataclass(frozen=True, kw_only=True)
