@@ -251,7 +251,15 @@ def test_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert set(report) == {
         *("model", "layout", "kernels", "threads", "rounds", "bandwidth", "rates", "times")
     }
-    assert set(report["times"][0]) >= {"ms", "ratio", "floor_ms", "bytes", "operations"}
+    assert set(report["times"][0]) >= {
+        "ms",
+        "ratio",
+        "floor_ms",
+        "bytes",
+        "operations",
+        "experts",
+        "of_dense",
+    }
     assert re.search(r"bfloat16 +40 +1 +[\d.]+ +1\.00x +[\d.]+ +[\d.]+x +0\.000", result.stdout)
     assert "median of 2 rounds" in result.stdout
 
@@ -270,3 +278,34 @@ def test_command_refuses(options: list[str], message: str) -> None:
     result = CliRunner().invoke(app, ["bench", "step", *options], env={"COLUMNS": "200"})
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+MIXTURE, MIXED = replace(SMALL, ffn=32, experts=8, chosen=2), f"{SPELLED},experts=8,chosen=2"
+
+
+def test_experts_count_that_run_and_a_dense_model_goes_beside() -> None:
+    report = bench_step(MIXTURE, ["float32"], [16], rounds=1, dense=MIXTURE.dense, read_bytes=2**16)
+    assert [(time.dtype, time.rows) for time in report.times] == [
+        *(("float32", 1), ("float32", 16), ("float32, dense", 1), ("float32, dense", 16)),
+    ]
+    model, expert = load_model(RandomCheckpoint(MIXTURE), "float32"), 3 * 64 * 32
+    for time, dense in zip(report.times[:2], report.times[2:], strict=True):
+        work, experts = Work.of(model, time.rows, 128), time.experts or 0
+        assert time.bytes == work.bytes - 4 * MIXTURE.layers * expert * (8 - experts)
+        assert time.operations == work.operations - 2 * time.rows * MIXTURE.layers * expert * (8 - 2)
+        assert time.of_dense == pytest.approx(time.ms / dense.ms)
+        assert (dense.experts, dense.of_dense) == (None, None)
+    one, many = report.times[:2]
+    assert one.experts == MIXTURE.chosen < (many.experts or 0) <= MIXTURE.experts
+
+
+def test_the_command_for_experts(tmp_path: Path) -> None:
+    out = tmp_path / "times.json"
+    options = ["--dtype", "float32", "--rows", "1,2", "--rounds", "1", "--json", str(out)]
+    result = CliRunner().invoke(app, ["bench", "experts", "--shape", MIXED, *options], env={"COLUMNS": "120"})
+    assert result.exit_code == 0, result.output
+    assert re.search(r"of dense +experts", result.stdout)
+    assert [time["rows"] for time in json.loads(out.read_text())["times"]] == [1, 2, 1, 2]
+    result = CliRunner().invoke(app, ["bench", "experts", "--shape", "layers=2"])
+    assert result.exit_code != 0
+    assert "no experts" in result.output

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import typer
 from rich.console import Console
@@ -15,9 +15,6 @@ from soothsay.cli.bench.bench_options import check_charts, known_dtypes, row_cou
 from soothsay.cli.terminal import notice, progress_bar
 from soothsay.config import DType
 from soothsay.options import FILE, ModelOptions, argument, common, option, optional, shared
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,16 +95,15 @@ class Host:
         save_numbers(self.to_json, [asdict(time) for time in times])
 
 
-SHAPE = "layers=8,hidden=1024,heads=16,kv_heads=4,ffn=768,vocab=8192,experts=32,chosen=4"
+SHAPE = "layers=8,hidden=1024,heads=16,kv_heads=4,ffn=768,vocab=1024,experts=32,chosen=4"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Experts:
     """Measure the cost of a mixture of experts beside a dense model with the weights of one row's experts.
 
-    The floor is the time to read the experts that the rows choose, and the other weights of the blocks.
-
-    Weights are random. Passes run all blocks, without the output head.
+    It is 'bench step' for both models, with random weights. Of experts, the floor counts those that the rows
+    choose.
     """
 
     shape: str = option(SHAPE, "Its ffn is that of one expert; see 'bench step'.")
@@ -120,14 +116,14 @@ class Experts:
         """Measure, and print a table."""
         counts, dtypes = row_counts(self.rows), known_dtypes(self.dtype, ("int8", "bfloat16"))
         with notice("measuring ..."):
-            from soothsay.bench.experts_beside_dense import bench_experts, experts_table
             from soothsay.bench.random_models import LlamaShape
+            from soothsay.bench.step import bench_step, step_table
 
             sizes = LlamaShape.parse(self.shape)
             if not sizes.experts:
                 raise typer.BadParameter(f"--shape {self.shape}: it has no experts; write {SHAPE}")
-            report = bench_experts(sizes, dtypes=dtypes, rows=counts, rounds=self.rounds)
-        Console(highlight=False).print(experts_table(report))
+            report = bench_step(sizes, dtypes, counts, rounds=self.rounds, dense=sizes.dense)
+        Console(highlight=False).print(step_table(report))
         save_numbers(self.to_json, asdict(report))
 
 
