@@ -29,7 +29,6 @@ from soothsay.bench.peers.peer_results import (
     OURS,
     PeerRecord,
     PeerResults,
-    answers_chart,
     equal_tokens,
 )
 from soothsay.bench.peers.to_gguf import write_gguf
@@ -40,7 +39,6 @@ from soothsay.errors import ModelError, SoothsayError
 from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.weights.checkpoint import Checkpoint, SafetensorsCheckpoint, open_checkpoint
 from soothsay.model.weights.load import load_model
-from soothsay.plotting import save_png
 
 SHAPE = LlamaShape(layers=2, hidden=64, heads=4, kv_heads=2, ffn=96, vocab=80)
 IDS = list(range(300, 332))
@@ -72,8 +70,8 @@ for line in sys.stdin:
         reply(result=0.25)
     elif call == "verify":
         reply(result=None if name == "transformers" else [0.001 * args[1], 9.0, 0.0])
-    elif call == "generate" and args[2] == "lookup" and setup["lookup_tokens"] == 77:
-        reply(unavailable="77 is too many")
+    elif call == "generate" and args[2] == "lookup" and setup["drafters"] == ["none"]:
+        reply(unavailable="it cannot")
     elif call == "generate" and args[1] == 14:
         sys.exit("a crash")
     elif call == "generate" and args[1] != 13:
@@ -269,46 +267,6 @@ def test_rates_are_means_over_prompts_that_all_have_answered() -> None:
     }
 
 
-def test_answers_as_bars(tmp_path: Path) -> None:
-    results = PeerResults(Journal({}))
-    for item, task, seconds in (("1", "qa", 1.0), ("2", "rag", 2.0)):
-        for mode, faster in (("plain", 1), ("auto", 2)):
-            results.add(record(item=item, seconds=seconds / faster, measure=ANSWER, task=task, mode=mode))
-        results.add(record("other", item, seconds * 2, measure=ANSWER, task=task))
-    figure = answers_chart(results, ["int8", "int4"])
-    save_png(figure, tmp_path / "answers.png", dpi=150)
-    assert (tmp_path / "answers.png").read_bytes().startswith(b"\x89PNG")
-    (panel,) = figure.axes  # nothing was measured in int4
-    assert panel.get_title() == "weights in int8"
-    assert [label.get_text() for label in panel.get_xticklabels()] == ["qa", "rag", "overall"]
-    assert {one.get_label(): [bar.get_height() for bar in one] for one in panel.containers} == {
-        "soothsay, auto": [8.0, 4.0, 6.0],
-        "soothsay, plain": [4.0, 2.0, 3.0],
-        "other, plain": [2.0, 1.0, 1.5],
-    }
-
-
-def test_a_contestant_has_one_colour_in_all_panels() -> None:
-    """Engines differ from dtype to dtype."""
-    results = PeerResults(Journal({}))
-    for dtype, names in (("bfloat16", ("zebra", OURS)), ("int8", (OURS, "ant", "bee"))):
-        for name in names:
-            results.add(record(name, "1", 1.0, measure=ANSWER, task="qa", dtype=dtype))
-    figure = answers_chart(results, ["bfloat16", "int8"])
-    colours: dict[str, set[Any]] = {}
-    for panel in figure.axes:
-        for bars in panel.containers:
-            colours.setdefault(bars.get_label(), set()).add(bars[0].get_facecolor())
-    assert [len(of) for of in colours.values()] == [1] * 4
-    assert len({next(iter(of)) for of in colours.values()}) == 4
-    (legend,) = figure.legends
-    said = {
-        text.get_text(): bar.get_facecolor()
-        for text, bar in zip(legend.texts, legend.get_patches(), strict=True)
-    }
-    assert said == {name: next(iter(of)) for name, of in colours.items()}
-
-
 # processes
 
 
@@ -325,25 +283,25 @@ def test_engines_of_this_environment_agree(tmp_path: Path, monkeypatch: pytest.M
     ):
         assert theirs.version == f"{transformers.__version__}, torch {torch.__version__}"
         for engine in (ours, theirs):
-            engine.load()
-            seconds, decoded = engine.decode(IDS, 11)
+            engine.call("load")
+            seconds, decoded = engine.call("decode", IDS, 11)
             assert seconds > 0
             assert len(decoded) == 12
-            assert all(engine.generate(IDS, 12, mode)[1] == decoded for mode in engine.modes)
-            assert engine.prompt(IDS) > 0
-            passes = engine.verify(IDS, 4, 3)
+            assert all(engine.call("generate", IDS, 12, mode)[1] == decoded for mode in engine.modes)
+            assert engine.call("prompt", IDS) > 0
+            passes = engine.call("verify", IDS, 4, 3)
             assert passes is not None
             assert len(passes) == 3
             assert min(passes) > 0
         assert ours.modes == ("plain", "auto")
-        assert ours.decode(IDS, 11)[1] == theirs.decode(IDS, 11)[1]
+        assert ours.call("decode", IDS, 11)[1] == theirs.call("decode", IDS, 11)[1]
         with pytest.raises(
             SoothsayError, match=r"soothsay: RequestError: the prompt has token 9999;.*ours\.log"
         ):
-            ours.generate([9999], 1, "plain")
+            ours.call("generate", [9999], 1, "plain")
         with pytest.raises(SoothsayError, match="drafter 'bogus' is unknown"):
-            ours.generate(IDS, 1, "bogus")
-        assert ours.generate(IDS, 1, "plain")[1] == decoded[:1]
+            ours.call("generate", IDS, 1, "bogus")
+        assert ours.call("generate", IDS, 1, "plain")[1] == decoded[:1]
 
 
 @pytest.mark.parametrize(
@@ -375,11 +333,11 @@ def test_a_process_that_fails_says_so(fake: str, tmp_path: Path) -> None:
         PeerProcess(OURS, setup(), "/no/python", tmp_path / "log")
     with PeerProcess("llama.cpp", setup(), fake, tmp_path / "log") as client:
         with pytest.raises(SoothsayError, match=r"llama\.cpp: ValueError: thirteen; see .*log"):
-            client.generate(IDS, 13, "plain")
+            client.call("generate", IDS, 13, "plain")
         with pytest.raises(SoothsayError, match=r"llama\.cpp ended with a crash; see .*log"):
-            client.generate(IDS, 14, "plain")
+            client.call("generate", IDS, 14, "plain")
         with pytest.raises(SoothsayError, match=r"ended"):
-            client.prompt(IDS)
+            client.call("prompt", IDS)
 
 
 @pytest.fixture
@@ -484,10 +442,10 @@ def test_a_gguf_file_is_run_as_it_is(plan: PeerPlan, tmp_path: Path, calls: Call
 
 @pytest.mark.usefixtures("only_fakes")
 def test_a_mode_that_turns_out_to_be_impossible_is_left_out(plan: PeerPlan) -> None:
-    bench = PeerBench(replace(plan, peers=["llama.cpp"], lookup_tokens=77))
+    bench = PeerBench(replace(plan, peers=["llama.cpp"], drafters=["none"]))
     rates = bench.run().rates("bfloat16")["qa"]
     assert rates.keys() == {(OURS, "plain"), (OURS, "auto"), ("llama.cpp", "plain")}
-    assert "llama.cpp, bfloat16, lookup: 77 is too many" in bench.notes
+    assert "llama.cpp, bfloat16, lookup: it cannot" in bench.notes
 
 
 def test_each_round_begins_with_another() -> None:

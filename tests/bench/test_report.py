@@ -12,7 +12,7 @@ from matplotlib.colors import to_hex
 from typer.testing import CliRunner
 
 from soothsay.bench.journal import Journal
-from soothsay.bench.spec.contenders import RunTimes
+from soothsay.bench.spec.run_times import RunTimes
 from soothsay.bench.spec.spec_charts import BAR, WORSE, bars, lines, stacks
 from soothsay.bench.spec.spec_page import legend, markdown, notes, page, table
 from soothsay.bench.spec.spec_results import Lap, SpecResults

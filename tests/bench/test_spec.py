@@ -20,7 +20,7 @@ from soothsay import LLM, Drafter, DrafterError, DraftTree, Request, RequestErro
 from soothsay.bench.journal import Journal
 from soothsay.bench.prompts import Question, read_questions
 from soothsay.bench.spec import contenders
-from soothsay.bench.spec.contenders import RunTimes
+from soothsay.bench.spec.run_times import RunTimes
 from soothsay.bench.spec.spec_bench import SpecBench, SpecPlan, serving
 from soothsay.bench.spec.spec_page import interval_table, slower
 from soothsay.bench.spec.spec_results import OVERALL, Lap, Score, SpecResults, SpecRow
@@ -414,15 +414,6 @@ def test_what_cannot_be_built_is_left_out(llm: LLM) -> None:
         SpecBench(llm, QUESTIONS, SpecPlan({away: away}))
 
 
-def test_engines_that_cannot_measure_are_refused(sibyl: LLM, llm: LLM) -> None:
-    with pytest.raises(RequestError, match="prefix_caching=False"):
-        SpecBench(sibyl, QUESTIONS, SpecPlan({}))
-    with pytest.raises(RequestError, match="max_requests=5"):
-        SpecBench(llm, QUESTIONS, SpecPlan({}, batches=[1, 5]))
-    with pytest.raises(RequestError, match="numbers of their own"):
-        SpecBench(llm, QUESTIONS[:1] * 2, SpecPlan({}))
-
-
 # resuming
 
 
@@ -591,10 +582,10 @@ def test_questions_of_spec_bench(shared: Path) -> None:
 def test_lines_that_are_no_questions(line: str, tmp_path: Path) -> None:
     file = tmp_path / "questions.jsonl"
     file.write_text(f'{{"category": "qa", "turns": ["a"]}}\n\n{line}\n')
-    with pytest.raises(RequestError, match=r"questions.jsonl, line 3: no question of Spec-Bench"):
+    with pytest.raises(RequestError, match=r"questions.jsonl, line 3: "):
         read_questions(file)
     file.write_text("\n")
-    with pytest.raises(RequestError, match="has no questions"):
+    with pytest.raises(RequestError, match="has no prompts"):
         read_questions(file)
 
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from soothsay.bench import step as step_module
 from soothsay.bench.measure import Rates, Workload
 from soothsay.bench.random_models import LlamaShape, RandomCheckpoint
-from soothsay.bench.step import bench_step, multiplying, step_chart
+from soothsay.bench.step import bench_step, multiplying
 from soothsay.cli.app import app
 from soothsay.core.batch import Batch, Rows
 from soothsay.errors import ModelError
@@ -28,7 +28,6 @@ from soothsay.model.timing.pass_measuring import VerifyPass, filled_cache
 from soothsay.model.timing.pass_predicting import Work, held_bytes, linear_layers
 from soothsay.model.transformer import Transformer
 from soothsay.model.weights.load import load_model
-from soothsay.plotting import save_png
 
 SMALL = LlamaShape(layers=2, hidden=64, heads=4, kv_heads=2, ffn=96, vocab=80)
 SPELLED = "layers=2,hidden=64,heads=4,kv_heads=2,ffn=96,vocab=80"
@@ -197,33 +196,6 @@ def test_reports_medians_ratios_and_floors(monkeypatch: pytest.MonkeyPatch) -> N
         work = Work.of(model, time.rows, 32)
         assert (time.bytes, time.operations) == (work.bytes, work.operations)
         assert time.floor_ms == pytest.approx(1e3 * max(work.bytes / 2e6, work.operations / 4e8))
-
-
-def test_plots_a_png(tmp_path: Path) -> None:
-    report = bench_step(
-        SMALL, dtypes=["float32", "bfloat16"], rows=[1, 4], contexts=[16, 32], rounds=1, read_bytes=4096
-    )
-    slow = [replace(time, ms=100.0 * time.context * time.rows) for time in report.times]
-    report = replace(report, times=slow)
-    figure = step_chart(report)
-    save_png(figure, tmp_path / "steps.png", dpi=150)
-    assert (tmp_path / "steps.png").read_bytes().startswith(b"\x89PNG")
-    assert [axes.get_title() for axes in figure.axes] == ["context of 16 tokens", "context of 32 tokens"]
-    for axes, context in zip(figure.axes, (16, 32), strict=True):
-        assert axes.get_ylim()[0] == 0
-        assert axes.get_ylim()[1] > 100 * 32 * 4
-        drawn = [
-            (line.get_linestyle(), list(line.get_ydata())) for line in axes.lines if len(line.get_xdata())
-        ]
-        of = [
-            [time for time in report.times if (time.dtype, time.context) == (d, context)]
-            for d in report.rates
-        ]
-        assert drawn == [
-            line
-            for times in of
-            for line in (("-", [time.ms for time in times]), ("--", [time.floor_ms for time in times]))
-        ]
 
 
 def test_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

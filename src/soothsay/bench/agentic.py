@@ -10,13 +10,11 @@ import json
 import random
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from soothsay.bench.prompts import Question
 from soothsay.corpus import Tally, read_entries
 from soothsay.errors import RequestError
-from soothsay.tokenizer import Message
 
 EDITS, CALLS = "edits", "calls"
 
@@ -39,22 +37,10 @@ _PLACE = re.compile(r"\bin ([A-Z][a-z]+(?: [A-Z][a-z]+)?)\b")
 _LONGEST_CODE = 900  # characters, so that an episode fits into the contexts of small models
 
 
-@dataclass(frozen=True, slots=True)
-class Episode:
-    """A conversation in which the assistant does exactly what the user asks."""
-
-    task: str
-    messages: tuple[Message, ...]
-    """Messages of user and assistant in turn, ending with the assistant. A model may answer otherwise."""
-
-    @property
-    def question(self) -> Question:
-        """The user's messages alone, as a question for a model."""
-        return Question(self.task, tuple(m["content"] for m in self.messages if m["role"] == "user"))
-
-
-def make_episodes(data: Path, per_task: int, seed: int = 0) -> list[Episode]:
+def make_episodes(data: Path, per_task: int, seed: int = 0) -> list[Question]:
     """Make episodes of both tasks from a file of conversations; see `soothsay.corpus.read_entries`.
+
+    An episode has the user's messages, which leave no doubt about the answers.
 
     Code, places and the tools' results (sentences) are taken from the answers in the file. The episodes are a
     function of the file and the seed.
@@ -82,11 +68,10 @@ def make_episodes(data: Path, per_task: int, seed: int = 0) -> list[Episode]:
     return edits + [_calls(rng, list(places), list(sentences)) for _ in range(per_task)]
 
 
-def write_questions(path: Path, episodes: Iterable[Episode]) -> None:
-    """Write the users' messages to a file that `read_questions` reads."""
+def write_questions(path: Path, questions: Iterable[Question]) -> None:
+    """Write questions to a file that `read_questions` reads."""
     with path.open("w", encoding="utf-8") as file:
-        for number, episode in enumerate(episodes):
-            question = episode.question
+        for number, question in enumerate(questions):
             raw = {"question_id": number, "category": question.task, "turns": question.turns}
             file.write(json.dumps(raw, ensure_ascii=False) + "\n")
 
@@ -104,35 +89,33 @@ def _names(code: str) -> list[str]:
     return sorted({name for name in found if found.count(name) > 1})
 
 
-def _edits(rng: random.Random, code: str) -> Episode:
-    messages: list[Message] = []
+def _edits(rng: random.Random, code: str) -> Question:
+    turns: list[str] = []
     for _ in range(RENAMES):
         old = rng.choice(_names(code))
         new = rng.choice(("new", "my", "current", "next")) + "_" + old
-        shown = f"\n\n```\n{code}\n```" if not messages else ""
+        shown = f"\n\n```\n{code}\n```" if not turns else ""
         code = re.sub(rf"\b{old}\b", new, code)
-        asked = f"Repeat the code with {old} renamed to {new}, and nothing else.{shown}"
-        answer = f"```\n{code}\n```"
-        messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
-    return Episode(EDITS, tuple(messages))
+        turns.append(f"Repeat the code with {old} renamed to {new}, and nothing else.{shown}")
+    return Question(EDITS, tuple(turns))
 
 
-def _calls(rng: random.Random, places: Sequence[str], sentences: Sequence[str]) -> Episode:
+def _calls(rng: random.Random, places: Sequence[str], sentences: Sequence[str]) -> Question:
     tool = rng.choice(sorted(TOOLS))
     names = TOOLS[tool]
     arguments: dict[str, str | int] = {name: _value(rng, name, places) for name in names}
-    messages: list[Message] = []
+    turns: list[str] = []
     for turn in range(TURNS):
         changed = names[0] if turn == 0 else rng.choice(names)
         arguments = {**arguments, changed: _value(rng, changed, places)}
-        call = json.dumps({"tool": tool, "arguments": arguments}, ensure_ascii=False)
         if turn == 0:
+            call = json.dumps({"tool": tool, "arguments": arguments}, ensure_ascii=False)
             asked = f"Answer with a call of a tool, as JSON. For example:\n\n{call}\n\nCall it just so."
         else:
             result = json.dumps({"status": "ok", "text": rng.choice(sentences)}, ensure_ascii=False)
             asked = f"Result: {result}\n\nCall it again, with {changed} = {json.dumps(arguments[changed])}."
-        messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": call}]
-    return Episode(CALLS, tuple(messages))
+        turns.append(asked)
+    return Question(CALLS, tuple(turns))
 
 
 def _value(rng: random.Random, name: str, places: Sequence[str]) -> str | int:

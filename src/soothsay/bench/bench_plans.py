@@ -88,9 +88,6 @@ class PeerOptions:
     drafters: list[str] = option(
         ("auto",), "Our drafter; may be repeated.", "--drafter", "-d", show_default="auto"
     )
-    lookup_tokens: int = option(
-        0, "Draft tokens of the peers' prompt lookup; 0: as their makers recommend.", min=0
-    )
     draft_model: str = option(
         "",
         "A draft model for the peers, if MODEL is a GGUF file: another GGUF file.",
@@ -141,7 +138,7 @@ class SpecOptions:
     batches: list[int] = option(
         (1,), "Questions answered in one batch; may be repeated.", "--batch", min=1, show_default="1"
     )
-    rounds: int = option(1, "Number of times that each question is asked; times are medians.", min=1)
+    rounds: int = option(1, "Number of times that each question is asked; the median run counts.", min=1)
     nodes: int = shared(BenchOptions, "nodes")
     max_tokens: int = shared(BenchOptions, "max_tokens")
     seed: int = option(0, "Seed of all answers.", min=0)

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.table import Table
@@ -26,7 +25,6 @@ from soothsay.model.timing.pass_predicting import Work, held_bytes, linear_layer
 from soothsay.model.transformer import Transformer
 from soothsay.model.weights.checkpoint import open_checkpoint
 from soothsay.model.weights.load import load_model
-from soothsay.plotting import new_figure, tidy
 
 PRODUCT_ROWS = 256
 """Rows of the product that measures the arithmetic rate. With as many, reading the weights hardly counts."""
@@ -190,37 +188,6 @@ def multiplying(model: Transformer) -> Workload:
         return 2 * PRODUCT_ROWS * shape.numel()
 
     return run
-
-
-def step_chart(report: StepReport) -> Any:
-    """Draw the times of passes by their rows: a panel for each context, a colour for each dtype.
-
-    Solid lines are measured times, dashed lines their floors. Returns a matplotlib figure. Raises
-    `SoothsayError` if matplotlib is not installed.
-    """
-    contexts = sorted({time.context for time in report.times})
-    dtypes = list(dict.fromkeys(time.dtype for time in report.times))
-    figure = new_figure(figsize=(1 + 4.5 * len(contexts), 4.2), layout="constrained")
-    panels = figure.subplots(1, len(contexts), sharey=True, squeeze=False)[0]
-    for panel, context in zip(panels, contexts, strict=True):
-        for number, dtype in enumerate(dtypes):
-            times = [time for time in report.times if (time.dtype, time.context) == (dtype, context)]
-            rows, colour = [time.rows for time in times], f"C{number}"
-            panel.plot(rows, [time.ms for time in times], "o-", color=colour, label=dtype)
-            panel.plot(rows, [time.floor_ms for time in times], "--", color=colour, alpha=0.7)
-            panel.set_xscale("log", base=2)
-            panel.set_xticks(rows, [str(count) for count in rows])
-        panel.minorticks_off()
-        tidy(panel)
-        panel.set_title(f"context of {context:,} tokens", fontsize=10)
-        panel.set_xlabel("rows in the pass")
-    panels[0].set_ylim(bottom=0)  # after all lines are drawn: it also fixes the top
-    panels[0].set_ylabel("milliseconds a forward pass")
-    panels[0].plot([], [], "--", color="grey", label="floor")
-    panels[0].legend(frameon=False)
-    machine = f"{report.threads} threads, {report.bandwidth / 1e9:.0f} GB/s"
-    figure.suptitle(f"{Path(report.model).name}: {machine}, trees: {report.layout}", fontsize=10)
-    return figure
 
 
 def step_table(report: StepReport) -> Table:

@@ -71,7 +71,7 @@ class EngineBench:
         self.folder = plan.work / f"{self.checkpoint.path.resolve().name}-{_digest(self.checkpoint)}"
         self.folder.mkdir(parents=True, exist_ok=True)
         self.conditions = {"model": str(self.checkpoint.path.resolve()), "threads": self.threads}
-        names = "max_tokens", "lookup_tokens", *(["draft_model"] if plan.draft_model else [])
+        names = "max_tokens", *(["draft_model"] if plan.draft_model else [])
         self.conditions |= {name: getattr(plan, name) for name in names}
 
     def client(self, name: str, dtype: str) -> PeerProcess:
@@ -81,7 +81,7 @@ class EngineBench:
         python = sys.executable if name == OURS else pythons.get(name, pythons.get("", sys.executable))
         model, export = str(self.checkpoint.path.resolve()), str(self._export(name, dtype))
         draft_model = plan.draft_model and str(Path(plan.draft_model).resolve())
-        speculation = plan.lookup_tokens, list(plan.drafters), draft_model
+        speculation = list(plan.drafters), draft_model
         setup = Setup(model, dtype, self.threads, self.context, export, *speculation)
         return PeerProcess(name, setup, python, self.folder / f"{name}-{dtype}.log")
 
@@ -93,7 +93,7 @@ class EngineBench:
             path = self._export(engine.name, dtype)
             if not path.is_file():
                 write_gguf(self.checkpoint, path, GGUF_KINDS[dtype])
-        engine.load()
+        engine.call("load")
 
     def _export(self, name: str, dtype: str) -> Path:
         if _reads_gguf(name):

@@ -72,7 +72,7 @@ class EqualityBench(EngineBench):
                 continue
             try:
                 asked = PLAIN if mode == AGAIN else mode
-                answers = engine.answers(prompts, self.options.max_tokens, asked)
+                answers = engine.call("answers", prompts, self.options.max_tokens, asked)
             except UnavailableError as reason:
                 impossible.add(mode)
                 self.notes.append(f"{engine.name}, {dtype}, {mode}: {reason}")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from soothsay import LLM, Drafter, DraftTree, Observation, Request, SamplingParams
-from soothsay.bench.spec.theory import TreeCounts, added
+from soothsay.bench.spec.run_times import RunTimes, TreeCounts, added
 from soothsay.core.verify import Promise
 from soothsay.drafters.base import DrafterProxy
 
@@ -27,33 +27,6 @@ class TurnAnswer:
 
     token_ids: list[int]  # an end token included
     text: str
-
-
-@dataclass(frozen=True, slots=True)
-class RunTimes:
-    """Times and counts of one contender that answered some turns in one batch. Times are in seconds."""
-
-    answers: int
-    different: int | None  # answers that are not plain decoding's: must be 0. None: not comparable
-    tokens: int  # raw token ids, up to the end token
-    seconds: float  # until the last answer ended
-    prefill: float  # until each answer had its first token
-    ahead: int  # tokens emitted by then
-    cpu: float = 0.0  # CPU time of the engine's thread
-    draft: float = 0.0  # in the drafter, after prefill
-    verify: float = 0.0  # from drafts to verdicts, after prefill
-    steps: int = 0  # forward passes that emitted tokens, summed over answers
-    first: int = 0  # tokens that the first steps emitted, summed over answers
-    drafted: int = 0  # tree nodes verified, without roots
-    # element i: steps that accepted a node at depth i + 1
-    accepted_at: list[int] = field(default_factory=list)
-    # after prefill, for predictions; empty and 0 if unknown
-    passes: int = 0
-    context: float = 0.0  # tokens before the tree, mean over steps
-    tree_sizes: list[float] = field(default_factory=list)  # see `TreeCounts`
-    accepted_ranks: list[float] = field(default_factory=list)  # see `TreeCounts`
-    # if trees are kept: each tree after prefill, as `SeenTree.record` says, in order
-    trees: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from soothsay.bench.bench_plans import SpecOptions
 from soothsay.bench.journal import Journal, conditions, short_hash
 from soothsay.bench.measure import Meter, Progress, rotated
 from soothsay.bench.prompts import QUESTION, PromptEntry, Question, encode
-from soothsay.bench.spec.contenders import AskedTurn, Contender, RunTimes, TurnAnswer
+from soothsay.bench.spec.contenders import AskedTurn, Contender, TurnAnswer
+from soothsay.bench.spec.run_times import RunTimes
 from soothsay.bench.spec.spec_results import PLAIN, Key, Lap, Setting, SpecResults
 from soothsay.core.sampling import derive_seed
 from soothsay.drafters.registry import Composed, DrafterSpec, Named, build_drafter, named_drafter, parse
@@ -51,7 +52,7 @@ class SpecBench:
 
     Args:
         llm: the target's engine, configured by `serving`, without other requests.
-        questions: see `read_questions`.
+        questions: see `read_questions`. Their numbers differ.
         plan: what to measure.
         about: further conditions, such as the model's name.
         path: the file for results; an existing file with the same conditions is continued.
@@ -61,8 +62,7 @@ class SpecBench:
 
     Raises:
         DrafterError: a drafter's name is unknown or malformed, or no drafter can be built.
-        RequestError: the engine has prefix caching, or takes fewer requests than the largest batch; two
-            questions have the same number; or a verifier is unknown.
+        RequestError: a verifier is unknown.
         SoothsayError: the file has other conditions.
     """
 
@@ -76,12 +76,6 @@ class SpecBench:
         progress: Progress = lambda *_: None,
         times: Callable[[], PassTimes] | None = None,
     ):
-        if llm.config.prefix_caching:
-            raise RequestError("build the LLM with prefix_caching=False: what is cached would not be timed")
-        if len({question.number for question in questions}) < len(questions):
-            raise RequestError("questions need numbers of their own, by which they are known")
-        if llm.config.max_requests < max(plan.batches):
-            raise RequestError(f"build the LLM with max_requests={max(plan.batches)}, the largest batch")
         self.llm, self.questions, self.plan = llm, questions, plan
         self.contenders, left_out = _build(llm, plan)
         self.results = SpecResults(Journal(self._conditions(about or {}, left_out), path))

@@ -199,7 +199,7 @@ METHOD = (
     "Plain decoding and each drafter answer every question in turn, in one process; the one that starts "
     "rotates. Tokens are raw token ids up to the end token. Second turns follow plain decoding's answers to "
     "the first. There is no prefix cache. Times are wall times and include the prompt, unless a column says "
-    "otherwise. With several rounds, times are medians."
+    "otherwise. With several rounds, the run of median time counts."
 )
 
 

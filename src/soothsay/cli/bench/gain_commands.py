@@ -37,19 +37,14 @@ class Peers:
 
     plan: PeerPlan
     to_json: Path | None = shared(BenchOptions, "journal")
-    png: Path | None = shared(BenchOptions, "png")
 
     def run(self) -> None:
         """Measure, and show the results."""
         is_file = self.plan.model.endswith(".gguf")
         dtypes = known_dtypes(self.plan.dtypes, ("auto",) if is_file else ("bfloat16",))
         from soothsay.bench.peers.peer_bench import PeerBench
-        from soothsay.bench.peers.peer_results import answers_chart, answers_table, speeds_table, suspicions
+        from soothsay.bench.peers.peer_results import answers_table, speeds_table, suspicions
 
-        if self.png is not None:
-            if self.plan.questions is None:
-                raise typer.BadParameter("--png draws whole answers: add --spec-bench FILE")
-            check_charts(self.png)
         with stage_bars() as progress:
             bench = PeerBench(replace(self.plan, dtypes=[*dtypes]), self.to_json, progress)
             results = bench.run()
@@ -62,7 +57,6 @@ class Peers:
                 console.print(answers_table(results, weights))
         for note in bench.notes:
             console.print(Text(note, "dim"), soft_wrap=True)
-        save_chart(self.png, lambda: answers_chart(results, dtypes))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from soothsay.bench.bench_plans import BenchOptions
 from soothsay.bench.tables import numbers_table, records_table
-from soothsay.cli.bench.bench_options import check_charts, known_dtypes, row_counts, save_chart, save_numbers
+from soothsay.cli.bench.bench_options import known_dtypes, row_counts, save_numbers
 from soothsay.cli.terminal import notice, progress_bar
 from soothsay.config import DType
 from soothsay.options import FILE, ModelOptions, argument, common, option, optional, shared
@@ -44,23 +44,20 @@ class Step:
         "chain", "Shape of the rows' tree: a path, or two children a node."
     )
     rounds: int = shared(BenchOptions, "rounds")
-    png: Path | None = shared(BenchOptions, "png")
     to_json: Path | None = shared(BenchOptions, "to_json")
 
     def run(self) -> None:
         """Measure, and print a table."""
         if self.model is not None and self.shape is not None:
             raise typer.BadParameter("give a model or --shape, not both")
-        check_charts(self.png)
         counts, dtypes = row_counts(self.rows), known_dtypes(self.dtype)
         with notice("measuring ..."):
             from soothsay.bench.random_models import LlamaShape
-            from soothsay.bench.step import bench_step, step_chart, step_table
+            from soothsay.bench.step import bench_step, step_table
 
             model = LlamaShape.parse(self.shape or "1.1B") if self.model is None else self.model
             report = bench_step(model, dtypes, counts, self.contexts or [128], self.rounds, self.tree)
         Console(highlight=False).print(step_table(report))
-        save_chart(self.png, lambda: step_chart(report))
         save_numbers(self.to_json, asdict(report))
 
 
