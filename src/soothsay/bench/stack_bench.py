@@ -21,6 +21,7 @@ from soothsay.bench.measure import Meter, Progress, turns
 from soothsay.bench.peers.engines.peer import Setup, UnavailableError
 from soothsay.bench.peers.peer_process import PeerProcess
 from soothsay.bench.prompts import PASSAGE, TOPICS, PromptEntry, encode_with, read_prompts, spread
+from soothsay.bench.running import answer_of, running
 from soothsay.bench.stack_results import PEER, PLAIN, Rung, StackResults, StackRun
 from soothsay.core.tenant import Tenant
 from soothsay.drafters.registry import build_drafter
@@ -61,22 +62,13 @@ class Ours:
         Returns the seconds, and the tokens of each answer. Raises `SoothsayError` if the engine fails.
         """
         engine, params = self.llm.engine, SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+        asked, tenant = [(prompt, params) for prompt in prompts], Tenant("stack", str(run))
         self.drafter.reset()
-        begin, asked = time.perf_counter(), {"drafter": self.drafter, "tenant": Tenant("stack", str(run))}
-        requests = [request for prompt in prompts for request in self.llm.requests(prompt, params, **asked)]
-        try:
-            for request in requests:
-                engine.add(request)
+        begin = time.perf_counter()
+        with running(self.llm, asked, drafter=self.drafter, tenant=tenant) as requests:
             while engine.has_work:
                 engine.step()
-        finally:  # also on Ctrl-C, no request may stay in the engine
-            for request in requests:
-                engine.cancel(request)
-        seconds = time.perf_counter() - begin
-        for request in requests:
-            if request.failure is not None:
-                raise SoothsayError(f"the engine failed at a request: {request.failure}") from request.failure
-        return seconds, [request.tokens[request.num_prompt :].tolist() for request in requests]
+        return time.perf_counter() - begin, [answer_of(request) for request in requests]
 
 
 INTEGERS, SPECULATION = "integers", "speculation"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from soothsay import LLM, Drafter, DraftTree, Observation, Request, SamplingParams
+from soothsay.bench.running import answer_of, running
 from soothsay.bench.spec.run_times import RunTimes, TreeCounts, added
 from soothsay.core.verify import Promise
 from soothsay.drafters.base import DrafterProxy
@@ -142,26 +143,20 @@ class Contender:
         """
         params = [replace(one.params, verifier=self._verifier) for one in asked]
         engine, begin, cpu = self._llm.engine, time.perf_counter(), time.thread_time()
-        pairs = zip(asked, params, strict=True)
-        streams = [self._llm.stream(one.prompt, own, drafter=self._timed) for one, own in pairs]
-        requests = [*engine.scheduler.waiting]
-        try:
+        turns = [(one.prompt, own) for one, own in zip(asked, params, strict=True)]
+        with running(self._llm, turns, drafter=self._timed) as requests:
             while engine.has_work and not all(request.num_output for request in requests):
                 engine.step()
             prefilled, ahead = time.perf_counter(), sum(request.num_output for request in requests)
             self._timed.restart()
             while engine.has_work:
                 engine.step()
-        except BaseException:  # also on Ctrl-C, no request may stay in the engine
-            for stream in streams:
-                stream.cancel()
-            raise
         end, cpu = time.perf_counter(), time.thread_time() - cpu
         run = self._run(requests, seconds=end - begin, prefill=prefilled - begin, ahead=ahead, cpu=cpu)
-        choices = [stream.choice for stream in streams]
+        answers = [TurnAnswer(answer_of(request), request.answer.text) for request in requests]
         if any(own.rule.promise is not Promise.TOKENS for own in params):
             return run, None
-        return run, [TurnAnswer(choice.token_ids, choice.text) for choice in choices]
+        return run, answers
 
     def _run(self, requests: Sequence[Request], **measured: Any) -> RunTimes:
         """What was measured, with counts of steps and trees."""

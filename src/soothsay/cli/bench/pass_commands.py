@@ -1,4 +1,4 @@
-"""`soothsay bench step`, `host`, `experts`, `quality` and `decode`: what steps and passes cost and say."""
+"""`soothsay bench step`, `host`, `experts` and `quality`: what steps and passes cost and say."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import typer
 from rich.console import Console
 
 from soothsay.bench.bench_plans import BenchOptions
-from soothsay.bench.tables import numbers_table, records_table
+from soothsay.bench.tables import records_table
 from soothsay.cli.bench.bench_options import known_dtypes, row_counts, save_numbers
 from soothsay.cli.terminal import notice, progress_bar
-from soothsay.config import DType
-from soothsay.options import FILE, ModelOptions, argument, common, option, optional, shared
+from soothsay.options import FILE, argument, common, option, optional, shared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,31 +162,3 @@ class Quality:
         )
         Console(highlight=False).print(table)
         save_numbers(self.to_json, [asdict(one) for one in found])
-
-
-@dataclass(frozen=True, kw_only=True)
-class Decode:
-    """Compare with transformers, prompt lookup with plain decoding, and a batch with one request."""
-
-    model: str = argument("A model with a chat template; see 'generate'.", default="sibyl")
-    tokens: int = option(128, "Tokens of each run.", min=1)
-    rounds: int = option(7, "Number of runs of each contender; ratios are medians.", min=1)
-    batch: int = option(16, "Number of requests in the batch.", min=2, max=32)
-    dtype: DType = shared(ModelOptions, "dtype")
-
-    def run(self) -> None:
-        """Measure, and print a table."""
-        with notice(f"measuring {self.model} ..."):
-            from soothsay.bench.decode import bench_decode
-
-            comparisons = bench_decode(**vars(self))
-        caption = f"median of {self.rounds} rounds"
-        table = numbers_table(("greedy decoding", ""), ("tokens/s", "ratio"), caption=caption)
-        for comparison in comparisons:
-            table.add_section()
-            for name in comparison.rates.rounds:
-                first = name == comparison.base
-                ratio = "" if first else f"{comparison.rates.ratio(name, comparison.base):.2f}x"
-                rate = f"{comparison.rates.median(name):.0f}"
-                table.add_row(comparison.title if first else "", name, rate, ratio)
-        Console(highlight=False).print(table)
