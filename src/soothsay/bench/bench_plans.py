@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from soothsay.config import EngineConfig
 from soothsay.options import FILE, ModelOptions, common, flag, option, optional, required, shared
+from soothsay.plotting import require_matplotlib
+
+
+def _with_matplotlib(file: Path | None) -> Path | None:
+    """Check early that matplotlib, which draws the file, is installed. Raises `SoothsayError`."""
+    if file is not None:
+        require_matplotlib()
+    return file
+
+
+DRAWN: Mapping[str, Any] = {"dir_okay": False, "callback": _with_matplotlib}
+"""Settings of a path: a file that matplotlib draws."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +39,12 @@ class BenchOptions:
     journal: Path | None = option(
         None, "Append each measurement to this file; an existing file is continued.", "--json", dir_okay=False
     )
-    png: Path | None = option(None, "Draw a chart to this file (needs matplotlib).", dir_okay=False)
+    png: Path | None = option(None, "Draw a chart to this file (needs matplotlib).", **DRAWN)
     markdown: Path | None = option(
         None, "Write the table as Markdown to this file; '-': print it.", dir_okay=False, allow_dash=True
     )
     html: Path | None = option(
-        None, "Write one self-contained page with tables and charts (needs matplotlib).", dir_okay=False
+        None, "Write one self-contained page with tables and charts (needs matplotlib).", **DRAWN
     )
 
 

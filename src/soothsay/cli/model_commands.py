@@ -119,8 +119,7 @@ class Grow:
     shape: str = option(
         "1B",
         "0.5B, 1B or 3B, or sizes: layers=22,hidden=2048,heads=32,kv_heads=4,ffn=5632. Those left "
-        "out stay as they are, and so do the vocabulary and the size of a head. With experts=8,chosen=2, "
-        "ffn is that of one expert.",
+        "out stay as they are, and so do the vocabulary and the size of a head.",
         "-s",
     )
 

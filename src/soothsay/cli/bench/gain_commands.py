@@ -13,7 +13,6 @@ from rich.text import Text
 from soothsay.bench.bench_plans import BenchOptions, EqualityPlan, LearnPlan, PeerPlan, StackPlan
 from soothsay.bench.tables import result_table
 from soothsay.cli.bench.bench_options import (
-    check_charts,
     known_dtypes,
     save_chart,
     save_numbers,
@@ -80,7 +79,6 @@ class Equality:
         from soothsay.bench.peers.equality_results import equality_chart, equality_table
         from soothsay.bench.peers.peer_results import OURS
 
-        check_charts(self.png)
         known_dtypes(self.plan.dtypes)
         with stage_bars() as progress:
             bench = EqualityBench(self.plan, self.to_json, progress)
@@ -113,7 +111,6 @@ class Stack:
 
     def run(self) -> None:
         """Measure, and show the results."""
-        check_charts(self.png)
         with notice(f"loading {self.plan.model} ..."):
             from soothsay.bench.stack_bench import StackBench
             from soothsay.bench.stack_results import stack_chart, stack_notes, stack_table
@@ -148,7 +145,6 @@ class Learn:
 
     def run(self) -> None:
         """Answer the stream, and show the results."""
-        check_charts(self.png)
         latest: LearnReport | None = None
         try:
             loading = f"reading {self.file}, loading {self.model} ..."

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from soothsay.bench.bench_plans import BenchOptions, LengthPlan, SpecOptions
 from soothsay.bench.tables import result_table
-from soothsay.cli.bench.bench_options import check_charts, save_chart, write_markdown
+from soothsay.cli.bench.bench_options import save_chart, write_markdown
 from soothsay.cli.terminal import notice, progress_bar
 from soothsay.config import DType
 from soothsay.files import write_text
@@ -56,7 +56,6 @@ class Spec:
             raise typer.BadParameter("--verifier needs -t above 0: at temperature 0 all verifiers are match")
         if options.trees and self.to_json is None:
             raise typer.BadParameter("--trees needs --json FILE, where the trees go")
-        check_charts(self.html)
         with notice(f"loading {self.model} ..."):
             from soothsay import LLM
             from soothsay.bench.prompts import read_questions
@@ -132,7 +131,6 @@ class Report:
         """Read the files, and show them."""
         from soothsay.bench.spec.spec_results import SpecResults
 
-        check_charts(self.html)
         finish([SpecResults.read(file) for file in self.files], self.markdown, self.html, self.never_slower)
 
 
@@ -152,7 +150,6 @@ class Length:
 
     def run(self) -> None:
         """Measure, and show the results."""
-        check_charts(self.png)
         loading = f"loading {self.plan.model} ..."
         with progress_bar("answering", paced=True, loading=loading) as progress:
             from soothsay import LLM
