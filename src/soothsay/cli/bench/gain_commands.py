@@ -31,7 +31,7 @@ class Peers:
 
     It measures decoding, passes of 4, 8 and 16 rows after a context of 128 tokens, and a prompt of 512. With
     --spec-bench it also measures whole answers, by each engine with and without its own prompt lookup. All
-    engines run a GGUF file as it is; other weights are exported for them.
+    engines run a GGUF file as it is. Other weights are exported for OpenVINO, and not run by llama.cpp.
     """
 
     plan: PeerPlan
