@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from soothsay.corpus import as_entry, check_text, parse_line, read_lines
+from soothsay.corpus import as_entry, check_text, parse_line, plain, read_lines
 from soothsay.errors import RequestError
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def encode_with(tokenizer: Tokenizer, entry: PromptEntry) -> list[int]:
     if isinstance(entry.prompt, str):
         return tokenizer.encode(entry.prompt)
     if not tokenizer.has_chat_template:
-        return tokenizer.encode("\n\n".join(message["content"] for message in entry.prompt))
+        return tokenizer.encode(plain([*entry.prompt]))
     try:
         return tokenizer.encode_chat(entry.prompt)
     except RequestError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from itertools import pairwise
 from typing import Any, cast
 
@@ -160,12 +161,14 @@ def stack_chart(rows: Sequence[StackRow], title: str) -> Any:
     bar(len(names) - 1, 1.0, ends[-1], f"{ends[-1]:.1f}x", INK)
     panel.set_xscale("log")
     panel.set_xlim(min(ends) / 1.02, 1.3 * max(ends))  # room for the last label
-    panel.set_xticks(ends, [f"{end:.3g}x" for end in ends])
+    panel.xaxis.set_major_locator(import_module("matplotlib.ticker").LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
+    panel.xaxis.set_major_formatter(lambda value, _: f"{value:g}x")
     panel.minorticks_off()
     panel.set_xlabel(f"tokens a second, in multiples of {names[0]}", fontsize=10, color=DIM)
     panel.set_ylim(len(names) - 0.5, -0.5)
     panel.set_yticks(range(len(names)), names)
     tidy(panel)
+    panel.set_axisbelow(True)
     panel.set_title(title, fontsize=11, color=INK, loc="left")
     return figure
 
