@@ -103,13 +103,10 @@ class RunTimes:
         """The sums over runs, without their `trees`. The context is the mean over all steps."""
         compared = [run.different for run in runs if run.different is not None]
         read = sum(run.context * run.counts.steps for run in runs)
-        steps = sum(run.counts.steps for run in runs)
-        return cls(
-            different=sum(compared) if compared else None,
-            context=read / steps if steps else 0.0,
-            **{name: sum(getattr(run, name) for run in runs) for name in SUMS},
-            **{name: added([getattr(run, name) for run in runs]) for name in LISTS},
-        )
+        sums: dict[str, Any] = {name: sum(getattr(run, name) for run in runs) for name in SUMS}
+        sums |= {name: added([getattr(run, name) for run in runs]) for name in LISTS}
+        context = ratio(read, sum(sums["tree_sizes"]))
+        return cls(different=sum(compared) if compared else None, context=context, **sums)
 
     @property
     def counts(self) -> TreeCounts:
