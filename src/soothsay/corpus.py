@@ -168,6 +168,14 @@ def _loads(text: str) -> Any:
         raise ValueError("not JSON that can be read: it is nested too deep") from None
 
 
+def parse_line(line: bytes) -> Any:
+    """The JSON value of a line. Raises `ValueError` if it has none."""
+    try:
+        return _loads(line.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8: {error.reason} at byte {error.start + 1}") from None
+
+
 def as_entry(item: object) -> Entry:
     """Return the text or the conversation of a line, or of a JSON value.
 
@@ -177,12 +185,9 @@ def as_entry(item: object) -> Entry:
     Raises `ValueError` if the item is nothing of that.
     """
     if isinstance(item, bytes):
-        try:
-            item = _loads(item.decode("utf-8-sig"))
-        except UnicodeDecodeError as error:
-            raise ValueError(f"not UTF-8: {error.reason} at byte {error.start + 1}") from None
+        item = parse_line(item)
     if isinstance(item, Mapping) and isinstance(text := item.get("text"), str):
-        _check(text)
+        check_text(text)
         return text
     given = _messages(item) if isinstance(item, Mapping) else item
     if not isinstance(given, list) or not all(isinstance(one, Mapping) for one in given):
@@ -195,7 +200,7 @@ def as_entry(item: object) -> Entry:
         messages = conversation([_message(one) for one in given])
     except TypeError as error:
         raise ValueError(str(error)) from None
-    _check(json.dumps(messages, ensure_ascii=False, default=str))
+    check_text(json.dumps(messages, ensure_ascii=False, default=str))
     return messages
 
 
@@ -234,7 +239,7 @@ def plain(messages: list[Message]) -> str:
     return "\n\n".join(message["content"] for message in messages if message["content"])
 
 
-def _check(text: str) -> None:
+def check_text(text: str) -> None:
     """Raise `ValueError` if `text` cannot be encoded."""
     try:
         text.encode()

@@ -39,23 +39,6 @@ def test_pieces_are_timed_and_usage_is_told(framing: str) -> None:
     assert fake.keys == ["bearer secret"]
 
 
-def test_the_clock_starts_when_all_are_ready() -> None:
-    """A contender connects first, so that connections do not count."""
-    fake, sent = Fake(), list[int]()
-
-    async def ready() -> None:
-        sent.append(len(fake.bodies))
-        await asyncio.sleep(5)
-
-    async def main() -> TimedReply:
-        async with await fake.start():
-            return await ChatClient(fake.url, "m").ask(BODY, ready)
-
-    reply = run(main())
-    assert sent == [0]
-    assert (reply.begin, reply.pieces[0] - reply.begin) == pytest.approx((5, FIRST))
-
-
 def test_pieces_are_counted_where_the_server_does_not() -> None:
     (reply,), _ = ask(Fake())
     assert (reply.tokens, reply.counts) == (4, False)

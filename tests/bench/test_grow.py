@@ -494,39 +494,3 @@ def test_its_errors_are_one_line(
     assert result.stderr.startswith("error: ")
     assert message in result.stderr
     assert len(result.stderr.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "family"), [("llama1", "mixtral"), ("mistral", "mixtral"), ("qwen3", "qwen3_moe")]
-)
-def test_experts_do_together_what_the_feed_forward_part_did(name: str, family: str, tmp_path: Path) -> None:
-    source = make_source(name, tmp_path / "source")
-    larger = grown(source.directory, f"{OTHERWISE.get(name, WIDER)},experts=6,chosen=2", tmp_path / "larger")
-    expected, result = oracle_logits(source.oracle), logits_of(load(larger.path))
-    assert (result - expected).abs().max() < TOLERANCE
-    assert (oracle_logits(load_oracle(larger.path)) - expected).abs().max() < TOLERANCE
-    config = parse_model_config(read_config(larger.path))
-    assert (config.family, config.num_parameters) == (family, matrices(larger.path))
-    tensors = load_file(larger.path / "model.safetensors")
-    routers = [tensor for key, tensor in tensors.items() if key.endswith(".gate.weight")]
-    assert len(routers) == config.num_layers
-    assert all(router.shape == (6, config.hidden_size) and router.std() > 0.01 for router in routers)
-
-
-def matrices(directory: Path) -> int:
-    tensors = load_file(directory / "model.safetensors").values()
-    return sum(tensor.numel() for tensor in tensors if tensor.ndim > 1)
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("llama_biases", "experts=4,chosen=2"),
-        ("gemma2", "experts=4,chosen=2"),
-        ("llama1", "experts=2,chosen=3"),
-    ],
-)
-def test_experts_that_cannot_be(name: str, text: str, tmp_path: Path) -> None:
-    source = make_source(name, tmp_path / "source")
-    with pytest.raises(ModelError, match=r"cannot get experts|cannot be chosen"):
-        grown(source.directory, text, tmp_path / "larger")

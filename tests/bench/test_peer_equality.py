@@ -222,7 +222,7 @@ def test_llama_server_answers_in_each_mode(tmp_path: Path, monkeypatch: pytest.M
     assert server.generate([5], 2, "draft model")[1] == [205, 206]
     assert server.decode([5], 4) == (0.4, [5, 6, 7, 8, 9])
     assert server.prompt([5]) == 0.25
-    refused = LlamaServer(replace(setup, lookup_tokens=77))
+    refused = LlamaServer(replace(setup, threads=77))
     refused.load()
     with pytest.raises(UnavailableError, match="ends at once with --spec-type ngram-simple"):
         refused.answers([[5]], 2, "n-grams")

@@ -12,7 +12,7 @@ from matplotlib.colors import to_hex
 from typer.testing import CliRunner
 
 from soothsay.bench.journal import Journal
-from soothsay.bench.spec.contenders import RunTimes
+from soothsay.bench.spec.run_times import RunTimes
 from soothsay.bench.spec.spec_charts import BAR, WORSE, bars, lines, stacks
 from soothsay.bench.spec.spec_page import legend, markdown, notes, page, table
 from soothsay.bench.spec.spec_results import Lap, SpecResults
@@ -207,7 +207,7 @@ def test_series_beyond_the_colours_are_dashed() -> None:
 
 
 def test_tables_have_what_was_measured() -> None:
-    found = results(("eagle3",), ((0.0, 1), (0.0, 4)), left_out={"medusa": "no weights"}, carry=True)
+    found = results(("eagle3",), ((0.0, 1), (0.0, 4)), left_out={"medusa": "no weights"})
     content = table(found)
     rows = [
         # a question: 50 tokens in 0.8 s, 0.1 of them with the prompt; 20 steps; 0.2 s of the processor's
@@ -223,7 +223,6 @@ def test_tables_have_what_was_measured() -> None:
     assert "| eagle3 | 0 | 4 | 1.25 |" in text
     assert notes(found) == [
         "medusa was left out: no weights",
-        "Drafters kept what they had learnt from the questions before.",
         "The machine was busy: the benchmark had as little as 20% of the time. Trust the speed-up by the "
         "processor's time more.",
     ]
@@ -236,7 +235,6 @@ def test_what_controllers_know_is_disclosed() -> None:
     (note,) = [one for one in notes(results(("auto", "mtp", "suffix | mtp"))) if "forgotten" in one]
     assert note.startswith("auto, suffix | mtp: what drafters had learnt from other questions was forgotten")
     assert not [one for one in notes(results(("suffix", "mtp"))) if "forgotten" in one]
-    assert not [one for one in notes(results(("auto",), carry=True)) if "forgotten" in one]
 
 
 @pytest.mark.parametrize("width", ["80", "120"])

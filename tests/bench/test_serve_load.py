@@ -174,14 +174,6 @@ def test_a_share_of_prompts_is_long_and_no_two_alike() -> None:
     assert len(everything[0].turns[0].split()) == 1004
 
 
-def test_mixes_that_make_no_sense() -> None:
-    with pytest.raises(RequestError, match="nothing to ask"):
-        Mix([])
-    for options in ({"turns": 0}, {"shared_prefix": -1}, {"long_share": 1.1}, {"long_words": 0}):
-        with pytest.raises(RequestError, match="a mix needs"):
-            Mix(questions(1), **options)  # type: ignore[arg-type]
-
-
 def test_files_of_conversations(tmp_path: Path) -> None:
     path = tmp_path / "c.jsonl"
     system, user, answer = ({"role": role, "content": role[:2]} for role in ("system", "user", "assistant"))

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from soothsay.bench import step as step_module
 from soothsay.bench.measure import Rates, Workload
 from soothsay.bench.random_models import LlamaShape, RandomCheckpoint
-from soothsay.bench.step import bench_step, multiplying, step_chart
+from soothsay.bench.step import bench_step, multiplying
 from soothsay.cli.app import app
 from soothsay.core.batch import Batch, Rows
 from soothsay.errors import ModelError
@@ -28,7 +28,6 @@ from soothsay.model.timing.pass_measuring import VerifyPass, filled_cache
 from soothsay.model.timing.pass_predicting import Work, held_bytes, linear_layers
 from soothsay.model.transformer import Transformer
 from soothsay.model.weights.load import load_model
-from soothsay.plotting import save_png
 
 SMALL = LlamaShape(layers=2, hidden=64, heads=4, kv_heads=2, ffn=96, vocab=80)
 SPELLED = "layers=2,hidden=64,heads=4,kv_heads=2,ffn=96,vocab=80"
@@ -199,33 +198,6 @@ def test_reports_medians_ratios_and_floors(monkeypatch: pytest.MonkeyPatch) -> N
         assert time.floor_ms == pytest.approx(1e3 * max(work.bytes / 2e6, work.operations / 4e8))
 
 
-def test_plots_a_png(tmp_path: Path) -> None:
-    report = bench_step(
-        SMALL, dtypes=["float32", "bfloat16"], rows=[1, 4], contexts=[16, 32], rounds=1, read_bytes=4096
-    )
-    slow = [replace(time, ms=100.0 * time.context * time.rows) for time in report.times]
-    report = replace(report, times=slow)
-    figure = step_chart(report)
-    save_png(figure, tmp_path / "steps.png", dpi=150)
-    assert (tmp_path / "steps.png").read_bytes().startswith(b"\x89PNG")
-    assert [axes.get_title() for axes in figure.axes] == ["context of 16 tokens", "context of 32 tokens"]
-    for axes, context in zip(figure.axes, (16, 32), strict=True):
-        assert axes.get_ylim()[0] == 0
-        assert axes.get_ylim()[1] > 100 * 32 * 4
-        drawn = [
-            (line.get_linestyle(), list(line.get_ydata())) for line in axes.lines if len(line.get_xdata())
-        ]
-        of = [
-            [time for time in report.times if (time.dtype, time.context) == (d, context)]
-            for d in report.rates
-        ]
-        assert drawn == [
-            line
-            for times in of
-            for line in (("-", [time.ms for time in times]), ("--", [time.floor_ms for time in times]))
-        ]
-
-
 def test_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(step_module, "reading", lambda size: lambda: size)
     options = [
@@ -251,7 +223,15 @@ def test_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert set(report) == {
         *("model", "layout", "kernels", "threads", "rounds", "bandwidth", "rates", "times")
     }
-    assert set(report["times"][0]) >= {"ms", "ratio", "floor_ms", "bytes", "operations"}
+    assert set(report["times"][0]) >= {
+        "ms",
+        "ratio",
+        "floor_ms",
+        "bytes",
+        "operations",
+        "experts",
+        "of_dense",
+    }
     assert re.search(r"bfloat16 +40 +1 +[\d.]+ +1\.00x +[\d.]+ +[\d.]+x +0\.000", result.stdout)
     assert "median of 2 rounds" in result.stdout
 
@@ -270,3 +250,34 @@ def test_command_refuses(options: list[str], message: str) -> None:
     result = CliRunner().invoke(app, ["bench", "step", *options], env={"COLUMNS": "200"})
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+MIXTURE, MIXED = replace(SMALL, ffn=32, experts=8, chosen=2), f"{SPELLED},experts=8,chosen=2"
+
+
+def test_experts_count_that_run_and_a_dense_model_goes_beside() -> None:
+    report = bench_step(MIXTURE, ["float32"], [16], rounds=1, dense=MIXTURE.dense, read_bytes=2**16)
+    assert [(time.dtype, time.rows) for time in report.times] == [
+        *(("float32", 1), ("float32", 16), ("float32, dense", 1), ("float32, dense", 16)),
+    ]
+    model, expert = load_model(RandomCheckpoint(MIXTURE), "float32"), 3 * 64 * 32
+    for time, dense in zip(report.times[:2], report.times[2:], strict=True):
+        work, experts = Work.of(model, time.rows, 128), time.experts or 0
+        assert time.bytes == work.bytes - 4 * MIXTURE.layers * expert * (8 - experts)
+        assert time.operations == work.operations - 2 * time.rows * MIXTURE.layers * expert * (8 - 2)
+        assert time.of_dense == pytest.approx(time.ms / dense.ms)
+        assert (dense.experts, dense.of_dense) == (None, None)
+    one, many = report.times[:2]
+    assert one.experts == MIXTURE.chosen < (many.experts or 0) <= MIXTURE.experts
+
+
+def test_the_command_for_experts(tmp_path: Path) -> None:
+    out = tmp_path / "times.json"
+    options = ["--dtype", "float32", "--rows", "1,2", "--rounds", "1", "--json", str(out)]
+    result = CliRunner().invoke(app, ["bench", "experts", "--shape", MIXED, *options], env={"COLUMNS": "120"})
+    assert result.exit_code == 0, result.output
+    assert re.search(r"of dense +experts", result.stdout)
+    assert [time["rows"] for time in json.loads(out.read_text())["times"]] == [1, 2, 1, 2]
+    result = CliRunner().invoke(app, ["bench", "experts", "--shape", "layers=2"])
+    assert result.exit_code != 0
+    assert "no experts" in result.output

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -12,10 +13,10 @@ import pytest
 
 from soothsay import DraftTree
 from soothsay.bench.journal import Journal
-from soothsay.bench.spec.contenders import RunTimes
+from soothsay.bench.spec.run_times import RunTimes, TreeCounts
 from soothsay.bench.spec.spec_page import page, table
 from soothsay.bench.spec.spec_results import Lap, SpecResults
-from soothsay.bench.spec.theory import Decoding, TreeCounts, predicted_seconds, speedups_by_nodes
+from soothsay.bench.spec.theory import predicted_seconds, speedups_by_nodes
 from soothsay.errors import SoothsayError
 from soothsay.model.timing.pass_times import PassTimes
 
@@ -33,11 +34,18 @@ def chain(p: float, length: int) -> TreeCounts:
     return counts
 
 
-def decoding(trees: TreeCounts, passes: float, pass_time: float, outside: float = 0.0) -> Decoding:
-    return Decoding(passes, passes * pass_time, outside, 100.0, trees)
+def decoding(trees: TreeCounts, passes: float, pass_time: float, outside: float = 0.0) -> RunTimes:
+    return spent(passes, passes * pass_time, outside, 100.0, trees)
 
 
-def plain(steps: float, pass_time: float, outside: float = 0.0, passes: float | None = None) -> Decoding:
+def spent(passes: float, verify: float, outside: float, context: float, trees: TreeCounts) -> RunTimes:
+    """What a run took after its prompts."""
+    fixed = {"answers": 1, "different": 0, "tokens": 0, "prefill": 0.0, "ahead": 0}
+    counts = {"context": context, "tree_sizes": trees.sizes, "accepted_ranks": trees.ranks}
+    return RunTimes(**fixed, **counts, seconds=verify + outside, verify=verify, passes=passes)
+
+
+def plain(steps: float, pass_time: float, outside: float = 0.0, passes: float | None = None) -> RunTimes:
     return decoding(TreeCounts([steps]), steps if passes is None else passes, pass_time, outside)
 
 
@@ -112,7 +120,7 @@ def test_the_speed_of_the_machine_drops_out() -> None:
 def test_requests_at_once_share_a_pass() -> None:
     """Four requests: a pass has four times the rows of one."""
     trees = TreeCounts(sizes=[0, 0, 40], ranks=[20, 10])
-    drafted = Decoding(10, 99.0, 0.0, 0.0, trees)
+    drafted = spent(10, 99.0, 0.0, 0.0, trees)
     base = plain(70.0, pass_time=4.0, passes=70 / 4)
     assert predicted_seconds(base, drafted, lambda rows, context: float(rows)) == pytest.approx(10 * 12)
     by_nodes = speedups_by_nodes(base, drafted, lambda rows, context: float(rows))
@@ -121,11 +129,11 @@ def test_requests_at_once_share_a_pass() -> None:
 
 def test_what_is_known_of_several_is_added() -> None:
     parts = [
-        Decoding(2, 1.0, 0.5, 10.0, TreeCounts([2], [])),
-        Decoding(6, 3.0, 0.25, 30.0, TreeCounts([2, 4], [3])),
+        spent(2, 1.0, 0.5, 10.0, TreeCounts([2], [])),
+        spent(6, 3.0, 0.25, 30.0, TreeCounts([2, 4], [3])),
     ]
-    whole = Decoding.together(parts)
-    assert whole == Decoding(8, 4.0, 0.75, 25.0, TreeCounts([4, 4], [3]))
+    whole = RunTimes.total(parts)
+    assert whole == replace(spent(8, 4.0, 0.75, 25.0, TreeCounts([4, 4], [3])), answers=2)
     assert whole.at_once == 1.0
 
 
@@ -184,7 +192,7 @@ def test_without_times_nothing_is_predicted() -> None:
     found = SpecResults(Journal({"left_out": {}}))
     run = RunTimes(answers=1, different=None, tokens=9, seconds=1.0, prefill=0.1, ahead=1)
     found.add(Lap(0.0, 1, 1, "qa", [1], 0, [1], 0, {"none": run}))
-    for times in (False, True):  # an endpoint has no steps either
+    for times in (False, True):  # a run without steps has none either
         if times:
             found.add_times((0.0, 1, 1), TIMES)
         (row,) = found.rows()

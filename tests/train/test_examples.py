@@ -196,8 +196,6 @@ def test_what_has_no_answer_left_is_left_out(written: Callable[..., Path]) -> No
     ]
     with pytest.raises(TrainingError, match=r"nothing to train on in .*chat.jsonl: 1 of 3 without an answer"):
         read(file, letters(PILOT), 4)
-    with pytest.raises(TrainingError, match="max_tokens=1 is not possible"):
-        read(file, letters(PILOT), 1)
 
 
 def test_plain_text_is_cut_into_pieces(tmp_path: Path) -> None:
@@ -414,7 +412,7 @@ def test_split_is_a_shuffle_that_a_seed_repeats() -> None:
     numbers = [int(e.tokens[0]) for e in train + held]
     assert sorted(numbers) == list(range(50)) != numbers
     assert [int(e.tokens[0]) for e in split(examples, 10, seed=4)[1]] != numbers[40:]
-    with pytest.raises(TrainingError, match="of 50 examples, 50 cannot be held out"):
+    with pytest.raises(TrainingError, match="the data has 50 conversations, and 50 are kept for evaluation"):
         split(examples, 50, seed=0)
 
 
@@ -438,8 +436,6 @@ def test_batches_hold_every_example_once_an_epoch_within_their_size() -> None:
     assert begun == epochs[0][: len(begun)]
     other = [[int(e.tokens[0]) for e in batch] for batch in islice(batches(made(lengths), 128, seed=2), 9)]
     assert other != first
-    with pytest.raises(TrainingError, match="no examples"):
-        next(batches([], 128, seed=0))
 
 
 def test_prompts_to_judge_by(written: Callable[..., Path]) -> None:

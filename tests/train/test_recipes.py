@@ -21,7 +21,6 @@ from oracles import (
     MTPOracle,
     Oracle,
     Past,
-    block_correction,
     block_logits,
     block_outputs,
     cell_path,
@@ -214,8 +213,8 @@ def mtp(target: Transformer) -> Case:
     return Case(of(RecurrentRecipe, target, head, depth=DEPTH), recurrent(MTPOracle(head, target)))
 
 
-def block(target: Transformer, rank: int, shortlist: Sequence[int] = (), cell: int = 0) -> Case:
-    made = make_block_head(DEPTH, rank=rank, cell=cell, kernels=TrainingKernels(), shortlist=shortlist)
+def block(target: Transformer, shortlist: Sequence[int] = (), cell: int = 0) -> Case:
+    made = make_block_head(DEPTH, cell=cell, kernels=TrainingKernels(), shortlist=shortlist)
     head = randomize(made)
     head.borrow(TargetEnds.of(target))
 
@@ -224,8 +223,7 @@ def block(target: Transformer, rank: int, shortlist: Sequence[int] = (), cell: i
         if cell:
             outputs = block_outputs(head, target, tokens[: root + 1], len(tokens) - root)
             return Guess(cell_path(head, target, outputs, tokens[root:]))
-        below = block_logits(head, target, tokens[: root + 1], len(tokens) - root)[-1]
-        logits = below + block_correction(head, tokens[-1])
+        logits = block_logits(head, target, tokens[: root + 1], len(tokens) - root)[-1]
         return Guess(logits[list(shortlist)] if shortlist else logits)
 
     options = {"candidates": 0.0} if cell else {}
@@ -259,10 +257,9 @@ CASES: dict[str, Callable[[Transformer], Case]] = {
     "eagle, regression": lambda target: eagle(target, 0.7),
     "eagle3": eagle3,
     "mtp": mtp,
-    "block": lambda target: block(target, 0),
-    "block, markov": lambda target: block(target, 5),
-    "block, shortlist": lambda target: block(target, 5, range(1, 97, 2)),
-    "block, cell": lambda target: block(target, 0, cell=16),
+    "block": lambda target: block(target),
+    "block, shortlist": lambda target: block(target, range(1, 97, 2)),
+    "block, cell": lambda target: block(target, cell=16),
     "redrafter": redrafter,
     "redrafter, shortlist": lambda target: redrafter(target, range(1, 97, 2)),
 }

@@ -10,18 +10,11 @@ import json
 import random
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from soothsay.bench.prompts import Question
-from soothsay.core.answer import FinishReason
-from soothsay.core.params import SamplingParams
-from soothsay.core.request import Request
 from soothsay.corpus import Tally, read_entries
-from soothsay.drafters.base import Drafter
 from soothsay.errors import RequestError
-from soothsay.tokenizer import Message, Tokenizer
 
 EDITS, CALLS = "edits", "calls"
 
@@ -44,22 +37,10 @@ _PLACE = re.compile(r"\bin ([A-Z][a-z]+(?: [A-Z][a-z]+)?)\b")
 _LONGEST_CODE = 900  # characters, so that an episode fits into the contexts of small models
 
 
-@dataclass(frozen=True, slots=True)
-class Episode:
-    """A conversation in which the assistant does exactly what the user asks."""
-
-    task: str
-    messages: tuple[Message, ...]
-    """Messages of user and assistant in turn, ending with the assistant. A model may answer otherwise."""
-
-    @property
-    def question(self) -> Question:
-        """The user's messages alone, as a question for a model."""
-        return Question(self.task, tuple(m["content"] for m in self.messages if m["role"] == "user"))
-
-
-def make_episodes(data: Path, per_task: int, seed: int = 0) -> list[Episode]:
+def make_episodes(data: Path, per_task: int, seed: int = 0) -> list[Question]:
     """Make episodes of both tasks from a file of conversations; see `soothsay.corpus.read_entries`.
+
+    An episode has the user's messages, which leave no doubt about the answers.
 
     Code, places and the tools' results (sentences) are taken from the answers in the file. The episodes are a
     function of the file and the seed.
@@ -87,58 +68,12 @@ def make_episodes(data: Path, per_task: int, seed: int = 0) -> list[Episode]:
     return edits + [_calls(rng, list(places), list(sentences)) for _ in range(per_task)]
 
 
-class Steps(NamedTuple):
-    """Tokens and steps of a replay, without each answer's first step."""
-
-    tokens: int
-    steps: int
-
-    @property
-    def accepted(self) -> float:
-        """Tokens a step, with the bonus token."""
-        return self.tokens / self.steps if self.steps else 0.0
-
-
-def write_questions(path: Path, episodes: Iterable[Episode]) -> None:
-    """Write the users' messages to a file that `read_questions` reads."""
+def write_questions(path: Path, questions: Iterable[Question]) -> None:
+    """Write questions to a file that `read_questions` reads."""
     with path.open("w", encoding="utf-8") as file:
-        for number, episode in enumerate(episodes):
-            question = episode.question
+        for number, question in enumerate(questions):
             raw = {"question_id": number, "category": question.task, "turns": question.turns}
             file.write(json.dumps(raw, ensure_ascii=False) + "\n")
-
-
-def replay(drafter: Drafter, episodes: list[Episode], tokenizer: Tokenizer, nodes: int) -> dict[str, Steps]:
-    """Count the steps that a drafter needs if the model answers exactly as the episodes do.
-
-    No model runs: the answers are known. So the drafter must look at tokens only. Turns come one after the
-    other, and earlier turns may help the drafter. The first step of an answer is not counted.
-
-    Args:
-        drafter: not used by anything else.
-        episodes: from `make_episodes`.
-        tokenizer: with a chat template.
-        nodes: of a tree, the root included, at most.
-    """
-    scores: dict[str, Steps] = {}
-    for episode in episodes:
-        for turn in range(1, len(episode.messages), 2):
-            prompt = tokenizer.encode_chat(episode.messages[:turn])
-            answer = tokenizer.encode(episode.messages[turn]["content"], special=False)
-            limit = len(prompt) + len(answer)
-            request = Request(prompt, SamplingParams(), seed=0, limit=limit, drafter=drafter)
-            while request.finish_reason is None:
-                request.max_nodes = min(nodes, drafter.max_nodes)
-                tree = drafter.propose([request])[0].prune(request.max_nodes, max(request.max_depth, 0))
-                left = answer[request.num_output :]
-                authors = drafter.authors(request, tree, tree.walk(left[:-1])[1:])
-                emitted = request.emit(left[: len(authors) + 1], authors)
-                request.stats.record(len(tree) - 1, max(tree.depths), authors, emitted)
-            assert request.finish_reason is FinishReason.LENGTH
-            drafter.release(request)
-            (more, steps), before = request.stats.after_first_step, scores.get(episode.task, Steps(0, 0))
-            scores[episode.task] = Steps(before.tokens + more, before.steps + steps)
-    return scores
 
 
 def _cut(code: str) -> str:
@@ -154,35 +89,33 @@ def _names(code: str) -> list[str]:
     return sorted({name for name in found if found.count(name) > 1})
 
 
-def _edits(rng: random.Random, code: str) -> Episode:
-    messages: list[Message] = []
+def _edits(rng: random.Random, code: str) -> Question:
+    turns: list[str] = []
     for _ in range(RENAMES):
         old = rng.choice(_names(code))
         new = rng.choice(("new", "my", "current", "next")) + "_" + old
-        shown = f"\n\n```\n{code}\n```" if not messages else ""
+        shown = f"\n\n```\n{code}\n```" if not turns else ""
         code = re.sub(rf"\b{old}\b", new, code)
-        asked = f"Repeat the code with {old} renamed to {new}, and nothing else.{shown}"
-        answer = f"```\n{code}\n```"
-        messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
-    return Episode(EDITS, tuple(messages))
+        turns.append(f"Repeat the code with {old} renamed to {new}, and nothing else.{shown}")
+    return Question(EDITS, tuple(turns))
 
 
-def _calls(rng: random.Random, places: Sequence[str], sentences: Sequence[str]) -> Episode:
+def _calls(rng: random.Random, places: Sequence[str], sentences: Sequence[str]) -> Question:
     tool = rng.choice(sorted(TOOLS))
     names = TOOLS[tool]
     arguments: dict[str, str | int] = {name: _value(rng, name, places) for name in names}
-    messages: list[Message] = []
+    turns: list[str] = []
     for turn in range(TURNS):
         changed = names[0] if turn == 0 else rng.choice(names)
         arguments = {**arguments, changed: _value(rng, changed, places)}
-        call = json.dumps({"tool": tool, "arguments": arguments}, ensure_ascii=False)
         if turn == 0:
+            call = json.dumps({"tool": tool, "arguments": arguments}, ensure_ascii=False)
             asked = f"Answer with a call of a tool, as JSON. For example:\n\n{call}\n\nCall it just so."
         else:
             result = json.dumps({"status": "ok", "text": rng.choice(sentences)}, ensure_ascii=False)
             asked = f"Result: {result}\n\nCall it again, with {changed} = {json.dumps(arguments[changed])}."
-        messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": call}]
-    return Episode(CALLS, tuple(messages))
+        turns.append(asked)
+    return Question(CALLS, tuple(turns))
 
 
 def _value(rng: random.Random, name: str, places: Sequence[str]) -> str | int:

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from soothsay.config import EngineConfig
 from soothsay.options import FILE, ModelOptions, common, flag, option, optional, required, shared
+from soothsay.plotting import require_matplotlib
+
+
+def _with_matplotlib(file: Path | None) -> Path | None:
+    """Check early that matplotlib, which draws the file, is installed. Raises `SoothsayError`."""
+    if file is not None:
+        require_matplotlib()
+    return file
+
+
+DRAWN: Mapping[str, Any] = {"dir_okay": False, "callback": _with_matplotlib}
+"""Settings of a path: a file that matplotlib draws."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +39,12 @@ class BenchOptions:
     journal: Path | None = option(
         None, "Append each measurement to this file; an existing file is continued.", "--json", dir_okay=False
     )
-    png: Path | None = option(None, "Draw a chart to this file (needs matplotlib).", dir_okay=False)
+    png: Path | None = option(None, "Draw a chart to this file (needs matplotlib).", **DRAWN)
     markdown: Path | None = option(
         None, "Write the table as Markdown to this file; '-': print it.", dir_okay=False, allow_dash=True
     )
     html: Path | None = option(
-        None, "Write one self-contained page with tables and charts (needs matplotlib).", dir_okay=False
+        None, "Write one self-contained page with tables and charts (needs matplotlib).", **DRAWN
     )
 
 
@@ -88,9 +101,6 @@ class PeerOptions:
     drafters: list[str] = option(
         ("auto",), "Our drafter; may be repeated.", "--drafter", "-d", show_default="auto"
     )
-    lookup_tokens: int = option(
-        0, "Draft tokens of the peers' prompt lookup; 0: as their makers recommend.", min=0
-    )
     draft_model: str = option(
         "",
         "A draft model for the peers, if MODEL is a GGUF file: another GGUF file.",
@@ -141,7 +151,7 @@ class SpecOptions:
     batches: list[int] = option(
         (1,), "Questions answered in one batch; may be repeated.", "--batch", min=1, show_default="1"
     )
-    rounds: int = option(1, "Number of times that each question is asked; times are medians.", min=1)
+    rounds: int = option(1, "Number of times that each question is asked; the median run counts.", min=1)
     nodes: int = shared(BenchOptions, "nodes")
     max_tokens: int = shared(BenchOptions, "max_tokens")
     seed: int = option(0, "Seed of all answers.", min=0)
@@ -152,7 +162,6 @@ class SpecOptions:
         "--verifier",
     )
     trees: bool = flag("Write the draft tree of each step to the file of --json too.")
-    carry: bool = flag("Let drafters keep what they learn from other questions.")
 
 
 @dataclass(frozen=True, kw_only=True)

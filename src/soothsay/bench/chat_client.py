@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from itertools import combinations
@@ -26,9 +26,6 @@ REFUSED = (400, 422)
 """Statuses with which servers refuse a field that they do not know."""
 
 Json = dict[str, Any]
-
-Ready = Callable[[], Awaitable[object]]
-"""Awaited when a request's connection is made, before the request is sent."""
 
 
 def now() -> float:
@@ -54,7 +51,7 @@ class ChatError(SoothsayError):
 class TimedReply:
     """A streamed answer. Times are those of the event loop's clock, in seconds."""
 
-    begin: float  # before the connection is made; with `ready`, before the request is sent
+    begin: float  # before the connection is made
     end: float
     pieces: list[float]  # when each piece of text came
     text: str
@@ -143,46 +140,34 @@ class ChatClient:
             wanted = f"no model {self.model!r}" if self.model else "several models"
             raise SoothsayError(f"{name} has {wanted}; choose from {', '.join(known)}")
 
-    async def ask(self, body: Mapping[str, Any], ready: Ready | None = None) -> TimedReply:
+    async def ask(self, body: Mapping[str, Any]) -> TimedReply:
         """Stream the answer to a chat.
 
         A server may refuse optional fields. The first request finds out which: it is sent again without one
         field, then without two, and so on.
 
-        Args:
-            body: fields of the request besides `model`, `stream` and the optional ones.
-            ready: see `Ready`.
+        `body` has the fields besides `model`, `stream` and the optional ones.
         """
-        reply = await self._ask({**body, **self.optional}, ready)
+        begin = now()
+        reply = await self._ask({**body, **self.optional}, begin)
         if isinstance(reply, TimedReply):
             self._settled = True
             return reply
-        begin, refusal = reply
         options = () if self._settled else tuple(self.optional.items())
         for count in range(len(options) - 1, -1, -1):
             for kept in combinations(options, count):
-                again = await self._ask({**body, **dict(kept)}, begin=begin)
+                again = await self._ask({**body, **dict(kept)}, begin)
                 if isinstance(again, TimedReply):
                     self.refused = tuple(name for name in self.optional if name not in dict(kept))
                     self.optional, self._settled = dict(kept), True
                     return again
-        raise refusal
+        raise reply
 
-    async def _ask(
-        self, body: Json, ready: Ready | None = None, begin: float | None = None
-    ) -> TimedReply | tuple[float, ChatError]:
-        """Send one request. A refusal is returned with the time of its begin: a field may be the reason."""
-        begin = now() if begin is None else begin
-
-        async def trace(event: str, _: object) -> None:
-            nonlocal begin
-            if ready is not None and event == "http11.send_request_headers.started":
-                await ready()
-                begin = now()
-
+    async def _ask(self, body: Json, begin: float) -> TimedReply | ChatError:
+        """Send one request. A refusal is returned: a field may be the reason."""
         sent = {"model": self.model, "stream": True, **body}
         try:
-            async with self._response("POST", "chat/completions", sent, trace) as response:
+            async with self._response("POST", "chat/completions", sent) as response:
                 if response.status_code == 200:
                     return await self._stream(response, begin)
                 refusal = self._refusal(response, await response.aread())
@@ -191,7 +176,7 @@ class ChatClient:
         except (httpx.HTTPError, ValueError, TypeError, AttributeError) as error:
             raise ChatError(f"{self.name} broke off ({error!r})", "broke off") from None
         if response.status_code in REFUSED:
-            return begin, refusal
+            return refusal
         raise refusal
 
     async def _stream(self, response: httpx.Response, begin: float) -> TimedReply:
@@ -214,16 +199,15 @@ class ChatClient:
 
     @asynccontextmanager
     async def _response(
-        self, method: str, name: str, body: Json | None = None, trace: object = None
+        self, method: str, name: str, body: Json | None = None
     ) -> AsyncIterator[httpx.Response]:
         """Send a request over a new connection; yield the answer before its body is read."""
         url = f"{self.url.scheme}://{self.place}{self.url.path.rstrip('/')}/{name}"
-        extensions = {} if trace is None else {"trace": trace}
         transport = httpx.AsyncHTTPTransport(verify=self._tls, trust_env=False)
         opened = httpx.AsyncClient(transport=transport, headers=self._headers, timeout=self.timeout)
         async with opened as client:
             try:
-                request = client.build_request(method, url, json=body, extensions=extensions)
+                request = client.build_request(method, url, json=body)
                 response = await client.send(request, stream=True)
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
                 message = f"{self.url.geturl()} cannot be reached ({error or 'no answer'})"

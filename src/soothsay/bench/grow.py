@@ -8,9 +8,6 @@ writes into the stream has zero rows. New heads and new units of the feed-forwar
 the next output projection. New blocks are spread evenly between the old ones. Their output projections are
 zero, so they add nothing.
 
-With experts, each is a copy of the feed-forward part, and routers are noise. The weights of a row's experts
-add up to 1, so together they do what the one part did.
-
 All other new weights are multiplied by one of these zeros, so any finite values are correct. They are noise
 as large as the weights that they continue, and a new block is a copy of the old block before it. So no
 processor and no engine computes them faster than a real model's: zeros are only in embeddings, in output
@@ -39,7 +36,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,14 +54,6 @@ from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.weights.checkpoint import Checkpoint, read_model_config
 from soothsay.model.weights.tensor_names import TensorNames
 from soothsay.model.weights.writing import writing
-
-MIXTURES = {"llama": "mixtral", "mistral": "mixtral", "qwen3": "qwen3_moe"}
-"""Families that can get experts, and what they become. Both weigh the chosen experts by shares of 1."""
-
-EXPERTS: dict[str, tuple[str, dict[str, str]]] = {  # where they are, and names of their parts
-    "mixtral": ("block_sparse_moe", {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}),
-    "qwen3_moe": ("mlp", {"gate_proj": "gate_proj", "up_proj": "up_proj", "down_proj": "down_proj"}),
-}
 
 GROWABLE = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
 """Families whose blocks can grow."""
@@ -135,7 +124,6 @@ def _plan(checkpoint: Checkpoint, shape: GrownShape) -> tuple[dict[str, Any], li
     old = read_model_config(checkpoint)
     _require_growable(checkpoint, old)
     _require_fit(old, shape)
-    _require_experts(old, shape)
     names = TensorNames(old, checkpoint)
     with checkpoint.open() as read:
         embeddings = read(names.require("embedding")[0]).dtype
@@ -146,8 +134,6 @@ def _plan(checkpoint: Checkpoint, shape: GrownShape) -> tuple[dict[str, Any], li
         outer, block = _rules(old, shape, stream, squares)
         origins = _origins(old, shape)
         tensors = list(_tensors(names, read, outer, block, origins))
-    if shape.experts:
-        tensors = [made for tensor in tensors for made in _with_experts(tensor, old, shape)]
     layers = [*(origins.index(layer) for layer in range(old.num_layers)), shape.layers]
     return raw, tensors, Growth(shape.hidden, stream, layers)
 
@@ -185,33 +171,6 @@ def _require_fit(old: ModelSpec, shape: GrownShape) -> None:
         )
 
 
-def _require_experts(old: ModelSpec, shape: GrownShape) -> None:
-    if not 0 <= shape.chosen <= shape.experts or bool(shape.experts) != bool(shape.chosen):
-        raise ModelError(f"{shape.chosen} of {shape.experts} experts cannot be chosen")
-    biased = old.first(AttentionSpec).bias or old.first(DenseSpec).bias
-    if shape.experts and (old.family not in MIXTURES or biased):
-        known = ", ".join(MIXTURES)
-        raise ModelError(
-            f"a model of family {old.family} cannot get experts, only one without biases of {known}"
-        )
-
-
-def _with_experts(tensor: GrownTensor, old: ModelSpec, shape: GrownShape) -> Iterator[GrownTensor]:
-    """The tensor, or those that take its place in a mixture of experts."""
-    stem, _, part = tensor.name.removesuffix(".weight").rpartition(".mlp.")
-    place, parts = EXPERTS[MIXTURES[old.family]]
-    if part not in parts:
-        yield tensor
-        return
-    if part == "gate_proj":
-        units, width = tensor.rule.axes
-        rows = replace(Axis.first(units.old, shape.experts).emptied(), new=shape.experts)
-        rule = Rule((rows, width.emptied()))
-        yield replace(tensor, name=f"{stem}.{place}.gate.weight", rule=rule)
-    for expert in range(shape.experts):
-        yield replace(tensor, name=f"{stem}.{place}.experts.{expert}.{parts[part]}.weight")
-
-
 def _origins(old: ModelSpec, shape: GrownShape) -> list[int]:
     """The old block of each new block. The first new block with the same old block is it, others copy it."""
     return [layer * old.num_layers // shape.layers for layer in range(shape.layers)]
@@ -231,16 +190,6 @@ def _config(raw: Mapping[str, Any], old: ModelSpec, shape: GrownShape) -> dict[s
         "head_dim": old.first(AttentionSpec).size,
         "intermediate_size": shape.intermediate,
     }
-    if shape.experts:
-        family = MIXTURES[old.family]
-        config |= {
-            "model_type": family,
-            "architectures": ["MixtralForCausalLM" if family == "mixtral" else "Qwen3MoeForCausalLM"],
-            "num_local_experts" if family == "mixtral" else "num_experts": shape.experts,
-            "num_experts_per_tok": shape.chosen,
-        }
-        if family == "qwen3_moe":
-            config |= {"moe_intermediate_size": shape.intermediate, "norm_topk_prob": True}
     if any(old.windows) or "layer_types" in raw:  # a block keeps its window wherever it goes
         kinds = ["full_attention" if window is None else "sliding_attention" for window in old.windows]
         config["layer_types"] = [kinds[origin] for origin in _origins(old, shape)]
@@ -347,12 +296,11 @@ def _tensors(
 
 
 def _card(source: str, shape: GrownShape) -> str:
-    mixed = f" of each of {shape.experts} experts" if shape.experts else ""
     return (
         f"# {source}, grown\n\n"
         f"This is `{source}`, grown by `soothsay grow` to {shape.layers} layers of {shape.hidden}, "
         f"{shape.heads} heads, {shape.kv_heads} for keys and values, and {shape.intermediate:,} units in the "
-        f"feed-forward part{mixed} (Net2Net, arXiv 1511.05641). It computes the same function as `{source}` "
+        "feed-forward part (Net2Net, arXiv 1511.05641). It computes the same function as `{source}` "
         "and knows no more than it does, at the cost of a model of this size. It is for speed benchmarks "
         "only.\n"
     )

@@ -13,7 +13,7 @@ from torch import Tensor
 from soothsay.errors import ModelError
 from soothsay.model.formats.weight_format import Reader
 from soothsay.model.specs.attention_spec import AttentionSpec
-from soothsay.model.specs.feed_forward_spec import DenseSpec, ExpertsSpec
+from soothsay.model.specs.feed_forward_spec import DenseSpec
 from soothsay.model.specs.model_spec import ModelSpec
 
 
@@ -25,15 +25,12 @@ class GrownShape:
     hidden: int
     heads: int
     kv_heads: int
-    intermediate: int  # of one expert, if there are any
-    experts: int = 0  # of each layer; 0: it is dense
-    chosen: int = 0  # experts of a row
+    intermediate: int
 
     @classmethod
     def of(cls, config: ModelSpec) -> GrownShape:
         """The shape of a model."""
-        attention, dense = config.first(AttentionSpec), [*config.parts(DenseSpec).values()]
-        size = dense[0].size if dense else config.first(ExpertsSpec).expert.size
+        attention, size = config.first(AttentionSpec), config.first(DenseSpec).size
         return cls(config.num_layers, config.hidden_size, attention.heads, attention.kv_heads, size)
 
     @classmethod
@@ -48,7 +45,7 @@ class GrownShape:
         if text in SHAPES:
             return SHAPES[text].with_head_dim(config.first(AttentionSpec).size).with_layers(config.num_layers)
         names = {field.name: field.name for field in fields(cls)} | {"ffn": "intermediate"}
-        example = "layers=22,hidden=2048,heads=32,kv_heads=4,ffn=5632,experts=8,chosen=2"
+        example = "layers=22,hidden=2048,heads=32,kv_heads=4,ffn=5632"
         sizes = read_sizes(text, names, f"{', '.join(SHAPES)} or {example}")
         return replace(cls.of(config), **{names[name]: size for name, size in sizes.items()})
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from soothsay import LLM, SamplingParams
 from soothsay.bench.measure import turns
 from soothsay.bench.prompts import PASSAGE
+from soothsay.bench.running import running
 from soothsay.bench.tables import records_table
 from soothsay.core.batch import Batch
 from soothsay.core.cache import KVPool
@@ -213,25 +214,20 @@ class HostBench:
         drafter.reset()
         self.scripted.flushed = self._flush if is_cold else self._flush[:0]
         params = replace(self.params, temperature=temperature)
-        requests = [
-            request
-            for seed in range(batch)
-            for request in self.llm.requests(self.prompt, replace(params, seed=seed), drafter=drafter)
-        ]
-        for request in requests:
-            self.engine.add(request)
-        while not all(request.num_output for request in requests):
-            self.engine.step()
-        self.clock.take()
-        steps, before = 0, sum(request.num_output for request in requests)
-        while all(request.finish_reason is None for request in requests):
-            self.engine.step()
-            steps += 1
-        seconds = self.clock.take()
-        us = {part: 1e6 * seconds[part] / steps for part in PARTS}
-        made = (sum(request.num_output for request in requests) - before) / batch
-        while self.engine.has_work:
-            self.engine.step()
+        asked = [(self.prompt, replace(params, seed=seed)) for seed in range(batch)]
+        with running(self.llm, asked, drafter=drafter) as requests:
+            while not all(request.num_output for request in requests):
+                self.engine.step()
+            self.clock.take()
+            steps, before = 0, sum(request.num_output for request in requests)
+            while all(request.finish_reason is None for request in requests):
+                self.engine.step()
+                steps += 1
+            seconds = self.clock.take()
+            us = {part: 1e6 * seconds[part] / steps for part in PARTS}
+            made = (sum(request.num_output for request in requests) - before) / batch
+            while self.engine.has_work:
+                self.engine.step()
         return HostTime(drafter.name, batch, temperature, "cold" if is_cold else "warm", made / steps, us)
 
 

@@ -14,6 +14,7 @@ from soothsay.bench.bench_plans import LengthPlan
 from soothsay.bench.journal import Journal, Records, conditions, short_hash
 from soothsay.bench.measure import Meter, Progress, turns
 from soothsay.bench.prompts import PromptEntry, encode, read_prompts, spread
+from soothsay.bench.running import answer_of, running
 from soothsay.bench.tables import ResultTable
 from soothsay.drafters.registry import build_drafter
 from soothsay.plotting import new_figure, series_style, tidy
@@ -166,19 +167,18 @@ class LengthBench:
         prompt = encode(self._lengthened(entry, wanted), self.llm)
         params = SamplingParams(temperature=plan.temperature, max_tokens=plan.max_tokens, seed=0)
         drafter.reset()
+        ends, moments = [0], [time.perf_counter()]
         try:
-            stream = self.llm.stream(prompt, params, drafter=drafter)
+            with running(self.llm, [(prompt, params)], drafter=drafter) as (request,):
+                while engine.has_work:
+                    engine.step()
+                    if request.num_output > ends[-1]:  # not a chunk of the prompt
+                        ends.append(request.num_output)
+                        moments.append(time.perf_counter())
         except RequestError:
             self.left_out += 1
             return 0
-        (request,) = engine.scheduler.waiting
-        ends, moments = [0], [time.perf_counter()]
-        while engine.has_work:
-            engine.step()
-            if request.num_output > ends[-1]:  # not a chunk of the prompt
-                ends.append(request.num_output)
-                moments.append(time.perf_counter())
-        answer = stream.choice.token_ids
+        answer = answer_of(request)
         tokens, steps = ([0] * (len(BORDERS) - 1) for _ in range(2))
         seconds = [0.0] * (len(BORDERS) - 1)
         for (begin, end), (earlier, later) in zip(pairwise(ends[1:]), pairwise(moments[1:]), strict=True):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from soothsay.corpus import read_lines
+from soothsay.corpus import as_entry, check_text, parse_line, plain, read_lines
 from soothsay.errors import RequestError
 
 if TYPE_CHECKING:
@@ -27,6 +26,8 @@ class PromptEntry:
     prompt: str | tuple[Message, ...]  # text as it stands, or a conversation for the chat template
     category: str = ""  # kind of task; empty: unknown
     id: str = ""  # the file's identifier of it, or its line
+    turns: tuple[str, ...] = field(default=(), compare=False)  # the user's messages, if the file has `turns`
+    line: int = field(default=0, compare=False)
 
     @property
     def task(self) -> str:
@@ -45,30 +46,45 @@ def read_prompts(path: Path) -> list[PromptEntry]:
       the prompt;
     - `prompt`: text.
 
-    `category` (or `task`) and `question_id` (or `id`) are kept where they are given.
+    `category` (or `task`) and `question_id` (or `id`) are kept where they are given. A name that ends in
+    `.gz` says that the file is compressed.
 
-    Raises:
-        RequestError: the file is not UTF-8, has no prompts, or a line cannot be read; the line is named.
-        OSError: there is no such file.
+    Raises `RequestError` if the file cannot be read or has no prompts, or for a line that cannot be read,
+    which is named.
     """
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise RequestError(f"{path} is not UTF-8 text ({error})") from None
-    entries = []
-    for number, line in enumerate(text.split("\n"), start=1):  # JSON may hold other ends of lines as they are
-        if not line.strip():
-            continue
-        if path.suffix == ".txt":
-            entries.append(PromptEntry(line.removesuffix("\r"), id=str(number)))
-            continue
+    read, entries = _text_entry if path.suffix == ".txt" else _json_entry, list[PromptEntry]()
+    for number, line in read_lines(path):
         try:
-            entries.append(_from_json(line, number))
+            entries.append(read(line, number))
         except ValueError as error:
             raise RequestError(f"{path}, line {number}: {error}") from None
     if not entries:
         raise RequestError(f"{path} has no prompts")
     return entries
+
+
+def _text_entry(line: bytes, number: int) -> PromptEntry:
+    return PromptEntry(line.decode("utf-8-sig").rstrip("\r\n"), id=str(number), line=number)
+
+
+def _json_entry(line: bytes, number: int) -> PromptEntry:
+    """Raises `ValueError`."""
+    raw = parse_line(line)
+    if not isinstance(raw, dict):
+        raise ValueError("not a JSON object")
+    turns: list[str] = []
+    prompt: str | tuple[Message, ...]
+    if "messages" in raw:
+        prompt = tuple(as_entry({"messages": raw["messages"]}))  # type: ignore[arg-type]
+    elif "turns" in raw:
+        turns = _texts(raw["turns"], "turns")
+        prompt = ({"role": "user", "content": turns[0]},)
+    elif "prompt" in raw:
+        (prompt,) = _texts([raw["prompt"]], "prompt")
+    else:
+        raise ValueError("none of messages, turns and prompt is there")
+    category, own_id = raw.get("category", raw.get("task", "")), raw.get("question_id", raw.get("id", number))
+    return PromptEntry(prompt, str(category), str(own_id), tuple(turns), number)
 
 
 def spread(entries: Sequence[PromptEntry], limit: int) -> list[PromptEntry]:
@@ -102,56 +118,20 @@ def encode_with(tokenizer: Tokenizer, entry: PromptEntry) -> list[int]:
     if isinstance(entry.prompt, str):
         return tokenizer.encode(entry.prompt)
     if not tokenizer.has_chat_template:
-        return tokenizer.encode("\n\n".join(message["content"] for message in entry.prompt))
+        return tokenizer.encode(plain([*entry.prompt]))
     try:
         return tokenizer.encode_chat(entry.prompt)
     except RequestError as error:
         raise RequestError(f"prompt {entry.id}: {error}") from error
 
 
-def _from_json(line: str, number: int) -> PromptEntry:
-    """Raises `ValueError`."""
-    try:
-        raw = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(
-            f"not JSON ({error.msg}, column {error.colno}); a file with a prompt a line is named .txt"
-        ) from None
-    if not isinstance(raw, dict):
-        raise ValueError("not a JSON object")
-    category, own_id = raw.get("category", raw.get("task", "")), raw.get("question_id", raw.get("id", number))
-    return PromptEntry(_prompt(raw), category=str(category), id=str(own_id))
-
-
-def _prompt(raw: dict[str, Any]) -> str | tuple[Message, ...]:
-    if "messages" in raw:
-        messages = raw["messages"]
-        if not isinstance(messages, list) or not messages:
-            raise ValueError("messages must be a list, with at least one message")
-        for i, message in enumerate(messages):
-            if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
-                raise ValueError(f"messages[{i}] must be an object with role and content")
-            _check_text(message["role"], f"messages[{i}].role")
-            _check_text(message["content"], f"messages[{i}].content")
-        return tuple(messages)
-    if "turns" in raw:
-        turns = raw["turns"]
-        if not isinstance(turns, list) or not turns:
-            raise ValueError("turns must be a list, with at least one text")
-        return ({"role": "user", "content": _check_text(turns[0], "turns[0]")},)
-    if "prompt" in raw:
-        return _check_text(raw["prompt"], "prompt")
-    raise ValueError("none of messages, turns and prompt is there")
-
-
-def _check_text(value: object, name: str) -> str:
-    if not isinstance(value, str) or not value:
+def _texts(given: object, name: str) -> list[str]:
+    """A list of at least one text, none of which is empty. Raises `ValueError` for anything else."""
+    texts = given if isinstance(given, list) else []
+    if not texts or not all(isinstance(text, str) and text for text in texts):
         raise ValueError(f"{name} must be text, and not empty")
-    try:
-        value.encode()
-    except UnicodeEncodeError:  # JSON can spell half a character
-        raise ValueError(f"{name} has half of a surrogate pair, which is no text") from None
-    return value
+    check_text("".join(texts))
+    return texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,25 +154,16 @@ def read_questions(path: Path, per_task: int | None = None) -> list[Question]:
 
     Raises `RequestError` for a line that is not a question, and if the file has no questions.
     """
-    tasks: dict[str, dict[PromptEntry, Question]] = {}
-    for number, line in read_lines(path):
-        try:
-            raw = json.loads(line)
-            turns, category = raw["turns"], str(raw["category"])
-        except (ValueError, KeyError, TypeError):
-            turns = None
-        if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t for t in turns):
-            raise RequestError(
-                f"{path}, line {number}: no question of Spec-Bench, with 'category' and 'turns'"
-            )
-        entry = PromptEntry(turns[0], category, id=str(number))
-        tasks.setdefault(entry.task, {})[entry] = Question(entry.task, tuple(turns), number)
-    if not tasks:
-        raise RequestError(f"{path} has no questions")
+    tasks: dict[str, list[PromptEntry]] = {}
+    for entry in read_prompts(path):
+        if not entry.turns or not entry.category:
+            what = "no question of Spec-Bench, with 'category' and 'turns'"
+            raise RequestError(f"{path}, line {entry.line}: {what}")
+        tasks.setdefault(entry.task, []).append(entry)
     return [
-        questions[entry]
-        for questions in tasks.values()
-        for entry in spread(list(questions), per_task or len(questions))
+        Question(task, entry.turns, entry.line)
+        for task, entries in tasks.items()
+        for entry in spread(entries, per_task or len(entries))
     ]
 
 

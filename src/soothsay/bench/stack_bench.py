@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import count, cycle, islice
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from soothsay.bench.measure import Meter, Progress, turns
 from soothsay.bench.peers.engines.peer import Setup, UnavailableError
 from soothsay.bench.peers.peer_process import PeerProcess
 from soothsay.bench.prompts import PASSAGE, TOPICS, PromptEntry, encode_with, read_prompts, spread
+from soothsay.bench.running import answer_of, running
 from soothsay.bench.stack_results import PEER, PLAIN, Rung, StackResults, StackRun
 from soothsay.core.tenant import Tenant
 from soothsay.drafters.registry import build_drafter
@@ -39,58 +38,37 @@ class Theirs:
     process: PeerProcess
     at_once: int = 1
 
-    def begin(self) -> None:
+    def answer(self, prompts: Sequence[Ids], tokens: int, run: int) -> tuple[float, list[Ids]]:
         """See `Ours`. It remembers nothing."""
-
-    def answer(self, prompts: Sequence[Ids], tokens: int) -> tuple[float, list[Ids]]:
-        """See `Ours`."""
-        seconds, answer = self.process.generate(prompts[0], tokens, "plain")
+        seconds, answer = self.process.call("generate", prompts[0], tokens, "plain")
         return seconds, [answer]
 
 
+@dataclass(frozen=True)
 class Ours:
     """Our engine. It answers prompts greedily, with a fixed number of tokens.
 
     The drafter forgets earlier prompts before each group. Each run has a tenant of its own, so that the
     prefix cache, if the engine has one, is empty when the run begins.
-
-    Args:
-        llm: the engine, without other requests.
-        drafter: proposes for all requests.
-        at_once: requests in a group.
     """
 
-    def __init__(self, llm: LLM, drafter: Drafter, at_once: int = 1):
-        self.at_once, self._llm, self._drafter, self._runs = at_once, llm, drafter, count()
-        self.begin()
+    llm: LLM  # without other requests
+    drafter: Drafter
+    at_once: int = 1  # requests in a group
 
-    def begin(self) -> None:
-        """Forget the prompts of earlier runs. Called before each run; its time does not count."""
-        self._tenant = Tenant("bench stack", str(next(self._runs)))
+    def answer(self, prompts: Sequence[Ids], tokens: int, run: int) -> tuple[float, list[Ids]]:
+        """Answer at most `at_once` prompts together, in run number `run`.
 
-    def answer(self, prompts: Sequence[Ids], tokens: int) -> tuple[float, list[Ids]]:
-        """Answer at most `at_once` prompts together. Returns the seconds, and the tokens of each answer.
-
-        Raises `SoothsayError` if the engine fails at a request.
+        Returns the seconds, and the tokens of each answer. Raises `SoothsayError` if the engine fails.
         """
-        llm, params = self._llm, SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
-        self._drafter.reset()
+        engine, params = self.llm.engine, SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+        asked, tenant = [(prompt, params) for prompt in prompts], Tenant("stack", str(run))
+        self.drafter.reset()
         begin = time.perf_counter()
-        ask = partial(llm.requests, params=params, drafter=self._drafter, tenant=self._tenant)
-        requests = [request for prompt in prompts for request in ask(prompt)]
-        try:
-            for request in requests:
-                llm.engine.add(request)
-            while llm.engine.has_work:
-                llm.engine.step()
-        finally:  # also on Ctrl-C, no request may stay in the engine
-            for request in requests:
-                llm.engine.cancel(request)
-        seconds = time.perf_counter() - begin
-        for request in requests:
-            if request.failure is not None:
-                raise SoothsayError(f"the engine failed at a request: {request.failure}") from request.failure
-        return seconds, [request.tokens[request.num_prompt :].tolist() for request in requests]
+        with running(self.llm, asked, drafter=self.drafter, tenant=tenant) as requests:
+            while engine.has_work:
+                engine.step()
+        return time.perf_counter() - begin, [answer_of(request) for request in requests]
 
 
 INTEGERS, SPECULATION = "integers", "speculation"
@@ -157,8 +135,7 @@ class StackBench:
         self._meter.total = len(rungs) * plan.rounds * plan.requests
         self._meter.advance()
         for rung, contender in self._contenders.items():
-            contender.begin()
-            contender.answer(self._prompts(rung)[: contender.at_once], min(plan.tokens, WARM_UP_TOKENS))
+            contender.answer(self._prompts(rung)[: contender.at_once], min(plan.tokens, WARM_UP_TOKENS), 0)
         for number, rung in turns(rungs, plan.rounds):
             if (rung.name, number + 1) in self.results:
                 self._meter.advance(plan.requests)
@@ -169,10 +146,9 @@ class StackBench:
     def _run(self, rung: Rung, number: int) -> StackRun:
         contender, prompts = self._contenders[rung], self._prompts(rung)
         seconds, answers = 0.0, list[Ids]()
-        contender.begin()
         for first in range(0, len(prompts), contender.at_once):
             group = prompts[first : first + contender.at_once]
-            taken, found = contender.answer(group, self.plan.tokens)
+            taken, found = contender.answer(group, self.plan.tokens, number)
             seconds += taken
             answers += found
             self._meter.advance(len(found), sum(map(len, found)))
@@ -219,19 +195,18 @@ class StackBench:
         """Start transformers, or note why it does not take part."""
         model = str(self._checkpoint.path.resolve())
         setup = Setup(model, dtype, threads=torch.get_num_threads(), context=self.context)
-        folder = tempfile.mkdtemp(prefix="soothsay-stack-")
+        with tempfile.NamedTemporaryFile(prefix="soothsay-stack-", suffix=".log", delete=False) as file:
+            log = Path(file.name)
         with ExitStack() as own:
-            cleaning = own.enter_context(ExitStack())
-            cleaning.callback(shutil.rmtree, folder, ignore_errors=True)
             try:
-                process = PeerProcess(PEER, setup, sys.executable, Path(folder) / f"{PEER}.log")
-                peer = own.enter_context(process)
-                peer.load()
+                peer = own.enter_context(PeerProcess(PEER, setup, sys.executable, log))
+                peer.call("load")
             except (UnavailableError, SoothsayError) as reason:
-                if isinstance(reason, SoothsayError):
-                    cleaning.pop_all()  # the reason names the log
                 self.notes.append(f"transformers was left out: {reason}")
+                if isinstance(reason, UnavailableError):
+                    log.unlink()  # other reasons name it
                 return None
+            stack.callback(log.unlink)
             stack.enter_context(own.pop_all())
         return peer
 

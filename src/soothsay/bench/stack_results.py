@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from importlib import import_module
+from itertools import pairwise
+from typing import Any, cast
 
 import numpy as np
 from rich.table import Table
@@ -14,7 +16,7 @@ from soothsay.bench.journal import Journal, Records
 from soothsay.bench.peers.peer_results import equal_tokens
 from soothsay.bench.tables import records_table
 from soothsay.errors import SoothsayError
-from soothsay.plotting import COLOURS, DIM, INK, RULE, new_figure
+from soothsay.plotting import COLOURS, DIM, INK, new_figure, tidy
 
 PEER, PLAIN = "transformers", "plain"
 """Names of the lowest rungs."""
@@ -65,20 +67,13 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Gain:
-    """What a rung adds."""
-
-    factor: Spread  # its rate over that of the rung that it is compared with
-    product: Spread  # of all factors up to this one
-
-
-@dataclass(frozen=True, slots=True)
 class StackRow:
     """A rung's results."""
 
     rung: Rung
     rate: float  # tokens a second, median over rounds
-    gain: Gain | None  # None: it is a base
+    factor: Spread | None = None  # its rate over that of `rung.against`; None: it is a base
+    product: float = 1.0  # of all factors up to this one, median over rounds
 
 
 class StackResults(Records[StackRun]):
@@ -102,13 +97,13 @@ class StackResults(Records[StackRun]):
         rows = []
         for rung in self.rungs:
             rates = [self.by_key[rung.name, number].rate for number in rounds]
-            gain = None
+            row = StackRow(rung, statistics.median(rates))
             if rung.against:
                 others = (self.by_key[rung.against, number].rate for number in rounds)
                 ratios = [own / other for own, other in zip(rates, others, strict=True)]
                 products = [whole * ratio for whole, ratio in zip(products, ratios, strict=True)]
-                gain = Gain(Spread.of(ratios), Spread.of(products))
-            rows.append(StackRow(rung, statistics.median(rates), gain))
+                row = replace(row, factor=Spread.of(ratios), product=statistics.median(products))
+            rows.append(row)
         return rows
 
     def agreement(self) -> tuple[int, int] | None:
@@ -140,80 +135,61 @@ def _difference(run: StackRun, other: StackRun, prompt: int, own: list[int], kno
     )
 
 
-_ENDS = (1.0, 1.2, 1.5, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 500, 1000)
-"""Numbers that may stand on the axis."""
-
-
 def stack_chart(rows: Sequence[StackRow], title: str) -> Any:
     """Draw a bar for each rung, from the product of the factors before it to the product with its own.
 
-    The axis is logarithmic, so that equal factors are equally long, wherever they stand. A thin line reaches
-    from one quartile of the product to the other. The bar of a factor below 1 is pale.
+    The axis is logarithmic, so that equal factors are equally long, wherever they stand. The bar of a factor
+    below 1 is pale.
 
     Returns a matplotlib figure. Raises `SoothsayError` if matplotlib is not installed.
     """
-    steps = [(row.rung.title, row.gain) for row in rows if row.gain is not None]
-    names = [rows[0].rung.title, *(title for title, _ in steps), "all together"]
+    steps = [row for row in rows if row.factor is not None]
+    names = [rows[0].rung.title, *(row.rung.title for row in steps), "all together"]
     figure = new_figure(figsize=(9.5, 1.3 + 0.52 * len(names)), layout="constrained")
-    panel = figure.subplots()
+    panel, ends = figure.subplots(), [1.0, *(row.product for row in steps)]
+    looks = {"textcoords": "offset points", "va": "center", "weight": "bold"}
+
+    def bar(place: int, begin: float, end: float, text: str, colour: str, alpha: float = 1.0) -> None:
+        panel.barh(place, end - begin, left=begin, height=0.62, color=colour, alpha=alpha)
+        panel.annotate(text, (max(begin, end), place), (6, 0), color=colour, **looks)
+
+    bar(0, 1.0, 1.0, f"{rows[0].rate:.1f} tokens a second", DIM)
+    for place, (row, (before, product)) in enumerate(zip(steps, pairwise(ends), strict=True), start=1):
+        factor = cast(Spread, row.factor).median
+        colour = COLOURS[place % len(COLOURS)]
+        bar(place, before, product, f"{factor:.2f}x", colour, 0.45 if factor < 1 else 1.0)
+    bar(len(names) - 1, 1.0, ends[-1], f"{ends[-1]:.1f}x", INK)
     panel.set_xscale("log")
-    before, ends = 1.0, [1.0]
-    for place, (_, gain) in enumerate(steps, start=1):
-        product, colour = gain.product, COLOURS[place % len(COLOURS)]
-        loss = 0.45 if gain.factor.median < 1 else 1.0
-        panel.barh(place, product.median - before, left=before, height=0.62, color=colour, alpha=loss)
-        panel.plot([product.low, product.high], [place, place], color=INK, linewidth=1.2)
-        panel.plot([product.median] * 2, [place, place + 1], color=DIM, linewidth=0.8, linestyle=(0, (2, 2)))
-        ends += [product.median, product.low, product.high]
-        _label(panel, max(before, product.median, product.high), place, f"{gain.factor.median:.2f}x", colour)
-        before = product.median
-    panel.plot([1, 1], [-0.31, len(names) - 0.7], color=DIM, linewidth=0.8)
-    _label(panel, 1.0, 0, f"{rows[0].rate:.1f} tokens a second", DIM)
-    panel.barh(len(names) - 1, before - 1, left=1.0, height=0.62, color=INK)
-    _label(panel, max(before, 1.0), len(names) - 1, f"{before:.1f}x", INK)
-    _axes(panel, names, min(ends), max(ends))
+    panel.set_xlim(min(ends) / 1.02, 1.3 * max(ends))  # room for the last label
+    panel.xaxis.set_major_locator(import_module("matplotlib.ticker").LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
+    panel.xaxis.set_major_formatter(lambda value, _: f"{value:g}x")
+    panel.minorticks_off()
+    panel.set_xlabel(f"tokens a second, in multiples of {names[0]}", fontsize=10, color=DIM)
+    panel.set_ylim(len(names) - 0.5, -0.5)
+    panel.set_yticks(range(len(names)), names)
+    tidy(panel)
+    panel.set_axisbelow(True)
     panel.set_title(title, fontsize=11, color=INK, loc="left")
     return figure
-
-
-def _label(panel: Any, x: float, place: int, text: str, colour: str) -> None:
-    panel.annotate(
-        text, (x, place), (6, 0), textcoords="offset points", color=colour, va="center", weight="bold"
-    )
-
-
-def _axes(panel: Any, names: Sequence[str], low: float, most: float) -> None:
-    panel.set_xlim(low / 1.02, most * (most / low) ** 0.12 * 1.1)  # room for the last label
-    panel.set_ylim(len(names) - 0.5, -0.5)
-    shown = [end for end in _ENDS if low <= end <= most * 1.1]
-    panel.set_xticks(shown, [f"{end:g}x" for end in shown])
-    panel.set_xlabel(f"tokens a second, in multiples of {names[0]}", fontsize=10, color=DIM)
-    panel.minorticks_off()
-    panel.set_yticks(range(len(names)), names)
-    panel.tick_params(length=0, labelcolor=INK)
-    panel.get_yticklabels()[-1].set_fontweight("bold")
-    panel.grid(axis="x", color=RULE)
-    panel.set_axisbelow(True)
-    panel.spines[:].set_visible(False)
 
 
 def stack_table(rows: Sequence[StackRow], rounds: int, title: str) -> Table:
     """A row for each rung."""
 
     def spread(row: StackRow) -> str:
-        return "" if row.gain is None else f"{row.gain.factor.low:.2f} to {row.gain.factor.high:.2f}"
+        return "" if row.factor is None else f"{row.factor.low:.2f} to {row.factor.high:.2f}"
 
     return records_table(
         rows,
         {"each adds one thing": "{.rung.title}"},
         {
             "tokens/s": "{.rate:.1f}",
-            "factor": lambda row: "" if row.gain is None else f"{row.gain.factor.median:.2f}x",
+            "factor": lambda row: "" if row.factor is None else f"{row.factor.median:.2f}x",
             "quartiles": spread,
-            "product": lambda row: "" if row.gain is None else f"{row.gain.product.median:.2f}x",
+            "product": lambda row: "" if row.factor is None else f"{row.product:.2f}x",
         },
         # a base after the first is no rung: the last rung is compared with it
-        style=lambda row: "dim" if row.gain is None and row is not rows[0] else "",
+        style=lambda row: "dim" if row.factor is None and row is not rows[0] else "",
         title=title,
         caption=f"ratios within a round, medians and quartiles of {rounds} rounds",
     )

@@ -1,7 +1,8 @@
 """`soothsay bench step`: the time of a forward pass by its number of rows, and a lower bound of it.
 
 Speculation pays because t(M), the time to verify M rows, is little more than t(1). The lower bound ("floor")
-is the time to read the weights once or the time of the arithmetic, whichever is longer.
+is the time to read the weights once or the time of the arithmetic, whichever is longer. Of experts, those
+count that the rows choose.
 """
 
 from __future__ import annotations
@@ -10,21 +11,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.table import Table
 
 from soothsay.bench.measure import Rates, Workload, interleave
 from soothsay.bench.random_models import LlamaShape, RandomCheckpoint
-from soothsay.bench.tables import records_table
+from soothsay.bench.tables import Column, records_table
 from soothsay.config import DType
+from soothsay.model.decoder.feed_forward import Experts
 from soothsay.model.timing.pass_measuring import Layout, VerifyPass, filled_cache
-from soothsay.model.timing.pass_predicting import Work, linear_layers
+from soothsay.model.timing.pass_predicting import Work, held_bytes, linear_layers
 from soothsay.model.transformer import Transformer
 from soothsay.model.weights.checkpoint import open_checkpoint
 from soothsay.model.weights.load import load_model
-from soothsay.plotting import new_figure, tidy
 
 PRODUCT_ROWS = 256
 """Rows of the product that measures the arithmetic rate. With as many, reading the weights hardly counts."""
@@ -42,6 +42,8 @@ class StepTime:
     floor_ms: float
     bytes: int
     operations: int
+    experts: float | None  # mean number that a layer runs; None: no layer has experts
+    of_dense: float | None  # ratio to the dense model; None: it was not measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ def bench_step(
     contexts: Sequence[int] = (128,),
     rounds: int = 15,
     layout: Layout = "chain",
+    dense: LlamaShape | None = None,
     read_bytes: int = 2**30,
 ) -> StepReport:
     """Measure t(M) in every dtype at every context, all in turns.
@@ -77,11 +80,14 @@ def bench_step(
         rounds: number of times that each pass is timed; times are medians. The rates of memory and arithmetic
             are the best of these rounds.
         layout: shape of the trees.
+        dense: a second model, in every dtype too, that the first one is compared with.
         read_bytes: size of the buffer that measures the memory rate, much larger than the CPU's caches.
     """
     checkpoint = RandomCheckpoint(model) if isinstance(model, LlamaShape) else open_checkpoint(model)
     rows = sorted({1, *rows})
     models = {str(dtype): load_model(checkpoint, dtype) for dtype in dtypes}
+    if dense is not None:
+        models |= {f"{dtype}, dense": load_model(RandomCheckpoint(dense), dtype) for dtype in dtypes}
     contenders: dict[str, Workload] = {"read": reading(read_bytes)}
     kinds = [*product(contexts, rows)]
     for dtype, loaded in models.items():
@@ -89,7 +95,7 @@ def bench_step(
         cache = filled_cache(loaded, max(contexts), max(rows))
         for context, count in kinds:
             step = VerifyPass(loaded, cache, count, context, layout)
-            contenders[f"{dtype} {context} {count}"] = _passes(step)
+            contenders[_name(dtype, context, count)] = _passes(step)
     rates = interleave(contenders, rounds)
     arithmetic = {dtype: max(rates.rounds[f"{dtype} product"]) for dtype in models}
     return StepReport(
@@ -100,24 +106,52 @@ def bench_step(
         rounds=rounds,
         bandwidth=max(rates.rounds["read"]),
         rates=arithmetic,
-        times=[_step_time(rates, loaded, dtype, *kind) for dtype, loaded in models.items() for kind in kinds],
+        times=[
+            _step_time(rates, loaded, contenders[_name(dtype, *kind)], dtype, *kind)
+            for dtype, loaded in models.items()
+            for kind in kinds
+        ],
     )
 
 
-def _step_time(rates: Rates, model: Transformer, dtype: str, context: int, rows: int) -> StepTime:
+def _name(dtype: str, context: int, rows: int) -> str:
+    return f"{dtype} {context} {rows}"
+
+
+def _step_time(
+    rates: Rates, model: Transformer, run: Workload, dtype: str, context: int, rows: int
+) -> StepTime:
     """Sum up the rounds of one kind of pass. Its lower bound is at the best rates of the whole run."""
-    name, work = f"{dtype} {context} {rows}", Work.of(model, rows, context)
+    name, dense = _name(dtype, context, rows), _name(f"{dtype}, dense", context, rows)
+    run()  # so that the model knows which experts it runs
+    work = least_work(model, rows, context)
     bandwidth, arithmetic = max(rates.rounds["read"]), max(rates.rounds[f"{dtype} product"])
     return StepTime(
         dtype=dtype,
         context=context,
         rows=rows,
         ms=1e3 / rates.median(name),
-        ratio=rates.ratio(f"{dtype} {context} 1", name),
+        ratio=rates.ratio(_name(dtype, context, 1), name),
         floor_ms=1e3 * work.floor(bandwidth, arithmetic),
         bytes=work.bytes,
         operations=work.operations,
+        experts=model.experts_run,
+        of_dense=rates.ratio(dense, name) if dense in rates.rounds else None,
     )
+
+
+def least_work(model: Transformer, rows: int, context: int) -> Work:
+    """The work of a pass, with the experts that the model has run in its last pass and no others."""
+    work, layers = Work.of(model, rows, context), linear_layers(model)
+    for mixture in (part for part in model.modules() if isinstance(part, Experts)):
+        experts, routing = {*mixture.experts.modules()}, mixture.spec.routing
+        own = [(held_bytes(layer), shape.numel()) for layer, shape in layers if layer in experts]
+        size, weights = (sum(column) // routing.count for column in zip(*own, strict=True))  # of one expert
+        work = Work(
+            bytes=work.bytes - size * (routing.count - int(mixture.ran)),
+            operations=work.operations - 2 * rows * weights * (routing.count - routing.chosen),
+        )
+    return work
 
 
 def _passes(step: VerifyPass) -> Workload:
@@ -156,39 +190,12 @@ def multiplying(model: Transformer) -> Workload:
     return run
 
 
-def step_chart(report: StepReport) -> Any:
-    """Draw the times of passes by their rows: a panel for each context, a colour for each dtype.
-
-    Solid lines are measured times, dashed lines their floors. Returns a matplotlib figure. Raises
-    `SoothsayError` if matplotlib is not installed.
-    """
-    contexts = sorted({time.context for time in report.times})
-    dtypes = list(dict.fromkeys(time.dtype for time in report.times))
-    figure = new_figure(figsize=(1 + 4.5 * len(contexts), 4.2), layout="constrained")
-    panels = figure.subplots(1, len(contexts), sharey=True, squeeze=False)[0]
-    for panel, context in zip(panels, contexts, strict=True):
-        for number, dtype in enumerate(dtypes):
-            times = [time for time in report.times if (time.dtype, time.context) == (dtype, context)]
-            rows, colour = [time.rows for time in times], f"C{number}"
-            panel.plot(rows, [time.ms for time in times], "o-", color=colour, label=dtype)
-            panel.plot(rows, [time.floor_ms for time in times], "--", color=colour, alpha=0.7)
-            panel.set_xscale("log", base=2)
-            panel.set_xticks(rows, [str(count) for count in rows])
-        panel.minorticks_off()
-        tidy(panel)
-        panel.set_title(f"context of {context:,} tokens", fontsize=10)
-        panel.set_xlabel("rows in the pass")
-    panels[0].set_ylim(bottom=0)  # after all lines are drawn: it also fixes the top
-    panels[0].set_ylabel("milliseconds a forward pass")
-    panels[0].plot([], [], "--", color="grey", label="floor")
-    panels[0].legend(frameon=False)
-    machine = f"{report.threads} threads, {report.bandwidth / 1e9:.0f} GB/s"
-    figure.suptitle(f"{Path(report.model).name}: {machine}, trees: {report.layout}", fontsize=10)
-    return figure
-
-
 def step_table(report: StepReport) -> Table:
-    """A row for each kind of pass."""
+    """A row for each kind of pass. Columns of experts are there if the model has some."""
+    experts: dict[str, Column] = {
+        "of dense": lambda time: "" if time.of_dense is None else f"{time.of_dense:.2f}x",
+        "experts": lambda time: "" if time.experts is None else f"{time.experts:.1f}",
+    }
     rates = ", ".join(f"{rate / 1e9:.0f} Gop/s in {dtype}" for dtype, rate in report.rates.items())
     return records_table(
         report.times,
@@ -200,6 +207,7 @@ def step_table(report: StepReport) -> Table:
             "floor, ms": "{.floor_ms:.2f}",
             "of the floor": lambda time: f"{time.ms / time.floor_ms:.2f}x",
             "GB read": lambda time: f"{time.bytes / 1e9:.3f}",
+            **(experts if any(time.experts is not None for time in report.times) else {}),
         },
         grouped=True,
         title=f"{Path(report.model).name}, {report.layout}, {report.threads} threads",

@@ -119,8 +119,7 @@ class Grow:
     shape: str = option(
         "1B",
         "0.5B, 1B or 3B, or sizes: layers=22,hidden=2048,heads=32,kv_heads=4,ffn=5632. Those left "
-        "out stay as they are, and so do the vocabulary and the size of a head. With experts=8,chosen=2, "
-        "ffn is that of one expert.",
+        "out stay as they are, and so do the vocabulary and the size of a head.",
         "-s",
     )
 
@@ -137,11 +136,9 @@ class Grow:
         with work_bar("growing", DownloadColumn()) as progress:
             grown = grow(checkpoint, wanted, self.out, source=model, progress=progress)
         s, target = grown.shape, grown.path
-        mixed = f" in each of {s.experts} experts, {s.chosen} of which a token runs through"
-        mixed = mixed if s.experts else ""
         lines = (
             f"{target}: {grown.parameters:,} parameters, {decimal(grown.bytes)}",
-            f"{s.layers} layers of {s.hidden:,} hidden, {s.intermediate:,} feed-forward{mixed}, "
+            f"{s.layers} layers of {s.hidden:,} hidden, {s.intermediate:,} feed-forward, "
             f"{s.heads} heads, {s.kv_heads} for keys and values",
             *([f"drafters: {', '.join(grown.drafters.written)}"] if grown.drafters.written else []),
             *(f"left out: {reason}" for reason in grown.drafters.refused),

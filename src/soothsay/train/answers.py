@@ -18,12 +18,10 @@ from soothsay.core.params import SamplingParams
 from soothsay.core.request import Request
 from soothsay.core.sampling import derive_seed
 from soothsay.corpus import NAMED, Tally, read_entries
-from soothsay.drafters.base import Drafter, DrafterProxy
 from soothsay.drafters.registry import build_drafter
 from soothsay.errors import RequestError, TrainingError
 from soothsay.files import lock
 from soothsay.llm import LLM
-from soothsay.result import Stream
 from soothsay.tokenizer import Message
 from soothsay.train.features import FeatureFolder, FeatureRecorder
 
@@ -161,8 +159,8 @@ class _AnswerRun:
         self.llm, self.params, self.report, self.features = llm, params, report, features
         target = llm.engine.target
         self.recorder = None if features is None else FeatureRecorder(target, features.taps)
-        self.drafter = _EndNotes(self.recorder or build_drafter(llm.drafter, target))
-        self.running: dict[int, tuple[_Conversation, Stream]] = {}  # by the request's seed
+        self.drafter = self.recorder or build_drafter(llm.drafter, target)
+        self.running: dict[Request, _Conversation] = {}
 
     def answers(self, asked: Sequence[NumberedMessages]) -> Iterator[NumberedMessages]:
         """Yield each conversation with its answers when it ends. It has no messages if it has no answer."""
@@ -176,22 +174,24 @@ class _AnswerRun:
                 if not self.running:
                     return
                 self.llm.engine.step()
-                for request in self.drafter.take():
-                    conversation, stream = self.running.pop(request.seed)
+                for request in [one for one in self.running if one.finish_reason is not None]:
+                    conversation = self.running.pop(request)
+                    if request.failure is not None:
+                        raise TrainingError(f"the engine failed at a conversation: {request.failure}")
                     self.report.answers += 1
-                    self.report.tokens += len(stream.choice.token_ids)
-                    self.report.cut += stream.choice.finish_reason is FinishReason.LENGTH
+                    self.report.tokens += request.num_output
+                    self.report.cut += request.finish_reason is FinishReason.LENGTH
                     if self.recorder is not None and self.features is not None:
                         name = f"{conversation.number:07}-{conversation.turn}"
                         tokens = request.tokens.tolist()
                         self.features.write(name, tokens, request.num_prompt, *self.recorder.take(request))
-                    conversation.messages.append({"role": "assistant", "content": stream.choice.text})
+                    conversation.messages.append({"role": "assistant", "content": request.answer.text})
                     conversation.heard = len(conversation.messages)
                     if not self._go_on(conversation):
                         yield self._finished(conversation)
         finally:
-            for _, stream in self.running.values():
-                stream.cancel()
+            for request in self.running:
+                self.llm.engine.cancel(request)
 
     def _go_on(self, conversation: _Conversation) -> bool:
         """Start the next answer. Returns False if there is no further question, or it cannot be answered."""
@@ -199,13 +199,14 @@ class _AnswerRun:
             return False
         seed = derive_seed(self.params.seed or 0, (conversation.number << 16) + conversation.turn)
         try:
-            prompt = self.llm.chat_prompt(conversation.messages)
-            stream = self.llm.stream(prompt, replace(self.params, seed=seed), drafter=self.drafter)
+            prompt, params = self.llm.chat_prompt(conversation.messages), replace(self.params, seed=seed)
+            (request,) = self.llm.requests(prompt, params, drafter=self.drafter)
         except RequestError as error:
             if len(self.report.reasons) < NAMED:
                 self.report.reasons.append(f"conversation {conversation.number}: {error}")
             return False
-        self.running[seed] = conversation, stream
+        self.llm.engine.add(request)
+        self.running[request] = conversation
         return True
 
     def _finished(self, conversation: _Conversation) -> NumberedMessages:
@@ -214,25 +215,6 @@ class _AnswerRun:
         self.report.left_out += not conversation.heard
         self.report.unfinished += bool(conversation.heard) and unanswered
         return NumberedMessages(conversation.number, tuple(conversation.messages[: conversation.heard]))
-
-
-class _EndNotes(DrafterProxy):
-    """Notes the requests that have ended."""
-
-    def __init__(self, drafter: Drafter):
-        super().__init__(drafter)
-        self._ended: list[Request] = []
-
-    def release(self, request: Request) -> None:
-        """Note the end of a request. A preempted request has not ended: it runs again later."""
-        if request.finish_reason is not None:
-            self._ended.append(request)
-        self.drafter.release(request)
-
-    def take(self) -> list[Request]:
-        """Return the requests that have ended since the last call."""
-        ended, self._ended = self._ended, []
-        return ended
 
 
 # the file

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 
 from soothsay.config import EngineConfig
 from soothsay.core.params import SamplingParams
 from soothsay.drafters.registry import DrafterSpec, build_drafter
-from soothsay.errors import RequestError
+from soothsay.errors import RequestError, StepError
 from soothsay.llm import LLM
-from soothsay.result import Choice, Stream
 
 UNBOUNDED = 2**20
 """Rows in a pass of an engine that measures. No tree is cut to make room for other requests."""
@@ -21,24 +20,6 @@ def measuring(at_once: int = 8, max_tree: int = EngineConfig.max_tree) -> Engine
     return EngineConfig(max_requests=at_once, max_tree=max_tree, max_rows=UNBOUNDED, prefix_caching=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """The result of `mean_accepted`."""
-
-    choices: tuple[Choice | None, ...]  # the answer to each prompt; None: the prompt is too long
-
-    @property
-    def overall(self) -> float:
-        """Mean number of tokens a step, the bonus token included: 1.0 for plain decoding.
-
-        The step that reads the prompt's end is not counted. Long answers weigh more, as in Spec-Bench (Xia et
-        al. 2024, arXiv 2401.07851).
-        """
-        counts = [choice.stats.after_first_step for choice in self.choices if choice is not None]
-        tokens, steps = (sum(column) for column in zip(*counts, strict=True))
-        return tokens / steps if steps else 1.0
-
-
 def mean_accepted(
     llm: LLM,
     drafter: DrafterSpec,
@@ -47,8 +28,7 @@ def mean_accepted(
     temperature: float = 0.0,
     max_tokens: int = 128,
     seed: int = 0,
-    advance: Callable[[int], None] = lambda tokens: None,
-) -> Accepted:
+) -> float:
     """Answer all prompts with a drafter, as many at a time as the engine takes, and count tokens and steps.
 
     The drafter is new and has learned nothing from earlier requests, so the measurement can be repeated. The
@@ -62,38 +42,27 @@ def mean_accepted(
         temperature: of all answers.
         max_tokens: largest length of an answer.
         seed: of the first prompt. The next prompt has the next number.
-        advance: called after each answer with its number of tokens.
+
+    Returns:
+        Mean number of tokens a step, the bonus token included: 1.0 for plain decoding. The step that reads
+        the prompt's end is not counted. Long answers weigh more, as in Spec-Bench (Xia et al. 2024, arXiv
+        2401.07851). Prompts that are too long count for nothing.
 
     Raises:
-        RequestError: prefix caching is on, or no prompt fits into the context with its answer.
+        RequestError: no prompt fits into the context with its answer.
         DrafterError: the drafter is unknown or does not fit.
+        StepError: the engine failed at a prompt.
     """
-    if llm.config.prefix_caching:
-        raise RequestError(
-            "accepted tokens are measured without prefix caching: build the LLM with config=measuring(), or "
-            "with prefix_caching=False"
-        )
     built = build_drafter(drafter, llm.engine.target)
-    streams: list[Stream | None] = []
-    refusal: RequestError | str = "there are none"
-    try:
-        for i, prompt in enumerate(prompts):
-            params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed + i)
-            try:
-                streams.append(llm.stream(prompt, params, drafter=built))
-            except RequestError as error:
-                streams.append(None)
-                refusal = error
-        if not any(streams):
-            raise RequestError(f"none of {len(prompts)} prompts can be answered: {refusal}")
-        choices = []
-        for stream in streams:
-            choices.append(None if stream is None else stream.choice)
-            if choices[-1] is not None:
-                advance(choices[-1].stats.emitted)
-    except BaseException:  # an interrupt leaves no request in the engine
-        for stream in streams:
-            if stream is not None:
-                stream.cancel()
-        raise
-    return Accepted(tuple(choices))
+    own = SamplingParams(temperature=temperature, max_tokens=max_tokens)
+    params = [replace(own, seed=seed + i) for i in range(len(prompts))]
+    results = llm.generate(list(prompts), params, drafter=built)
+    for result in results:
+        if result.error is not None and result.prompt_token_ids:
+            raise StepError(result.error)
+    counts = [result.stats.after_first_step for result in results if result.error is None]
+    if not counts:
+        refusal = results[0].error if results else "there are none"
+        raise RequestError(f"none of {len(prompts)} prompts can be answered: {refusal}")
+    tokens, steps = (sum(column) for column in zip(*counts, strict=True))
+    return tokens / steps if steps else 1.0

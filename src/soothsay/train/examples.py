@@ -79,7 +79,7 @@ def read_examples(
     Args:
         files: see `soothsay.corpus.read_entries`.
         tokenizer: the target's.
-        max_tokens: largest length of an example.
+        max_tokens: largest length of an example, at least 2.
 
     Returns:
         The examples, and counts of what was left out.
@@ -88,8 +88,6 @@ def read_examples(
         RequestError: a file cannot be read, or more than 1% of the entries are malformed.
         TrainingError: nothing is left to train on.
     """
-    if max_tokens < 2:
-        raise TrainingError(f"max_tokens={max_tokens} is not possible: it must be at least 2")
     examples: list[Example] = []
     skipped = Skipped()
     waiting: list[_Layout] = []
@@ -202,7 +200,10 @@ def split(examples: Sequence[Example], held_out: int, seed: int) -> tuple[list[E
     The same `seed` gives the same split. Raises `TrainingError` if nothing would be left to train on.
     """
     if held_out >= len(examples):
-        raise TrainingError(f"of {len(examples)} examples, {held_out} cannot be held out; hold out fewer")
+        raise TrainingError(
+            f"the data has {len(examples)} conversations, and {held_out} are kept for evaluation: give more "
+            "data, or a smaller --held-out"
+        )
     order = list(range(len(examples)))
     random.Random(seed).shuffle(order)
     return [examples[i] for i in order[held_out:]], [examples[i] for i in order[:held_out]]
@@ -217,8 +218,6 @@ def batches(examples: Sequence[Example], batch_tokens: int, seed: int) -> Iterat
 
     Raises `TrainingError` if there are no examples.
     """
-    if not examples:
-        raise TrainingError("there are no examples to make batches of")
     epoch = 0
     while True:
         rng = random.Random(f"{seed}/{epoch}")
@@ -242,11 +241,8 @@ def batches(examples: Sequence[Example], batch_tokens: int, seed: int) -> Iterat
 def common_tokens(examples: Iterable[Example], count: int, vocab_size: int) -> list[int]:
     """The `count` tokens that are most frequent in answers, in order of their ids.
 
-    If fewer tokens occur, the others with the lowest ids are added. Raises `TrainingError` for an impossible
-    `count`.
+    If fewer tokens occur, the others with the lowest ids are added.
     """
-    if not 0 < count <= vocab_size:
-        raise TrainingError(f"a draft vocabulary of {count} tokens is not possible: 1 to {vocab_size}")
     counts: Counter[int] = Counter()
     for example in examples:
         counts.update(np.asarray(example.tokens)[example.answer].tolist())

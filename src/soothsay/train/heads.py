@@ -239,8 +239,7 @@ class RefiningRecipe(HeadRecipe):
 class BlockRecipe(RefiningRecipe):
     """Trains a head that drafts all tokens of a block in one pass, after a sample of the tokens.
 
-    A draft token depends on the ones before it only by the correction or the cell, which are trained with the
-    tokens of the text.
+    Only by the cell does a draft token depend on the ones before it. Tokens of the text train it.
     """
 
     head: BlockHead
@@ -269,18 +268,10 @@ class BlockRecipe(RefiningRecipe):
     ) -> tuple[dict[str, Tensor], Tensor | None]:
         """The losses of one level, and the cell's state there."""
         if self.head.refiner is None:
-            return self.teach(seen, *self._output(out, now), columns), None
+            return self.teach(seen, out, self.output_weight, columns), None
         embedded = self.head.embedded(now.tokens, self.shared)
         refined, state = self.head.refiner(out.flatten(0, 1), embedded, above)
         return self.teach_both(seen, refined, out, columns, above is None), state
-
-    def _output(self, out: Tensor, now: Sequences) -> tuple[Tensor, Tensor]:
-        """The inputs of the output matrix, and the matrix. The correction is a few more columns of both."""
-        outside = self.head.markov_out
-        if outside is None:
-            return out, self.output_weight
-        before = self.head.before(now.tokens).view(*out.shape[:2], -1)
-        return torch.cat([out, before], -1), torch.cat([self.output_weight, weight_of(outside)], -1)
 
 
 class RedrafterRecipe(RefiningRecipe):

@@ -79,8 +79,8 @@ def cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     Returns:
         A scalar, float32.
     """
-    loss: Tensor = _CrossEntropy.apply(hidden, weight, labels)  # type: ignore[no-untyped-call]
-    return loss
+    certain = Likely(labels[:, None], torch.ones(len(labels), 1, device=labels.device))
+    return distillation(hidden, weight, certain, torch.arange(len(labels), device=labels.device))[0]
 
 
 def likely(hidden: Tensor, weight: Tensor) -> Likely:
@@ -108,24 +108,6 @@ def distillation(
         *(hidden, weight, teacher.tokens[rows], teacher.probabilities[rows], divergence)
     )
     return loss, agreement.detach()
-
-
-class _CrossEntropy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-        loss, gradient = torch.zeros((), device=hidden.device), _Gradient(hidden, weight)
-        for rows, log_q in gradient.log_probs():
-            label = labels[rows, None]
-            loss -= log_q.gather(1, label).sum()
-            error = log_q.exp_()
-            error.scatter_add_(1, label, torch.full_like(label, -1.0, dtype=torch.float32))
-            gradient.add(rows, error)
-        gradient.keep(ctx, hidden, weight)
-        return loss / max(len(labels), 1)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return *_Gradient.give(ctx, grad), None
 
 
 class _Distillation(torch.autograd.Function):

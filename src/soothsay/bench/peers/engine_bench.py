@@ -15,12 +15,9 @@ from soothsay.bench.journal import short_hash
 from soothsay.bench.peers.engines.peer import Setup, UnavailableError
 from soothsay.bench.peers.peer_process import PeerProcess
 from soothsay.bench.peers.peer_results import OURS
-from soothsay.bench.peers.to_gguf import write_gguf
 from soothsay.bench.prompts import PromptEntry, encode_with, read_prompts, spread
 from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.weights.checkpoint import Checkpoint, open_checkpoint
-
-GGUF_KINDS = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of the current part, the steps of it that are done, and its number of steps."""
@@ -71,39 +68,25 @@ class EngineBench:
         self.folder = plan.work / f"{self.checkpoint.path.resolve().name}-{_digest(self.checkpoint)}"
         self.folder.mkdir(parents=True, exist_ok=True)
         self.conditions = {"model": str(self.checkpoint.path.resolve()), "threads": self.threads}
-        names = "max_tokens", "lookup_tokens", *(["draft_model"] if plan.draft_model else [])
+        names = "max_tokens", *(["draft_model"] if plan.draft_model else [])
         self.conditions |= {name: getattr(plan, name) for name in names}
 
     def client(self, name: str, dtype: str) -> PeerProcess:
         """Start the process of an engine. Raises `UnavailableError` if the engine cannot run."""
         plan, pythons = self.options, self.options.interpreters
+        model = str(self.checkpoint.path.resolve())
+        own_format = str(self.folder.resolve() / f"{name}-{dtype}")
+        if name.startswith("llama"):
+            if not self.is_file:
+                convert = "convert this model with its convert_hf_to_gguf.py, and measure that file"
+                raise UnavailableError(f"llama.cpp runs GGUF files: {convert}")
+            own_format = model
         self.progress(f"{dtype}: loading {name}", 0, 0)
         python = sys.executable if name == OURS else pythons.get(name, pythons.get("", sys.executable))
-        model, export = str(self.checkpoint.path.resolve()), str(self._export(name, dtype))
         draft_model = plan.draft_model and str(Path(plan.draft_model).resolve())
-        speculation = plan.lookup_tokens, list(plan.drafters), draft_model
-        setup = Setup(model, dtype, self.threads, self.context, export, *speculation)
+        speculation = list(plan.drafters), draft_model
+        setup = Setup(model, dtype, self.threads, self.context, own_format, *speculation)
         return PeerProcess(name, setup, python, self.folder / f"{name}-{dtype}.log")
-
-    def load(self, engine: PeerProcess, dtype: str) -> None:
-        """Load the model, which may have to be exported first. Raises `UnavailableError`."""
-        if _reads_gguf(engine.name) and not self.is_file:
-            if dtype not in GGUF_KINDS:
-                raise UnavailableError(f"llama.cpp has no {dtype}; it has {', '.join(GGUF_KINDS)}")
-            path = self._export(engine.name, dtype)
-            if not path.is_file():
-                write_gguf(self.checkpoint, path, GGUF_KINDS[dtype])
-        engine.load()
-
-    def _export(self, name: str, dtype: str) -> Path:
-        if _reads_gguf(name):
-            path = self.checkpoint.path if self.is_file else self.folder / f"llama.cpp-{dtype}.gguf"
-            return path.resolve()
-        return self.folder.resolve() / f"{name}-{dtype}"
-
-
-def _reads_gguf(name: str) -> bool:
-    return name.startswith("llama")
 
 
 def _questions(plan: PeerOptions, tokenizer: Tokenizer | None) -> Iterator[tuple[PromptEntry, list[int]]]:

@@ -63,7 +63,7 @@ class EqualityBench(EngineBench):
             if any(((engine.name, dtype, mode, batch), one.id) not in self.results for one, _ in group)
         ]
         if missing:
-            self.load(engine, dtype)
+            engine.call("load")
         impossible = set[str]()
         for done, (mode, batch, group) in enumerate(missing):
             self.progress(f"{engine.name}, {dtype}: {mode}, batch of {batch}", done, len(missing))
@@ -72,7 +72,7 @@ class EqualityBench(EngineBench):
                 continue
             try:
                 asked = PLAIN if mode == AGAIN else mode
-                answers = engine.answers(prompts, self.options.max_tokens, asked)
+                answers = engine.call("answers", prompts, self.options.max_tokens, asked)
             except UnavailableError as reason:
                 impossible.add(mode)
                 self.notes.append(f"{engine.name}, {dtype}, {mode}: {reason}")

@@ -72,7 +72,7 @@ class PeerBench(EngineBench):
                 for name in (OURS, *self.peers):
                     try:
                         engine = stack.enter_context(self.client(name, dtype))
-                        self.load(engine, dtype)
+                        engine.call("load")
                     except UnavailableError as reason:
                         self.notes.append(f"{name}, {dtype}: {reason}")
                     else:
@@ -100,12 +100,12 @@ class PeerBench(EngineBench):
         context = self.ids[start : start + CONTEXT]
         if measure == "decode":
             tokens = self.plan.tokens
-            seconds, output = engine.decode(context, tokens)
+            seconds, output = engine.call("decode", context, tokens)
         elif measure == "prompt":
-            tokens, seconds = len(self.ids), engine.prompt(self.ids)
+            tokens, seconds = len(self.ids), engine.call("prompt", self.ids)
         else:
             tokens = int(measure.split()[1])
-            passes = engine.verify(context, tokens, VERIFICATIONS)
+            passes = engine.call("verify", context, tokens, VERIFICATIONS)
             if passes is None:
                 return None
             seconds = statistics.median(passes)
@@ -126,13 +126,13 @@ class PeerBench(EngineBench):
                 continue
             if own not in warm:
                 try:
-                    engine.generate(self.ids, 16, mode)
+                    engine.call("generate", self.ids, 16, mode)
                 except UnavailableError as reason:
                     impossible.add(own)
                     self.notes.append(f"{engine.name}, {dtype}, {mode}: {reason}")
                     continue
                 warm.add(own)
-            seconds, output = engine.generate(ids, self.plan.max_tokens, mode)
+            seconds, output = engine.call("generate", ids, self.plan.max_tokens, mode)
             what, made = (*kind, seconds, len(output), engine.version), output[:AGREEMENT]
             self.results.add(PeerRecord(*what, question.task, made))
         if steps:

@@ -66,35 +66,6 @@ class PeerProcess:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def load(self) -> None:
-        """Load the model; see `Peer` for this and the other calls."""
-        self._call("load")
-
-    def decode(self, ids: list[int], count: int) -> tuple[float, list[int]]:
-        """Return the seconds of `count` steps after the prompt, and `count + 1` tokens."""
-        seconds, tokens = self._call("decode", ids, count)
-        return seconds, tokens
-
-    def prompt(self, ids: list[int]) -> float:
-        """Return the seconds of a prompt and one token."""
-        seconds: float = self._call("prompt", ids)
-        return seconds
-
-    def verify(self, ids: list[int], rows: int, times: int) -> list[float] | None:
-        """Return the seconds of passes of `rows` tokens after the prompt."""
-        seconds: list[float] | None = self._call("verify", ids, rows, times)
-        return seconds
-
-    def generate(self, ids: list[int], count: int, mode: str) -> tuple[float, list[int]]:
-        """Return the seconds and the tokens of an answer."""
-        seconds, tokens = self._call("generate", ids, count, mode)
-        return seconds, tokens
-
-    def answers(self, prompts: list[list[int]], count: int, mode: str) -> list[list[int]]:
-        """Return the tokens of the answers to a batch of prompts."""
-        answers: list[list[int]] = self._call("answers", prompts, count, mode)
-        return answers
-
     def close(self) -> None:
         """End the process."""
         try:
@@ -103,11 +74,12 @@ class PeerProcess:
             self._process.kill()
             self._process.communicate()
 
-    def _call(self, call: str, *args: Any) -> Any:
+    def call(self, name: str, *args: Any) -> Any:
+        """Call a method of the `Peer`, such as "decode". Returns what it returns."""
         assert self._process.stdin is not None
         time.sleep(SETTLE)
         with suppress(BrokenPipeError):  # the process has ended; `_receive` reports it
-            self._process.stdin.write(json.dumps({"call": call, "args": args}) + "\n")
+            self._process.stdin.write(json.dumps({"call": name, "args": args}) + "\n")
             self._process.stdin.flush()
         return self._receive()
 

@@ -173,14 +173,12 @@ class Mix:
     All conversations come once, in an order drawn with the seed, before the first comes again.
 
     Args:
-        conversations: the conversations. Their words, in the order given, also make the long texts.
+        conversations: at least one. Their words, in the order given, also make the long texts.
         seed: seed of the order, and of the choice of long prompts.
         turns: largest number of turns of a conversation.
         shared_prefix: number of words of a system message that all conversations have.
         long_share: share of conversations that begin with a long text. The texts differ.
         long_words: number of words of a long text.
-
-    Raises `RequestError` if there is no conversation or a number is out of range.
     """
 
     def __init__(
@@ -192,13 +190,6 @@ class Mix:
         long_share: float = 0.0,
         long_words: int = 1000,
     ):
-        if not conversations:
-            raise RequestError("there is nothing to ask")
-        if turns < 1 or shared_prefix < 0 or long_words < 1 or not 0 <= long_share <= 1:
-            raise RequestError(
-                "a mix needs turns and long_words of at least 1, shared_prefix of at least 0, and long_share "
-                f"from 0 to 1; there are {turns}, {long_words}, {shared_prefix} and {long_share}"
-            )
         self._seed, self._turns, self._order = seed, turns, list(conversations)
         self._long_share, self._long_words = long_share, long_words
         self._words = list(chain.from_iterable(turn.split() for one in conversations for turn in one.turns))

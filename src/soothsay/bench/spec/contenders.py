@@ -1,27 +1,24 @@
-"""Contenders of `soothsay bench spec`: a drafter on our engine, and a server with OpenAI's protocol."""
+"""Contenders of `soothsay bench spec`: drafters on our engine."""
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 from soothsay import LLM, Drafter, DraftTree, Observation, Request, SamplingParams
-from soothsay.bench.chat_client import TIMEOUT, ChatClient, TimedReply
-from soothsay.bench.spec.theory import TreeCounts, added
+from soothsay.bench.running import answer_of, running
+from soothsay.bench.spec.run_times import RunTimes, TreeCounts, added
 from soothsay.core.verify import Promise
 from soothsay.drafters.base import DrafterProxy
-from soothsay.tokenizer import Message
 
 
 @dataclass(frozen=True, slots=True)
 class AskedTurn:
     """One turn of a question, as a request."""
 
-    messages: tuple[Message, ...]
-    prompt: list[int]  # token ids of the messages
+    prompt: list[int]  # token ids
     params: SamplingParams
 
 
@@ -31,49 +28,6 @@ class TurnAnswer:
 
     token_ids: list[int]  # an end token included
     text: str
-
-
-@dataclass(frozen=True, slots=True)
-class RunTimes:
-    """Times and counts of one contender that answered some turns in one batch. Times are in seconds."""
-
-    answers: int
-    different: int | None  # answers that are not plain decoding's: must be 0. None: not comparable
-    tokens: int  # raw token ids, up to the end token
-    seconds: float  # until the last answer ended
-    prefill: float  # until each answer had its first token
-    ahead: int  # tokens emitted by then
-    cpu: float = 0.0  # CPU time of the engine's thread
-    draft: float = 0.0  # in the drafter, after prefill
-    verify: float = 0.0  # from drafts to verdicts, after prefill
-    steps: int = 0  # forward passes that emitted tokens, summed over answers
-    first: int = 0  # tokens that the first steps emitted, summed over answers
-    drafted: int = 0  # tree nodes verified, without roots
-    # element i: steps that accepted a node at depth i + 1
-    accepted_at: list[int] = field(default_factory=list)
-    # after prefill, for predictions; empty and 0 if unknown
-    passes: int = 0
-    context: float = 0.0  # tokens before the tree, mean over steps
-    tree_sizes: list[float] = field(default_factory=list)  # see `TreeCounts`
-    accepted_ranks: list[float] = field(default_factory=list)  # see `TreeCounts`
-    # if trees are kept: each tree after prefill, as `SeenTree.record` says, in order
-    trees: list[dict[str, Any]] = field(default_factory=list)
-
-
-class Contender(Protocol):
-    """Answers a batch of turns."""
-
-    name: str
-
-    def reset(self) -> None:
-        """Forget everything learnt from earlier questions."""
-
-    def answer(self, asked: Sequence[AskedTurn]) -> tuple[RunTimes, list[TurnAnswer] | None]:
-        """Answer the turns in one batch.
-
-        Returns the times, with `different` still None, and the answers; None if they cannot be compared with
-        ours.
-        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +116,8 @@ class TimedDrafter(DrafterProxy):
         self.draft += time.perf_counter() - begin
 
 
-class DrafterContender:
-    """A drafter on our engine. See `Contender`.
+class Contender:
+    """A drafter on our engine, which answers batches of turns.
 
     Args:
         name: the drafter's name in reports.
@@ -182,32 +136,27 @@ class DrafterContender:
         self._timed.reset()
 
     def answer(self, asked: Sequence[AskedTurn]) -> tuple[RunTimes, list[TurnAnswer] | None]:
-        """Answer the turns in one batch; see `Contender`.
+        """Answer the turns in one batch.
 
-        Answers are comparable if the verifier keeps the tokens.
+        Returns the times, with `different` still None, and the answers; None if the verifier does not keep
+        the tokens, so that they cannot be compared.
         """
         params = [replace(one.params, verifier=self._verifier) for one in asked]
         engine, begin, cpu = self._llm.engine, time.perf_counter(), time.thread_time()
-        pairs = zip(asked, params, strict=True)
-        streams = [self._llm.stream(one.prompt, own, drafter=self._timed) for one, own in pairs]
-        requests = [*engine.scheduler.waiting]
-        try:
+        turns = [(one.prompt, own) for one, own in zip(asked, params, strict=True)]
+        with running(self._llm, turns, drafter=self._timed) as requests:
             while engine.has_work and not all(request.num_output for request in requests):
                 engine.step()
             prefilled, ahead = time.perf_counter(), sum(request.num_output for request in requests)
             self._timed.restart()
             while engine.has_work:
                 engine.step()
-        except BaseException:  # also on Ctrl-C, no request may stay in the engine
-            for stream in streams:
-                stream.cancel()
-            raise
         end, cpu = time.perf_counter(), time.thread_time() - cpu
         run = self._run(requests, seconds=end - begin, prefill=prefilled - begin, ahead=ahead, cpu=cpu)
-        choices = [stream.choice for stream in streams]
+        answers = [TurnAnswer(answer_of(request), request.answer.text) for request in requests]
         if any(own.rule.promise is not Promise.TOKENS for own in params):
             return run, None
-        return run, [TurnAnswer(choice.token_ids, choice.text) for choice in choices]
+        return run, answers
 
     def _run(self, requests: Sequence[Request], **measured: Any) -> RunTimes:
         """What was measured, with counts of steps and trees."""
@@ -230,57 +179,3 @@ class DrafterContender:
             trees=[seen.record(requests.index(seen.request)) for seen in timed.seen if self._keep_trees],
             **measured,
         )
-
-
-class Endpoint:
-    """A model on a server. See `soothsay.bench.spec.contenders.Contender`.
-
-    Tokens are counted by the server's `usage`, or else its pieces of text are counted. The server applies its
-    own chat template and tokenizer, so answers are not compared with ours. Rates compare only as far as its
-    tokens are like ours. The benchmark cannot control the server's prefix cache.
-
-    Args:
-        url: the server's address, up to where `/chat/completions` follows: "http://localhost:8000/v1".
-        model: the server's name for the model.
-        key: sent as the bearer token; empty: none.
-        timeout: seconds without a byte after which a request fails.
-
-    Raises `SoothsayError` if `url` is not an address; so does `answer` if the server cannot be reached or
-    refuses a request.
-    """
-
-    def __init__(self, url: str, model: str, key: str = "", timeout: float = TIMEOUT):
-        self._client = ChatClient(url, model, key, timeout)
-        self.name = self._client.name
-
-    def reset(self) -> None:
-        """Do nothing: a client cannot make a server forget."""
-
-    def answer(self, asked: Sequence[AskedTurn]) -> tuple[RunTimes, list[TurnAnswer] | None]:
-        """Send all questions at once. Connections are made before the clock starts."""
-        return asyncio.run(self._answer(asked)), None
-
-    async def _answer(self, asked: Sequence[AskedTurn]) -> RunTimes:
-        connected = asyncio.Barrier(len(asked))
-        replies = await asyncio.gather(*(self._client.ask(_body(one), connected.wait) for one in asked))
-        begin = min(reply.begin for reply in replies)
-        prefilled = max(reply.pieces[0] if reply.pieces else reply.end for reply in replies)
-        return RunTimes(
-            answers=len(asked),
-            different=None,
-            tokens=sum(reply.tokens for reply in replies),
-            seconds=max(reply.end for reply in replies) - begin,
-            prefill=prefilled - begin,
-            ahead=sum(_tokens_by(reply, prefilled) for reply in replies),
-        )
-
-
-def _body(asked: AskedTurn) -> dict[str, Any]:
-    own = {name: getattr(asked.params, name) for name in ("temperature", "max_tokens", "seed")}
-    return {"messages": list(asked.messages), **own}
-
-
-def _tokens_by(reply: TimedReply, moment: float) -> int:
-    """Estimate the tokens that had come by `moment`, with equally many tokens in every piece."""
-    there = sum(when <= moment for when in reply.pieces)
-    return round(reply.tokens * there / len(reply.pieces)) if reply.pieces else reply.tokens

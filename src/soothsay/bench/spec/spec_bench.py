@@ -16,7 +16,8 @@ from soothsay.bench.bench_plans import SpecOptions
 from soothsay.bench.journal import Journal, conditions, short_hash
 from soothsay.bench.measure import Meter, Progress, rotated
 from soothsay.bench.prompts import QUESTION, PromptEntry, Question, encode
-from soothsay.bench.spec.contenders import AskedTurn, Contender, DrafterContender, RunTimes, TurnAnswer
+from soothsay.bench.spec.contenders import AskedTurn, Contender, TurnAnswer
+from soothsay.bench.spec.run_times import RunTimes
 from soothsay.bench.spec.spec_results import PLAIN, Key, Lap, Setting, SpecResults
 from soothsay.core.sampling import derive_seed
 from soothsay.drafters.registry import Composed, DrafterSpec, Named, build_drafter, named_drafter, parse
@@ -51,9 +52,8 @@ class SpecBench:
 
     Args:
         llm: the target's engine, configured by `serving`, without other requests.
-        questions: see `read_questions`.
+        questions: see `read_questions`. Their numbers differ.
         plan: what to measure.
-        others: contenders besides the drafters. Their answers are not compared.
         about: further conditions, such as the model's name.
         path: the file for results; an existing file with the same conditions is continued.
         progress: see `Progress`.
@@ -62,8 +62,7 @@ class SpecBench:
 
     Raises:
         DrafterError: a drafter's name is unknown or malformed, or no drafter can be built.
-        RequestError: the engine has prefix caching, or takes fewer requests than the largest batch; two
-            questions have the same number; or a verifier is unknown.
+        RequestError: a verifier is unknown.
         SoothsayError: the file has other conditions.
     """
 
@@ -72,21 +71,13 @@ class SpecBench:
         llm: LLM,
         questions: Sequence[Question],
         plan: SpecPlan,
-        others: Sequence[Contender] = (),
         about: Mapping[str, Any] | None = None,
         path: Path | None = None,
         progress: Progress = lambda *_: None,
         times: Callable[[], PassTimes] | None = None,
     ):
-        if llm.config.prefix_caching:
-            raise RequestError("build the LLM with prefix_caching=False: what is cached would not be timed")
-        if len({question.number for question in questions}) < len(questions):
-            raise RequestError("questions need numbers of their own, by which they are known")
-        if llm.config.max_requests < max(plan.batches):
-            raise RequestError(f"build the LLM with max_requests={max(plan.batches)}, the largest batch")
         self.llm, self.questions, self.plan = llm, questions, plan
-        drafted, left_out = _build(llm, plan)
-        self.contenders: list[Contender] = [*drafted, *others]
+        self.contenders, left_out = _build(llm, plan)
         self.results = SpecResults(Journal(self._conditions(about or {}, left_out), path))
         self._times = times
         self._meter = Meter(progress)
@@ -110,7 +101,7 @@ class SpecBench:
     def _conditions(self, about: Mapping[str, Any], left_out: Mapping[str, str]) -> dict[str, Any]:
         asked = json.dumps([(question.number, question.turns) for question in self.questions])
         own = conditions(
-            *(self.plan, "max_tokens", "seed", "carry", "trees"),
+            *(self.plan, "max_tokens", "seed", "trees"),
             contenders=[contender.name for contender in self.contenders],
             left_out=left_out,
             questions=len(self.questions),
@@ -131,19 +122,12 @@ class SpecBench:
                 contender.answer([asked])
 
     def _round(self, setting: Setting) -> None:
-        """Measure all questions at one setting, turn by turn.
-
-        The file does not hold what drafters carry along, so an incomplete round with `carry` starts again.
-        """
-        lacks = self._lacks(setting)
-        if lacks and self._times is not None:
+        """Measure all questions at one setting, turn by turn."""
+        if self._times is not None and self._lacks(setting):
             self.results.add_times(setting, self._times())
-        again = self.plan.carry and lacks
-        for contender in self.contenders if again else ():
-            contender.reset()
         for number, group in enumerate(_groups(self.questions, setting[1])):
             for turn, key in enumerate(_keys(setting, group)):
-                lap = None if again else self.results.by_key.get(key)
+                lap = self.results.by_key.get(key)
                 if lap is None:
                     lap = self._lap(setting, group, turn, number)
                     self.results.add(lap)
@@ -206,8 +190,7 @@ class SpecBench:
         runs: dict[str, RunTimes] = {}
         answers: dict[str, list[TurnAnswer]] = {}
         for contender in rotated(self.contenders, first) if asked else ():
-            if not self.plan.carry:
-                contender.reset()
+            contender.reset()
             runs[contender.name], said = contender.answer(asked)
             if said is not None:
                 answers[contender.name] = said
@@ -222,10 +205,10 @@ class SpecBench:
         except RequestError as refusal:
             self._refusal = refusal
             return None
-        return AskedTurn(tuple(messages), prompt, params)
+        return AskedTurn(prompt, params)
 
 
-def _build(llm: LLM, plan: SpecPlan) -> tuple[list[DrafterContender], dict[str, str]]:
+def _build(llm: LLM, plan: SpecPlan) -> tuple[list[Contender], dict[str, str]]:
     """Build plain decoding and the drafters, each once for each verifier.
 
     Returns contenders, and the reasons why other drafters cannot be built. Raises `DrafterError` for unknown
@@ -238,7 +221,7 @@ def _build(llm: LLM, plan: SpecPlan) -> tuple[list[DrafterContender], dict[str, 
     for verifier in verifiers:
         SamplingParams(verifier=verifier)
     target = llm.engine.target
-    built, left_out = [DrafterContender(PLAIN, llm, build_drafter(PLAIN, target))], dict[str, str]()
+    built, left_out = [Contender(PLAIN, llm, build_drafter(PLAIN, target))], dict[str, str]()
     for name, spec in plan.drafters.items():
         for verifier in verifiers:
             full_name = name if verifier == "match" else f"{name}, {verifier}"
@@ -247,7 +230,7 @@ def _build(llm: LLM, plan: SpecPlan) -> tuple[list[DrafterContender], dict[str, 
             except SoothsayError as error:
                 left_out[name] = str(error)
                 break
-            built.append(DrafterContender(full_name, llm, drafter, verifier, plan.trees))
+            built.append(Contender(full_name, llm, drafter, verifier, plan.trees))
     if len(built) == 1 and left_out:
         raise DrafterError("; ".join(f"{name}: {reason}" for name, reason in left_out.items()))
     return built, left_out

@@ -176,9 +176,7 @@ def notes(results: SpecResults) -> list[str]:
     found = [f"{name} was left out: {reason}" for name, reason in results.left_out.items()]
     if results.skipped:
         found.append(f"{results.skipped} turns were skipped: too long for the context.")
-    if results.conditions.get("carry"):
-        found.append("Drafters kept what they had learnt from the questions before.")
-    elif controllers := [row.name for row in results.rows() if row.name == "auto" or "|" in row.name]:
+    if controllers := [row.name for row in results.rows() if row.name == "auto" or "|" in row.name]:
         found.append(
             f"{', '.join(dict.fromkeys(controllers))}: what drafters had learnt from other questions was "
             "forgotten before each answer; what they cost, and how often they were right, was not."
@@ -201,7 +199,7 @@ METHOD = (
     "Plain decoding and each drafter answer every question in turn, in one process; the one that starts "
     "rotates. Tokens are raw token ids up to the end token. Second turns follow plain decoding's answers to "
     "the first. There is no prefix cache. Times are wall times and include the prompt, unless a column says "
-    "otherwise. With several rounds, times are medians."
+    "otherwise. With several rounds, the run of median time counts."
 )
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from soothsay.bench.journal import Journal, Records
-from soothsay.bench.spec.contenders import RunTimes, TurnAnswer
-from soothsay.bench.spec.theory import Decoding, TreeCounts, added, predicted_seconds, speedups_by_nodes
+from soothsay.bench.spec.contenders import TurnAnswer
+from soothsay.bench.spec.run_times import RunTimes, ratio
+from soothsay.bench.spec.theory import predicted_seconds, speedups_by_nodes
 from soothsay.model.timing.pass_times import PassTimes, measurements_as_json, parse_measurements
 
 PLAIN = "none"
@@ -184,129 +185,71 @@ class SpecResults(Records[Lap]):
 
 def _score(questions: Sequence[Sequence[Lap]], name: str, times: PassTimes | None) -> Score:
     """Compute the score of one contender. `questions` holds each question's laps, of all turns and rounds."""
-    own, plain = ([_Taken.of(laps, who) for laps in questions] for who in (name, PLAIN))
-    pairs = list(zip(own, plain, strict=True))
-    runs = [lap.runs[name] for laps in questions for lap in laps]
-    compared = [run.different for run in runs if run.different is not None]
-    rate, speedup = _mean_and_ratio(pairs, _Taken.rate)
-    decode_rate, decode_speedup = _mean_and_ratio(pairs, _Taken.decode_rate)
-    answers, steps = sum(run.answers for run in runs), sum(run.steps for run in runs)
-    later = sum(run.tokens - run.first for run in runs)
-    tokens = sum(taken.tokens for taken in own)
+    pairs = [(_taken(laps, name), _taken(laps, PLAIN)) for laps in questions]
+    every = RunTimes.total([lap.runs[name] for laps in questions for lap in laps])
+    whole, steps, later = RunTimes.total([own for own, _ in pairs]), every.steps, every.tokens - every.first
+    rate, speedup = _mean_and_ratio(pairs, RunTimes.rate)
+    decode_rate, decode_speedup = _mean_and_ratio(pairs, RunTimes.decode_rate)
     return Score(
-        answers=answers,
-        different=sum(compared) if compared else None,
+        answers=every.answers,
+        different=every.different,
         rate=rate,
         decode_rate=decode_rate,
         speedup=speedup,
-        median_speedup=statistics.median(_ratio(a.rate(), b.rate()) for a, b in pairs),
+        median_speedup=statistics.median(ratio(a.rate(), b.rate()) for a, b in pairs),
         decode_speedup=decode_speedup,
-        cpu_speedup=_mean_and_ratio(pairs, _Taken.cpu_rate)[1],
-        cpu_share=_ratio(sum(taken.cpu for taken in own), sum(taken.seconds for taken in own)),
-        accepted=_ratio(later, steps - answers) if steps > answers else float(steps > 0),
-        drafted=_ratio(sum(run.drafted for run in runs), steps),
+        cpu_speedup=_mean_and_ratio(pairs, RunTimes.cpu_rate)[1],
+        cpu_share=ratio(whole.cpu, whole.seconds),
+        accepted=ratio(later, steps - every.answers) if steps > every.answers else float(steps > 0),
+        drafted=ratio(every.drafted, steps),
         phases={
-            phase: 1e3 * _ratio(sum(getattr(taken, phase) for taken in own), tokens)
+            phase: 1e3 * ratio(getattr(whole, phase), whole.tokens)
             for phase in ("prefill", "draft", "verify", "other")
         },
-        by_depth=[_ratio(count, steps) for count in added([run.accepted_at for run in runs])],
+        by_depth=[ratio(count, steps) for count in every.accepted_at],
         predicted=_predicted_speedup(pairs, times) if times else 0.0,
         by_nodes=_by_nodes(pairs, times) if times else (),
-        rates=_both(pairs, _Taken.rate),
+        rates=_both(pairs, RunTimes.rate),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Taken:
-    """Tokens and times of a question: sums over turns of medians over rounds, in seconds."""
-
-    tokens: int
-    ahead: int  # tokens that prefill gave, included in `tokens`
-    seconds: float
-    cpu: float
-    prefill: float
-    draft: float
-    verify: float
-    steps: Decoding | None  # those after prefill; None: they are unknown, or there are none
-
-    @property
-    def other(self) -> float:
-        """Time of scheduling, text and everything else after the first token."""
-        return max(self.seconds - self.prefill - self.draft - self.verify, 0.0)
-
-    def rate(self) -> float:
-        """Tokens a second."""
-        return _ratio(self.tokens, self.seconds)
-
-    def decode_rate(self) -> float:
-        """Tokens a second after the first token; 0 if there are none."""
-        return _ratio(self.tokens - self.ahead, self.seconds - self.prefill)
-
-    def cpu_rate(self) -> float:
-        """Tokens a second of CPU time."""
-        return _ratio(self.tokens, self.cpu)
-
-    @classmethod
-    def of(cls, laps: Sequence[Lap], name: str) -> _Taken:
-        turns: dict[int, list[RunTimes]] = defaultdict(list)
-        for lap in laps:
-            turns[lap.turn].append(lap.runs[name])
-        seconds, cpu, prefill, draft, verify = (
-            sum(statistics.median(getattr(run, part) for run in runs) for runs in turns.values())
-            for part in ("seconds", "cpu", "prefill", "draft", "verify")
-        )
-        firsts = [runs[0] for runs in turns.values()]
-        tokens, ahead = sum(run.tokens for run in firsts), sum(run.ahead for run in firsts)
-        steps = _steps(turns.values(), verify, max(seconds - prefill - verify, 0.0))
-        return cls(tokens, ahead, seconds, cpu, prefill, draft, verify, steps)
+def _taken(laps: Sequence[Lap], name: str) -> RunTimes:
+    """What a question took: the sum over its turns. Of several rounds, the run of median time counts."""
+    turns: dict[int, list[RunTimes]] = defaultdict(list)
+    for lap in laps:
+        turns[lap.turn].append(lap.runs[name])
+    by_time = (sorted(runs, key=lambda run: run.seconds) for runs in turns.values())
+    return RunTimes.total([runs[(len(runs) - 1) // 2] for runs in by_time])
 
 
-def _steps(turns: Iterable[Sequence[RunTimes]], verifying: float, outside: float) -> Decoding | None:
-    """Return the steps of a question after prefill: sums over turns of means over rounds."""
-    shares = [(run, 1 / len(runs)) for runs in turns for run in runs]
-    if not any(run.passes for run, _ in shares):
-        return None
-    trees = TreeCounts(
-        sizes=added([[share * count for count in run.tree_sizes] for run, share in shares]),
-        ranks=added([[share * count for count in run.accepted_ranks] for run, share in shares]),
-    )
-    return Decoding(
-        passes=sum(share * run.passes for run, share in shares),
-        verifying=verifying,
-        outside=outside,
-        context=sum(share * run.context * sum(run.tree_sizes) for run, share in shares) / trees.steps,
-        trees=trees,
-    )
-
-
-_Pairs = Sequence[tuple[_Taken, _Taken]]
+_Pairs = Sequence[tuple[RunTimes, RunTimes]]
 """For each question, what a contender took and what plain decoding took."""
 
 
 def _predicted_speedup(pairs: _Pairs, times: PassTimes) -> float:
     """Return the speed-up with the decode times that theory expects; the prompt's are as measured."""
 
-    def seconds(drafted: _Taken, base: _Taken) -> float:
-        if drafted.steps is None or base.steps is None:
+    def seconds(drafted: RunTimes, base: RunTimes) -> float:
+        if not (drafted.passes and base.passes):
             return drafted.seconds  # the whole answer came with the first token
-        return drafted.prefill + predicted_seconds(base.steps, drafted.steps, times)
+        return drafted.prefill + predicted_seconds(base, drafted, times)
 
-    if all(taken.steps is None for taken, _ in pairs):
+    if not any(own.passes for own, _ in pairs):
         return 0.0
     expected = [(replace(own, seconds=seconds(own, plain)), plain) for own, plain in pairs]
-    return _mean_and_ratio(expected, _Taken.rate)[1]
+    return _mean_and_ratio(expected, RunTimes.rate)[1]
 
 
 def _by_nodes(pairs: _Pairs, times: PassTimes) -> list[float]:
     """Return the speed-ups that theory expects of trees with at most 1, 2, ... nodes, over all questions."""
-    steps = [(plain.steps, own.steps) for own, plain in pairs if own.steps and plain.steps]
-    if not steps:
+    both = [(plain, own) for own, plain in pairs if own.passes and plain.passes]
+    if not both:
         return []
-    base, drafted = (Decoding.together(parts) for parts in zip(*steps, strict=True))
+    base, drafted = (RunTimes.total(parts) for parts in zip(*both, strict=True))
     return speedups_by_nodes(base, drafted, times)
 
 
-def _mean_and_ratio(pairs: _Pairs, rate: Callable[[_Taken], float]) -> tuple[float, float]:
+def _mean_and_ratio(pairs: _Pairs, rate: Callable[[RunTimes], float]) -> tuple[float, float]:
     """Return the mean of a rate, and its ratio to plain decoding's, over the questions with both above 0.
 
     A decode rate is 0 if the whole answer comes with its first token.
@@ -318,13 +261,9 @@ def _mean_and_ratio(pairs: _Pairs, rate: Callable[[_Taken], float]) -> tuple[flo
     return own_mean, own_mean / plain_mean
 
 
-def _both(pairs: _Pairs, rate: Callable[[_Taken], float]) -> list[tuple[float, float]]:
+def _both(pairs: _Pairs, rate: Callable[[RunTimes], float]) -> list[tuple[float, float]]:
     """A rate of each question, and plain decoding's, where both are above 0."""
     return [both for own, plain in pairs if all(both := (rate(own), rate(plain)))]
-
-
-def _ratio(one: float, other: float) -> float:
-    return one / other if other else 0.0
 
 
 def by_setting(rows: Sequence[SpecRow]) -> Iterator[tuple[tuple[float, int], list[SpecRow]]]:

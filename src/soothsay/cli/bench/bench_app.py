@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from soothsay.cli.bench.gain_commands import Equality, Learn, Peers, Stack
+from soothsay.cli.bench.gain_commands import Decode, Equality, Learn, Peers, Stack
 from soothsay.cli.bench.load_commands import BusyMachine, ServersUnderLoad
-from soothsay.cli.bench.pass_commands import Decode, Experts, Host, Quality, Step
+from soothsay.cli.bench.pass_commands import Experts, Host, Quality, Step
 from soothsay.cli.bench.spec_commands import Agentic, Length, Report, Spec
 from soothsay.cli.command_classes import add_commands
 

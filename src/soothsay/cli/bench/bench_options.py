@@ -10,13 +10,7 @@ import typer
 
 from soothsay.config import DType
 from soothsay.files import write_json, write_text
-from soothsay.plotting import require_matplotlib, save_png
-
-
-def check_charts(*files: Path | None) -> None:
-    """Raise an error before a long run if a chart is asked for and matplotlib is missing."""
-    if any(file is not None for file in files):
-        require_matplotlib()
+from soothsay.plotting import save_png
 
 
 def save_chart(path: Path | None, chart: Callable[[], Any], dpi: int = 150) -> None:

@@ -13,7 +13,6 @@ from rich.text import Text
 from soothsay.bench.bench_plans import BenchOptions, EqualityPlan, LearnPlan, PeerPlan, StackPlan
 from soothsay.bench.tables import result_table
 from soothsay.cli.bench.bench_options import (
-    check_charts,
     known_dtypes,
     save_chart,
     save_numbers,
@@ -32,24 +31,19 @@ class Peers:
 
     It measures decoding, passes of 4, 8 and 16 rows after a context of 128 tokens, and a prompt of 512. With
     --spec-bench it also measures whole answers, by each engine with and without its own prompt lookup. All
-    engines run a GGUF file as it is; other weights are exported for them.
+    engines run a GGUF file as it is. Other weights are exported for OpenVINO, and not run by llama.cpp.
     """
 
     plan: PeerPlan
     to_json: Path | None = shared(BenchOptions, "journal")
-    png: Path | None = shared(BenchOptions, "png")
 
     def run(self) -> None:
         """Measure, and show the results."""
         is_file = self.plan.model.endswith(".gguf")
         dtypes = known_dtypes(self.plan.dtypes, ("auto",) if is_file else ("bfloat16",))
         from soothsay.bench.peers.peer_bench import PeerBench
-        from soothsay.bench.peers.peer_results import answers_chart, answers_table, speeds_table, suspicions
+        from soothsay.bench.peers.peer_results import answers_table, speeds_table, suspicions
 
-        if self.png is not None:
-            if self.plan.questions is None:
-                raise typer.BadParameter("--png draws whole answers: add --spec-bench FILE")
-            check_charts(self.png)
         with stage_bars() as progress:
             bench = PeerBench(replace(self.plan, dtypes=[*dtypes]), self.to_json, progress)
             results = bench.run()
@@ -62,7 +56,6 @@ class Peers:
                 console.print(answers_table(results, weights))
         for note in bench.notes:
             console.print(Text(note, "dim"), soft_wrap=True)
-        save_chart(self.png, lambda: answers_chart(results, dtypes))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +79,6 @@ class Equality:
         from soothsay.bench.peers.equality_results import equality_chart, equality_table
         from soothsay.bench.peers.peer_results import OURS
 
-        check_charts(self.png)
         known_dtypes(self.plan.dtypes)
         with stage_bars() as progress:
             bench = EqualityBench(self.plan, self.to_json, progress)
@@ -119,7 +111,6 @@ class Stack:
 
     def run(self) -> None:
         """Measure, and show the results."""
-        check_charts(self.png)
         with notice(f"loading {self.plan.model} ..."):
             from soothsay.bench.stack_bench import StackBench
             from soothsay.bench.stack_results import stack_chart, stack_notes, stack_table
@@ -131,6 +122,11 @@ class Stack:
         for note in (*bench.notes, *stack_notes(results)):
             console.print(Text(note, "dim"), soft_wrap=True)
         save_chart(self.png, lambda: stack_chart(rows, title))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decode(Stack):
+    """The same as 'bench stack', by its older name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +145,6 @@ class Learn:
 
     def run(self) -> None:
         """Answer the stream, and show the results."""
-        check_charts(self.png)
         latest: LearnReport | None = None
         try:
             loading = f"reading {self.file}, loading {self.model} ..."

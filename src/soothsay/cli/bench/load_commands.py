@@ -17,7 +17,7 @@ from rich.text import Text
 
 from soothsay.bench.bench_plans import BenchOptions
 from soothsay.bench.tables import records_table, result_table
-from soothsay.cli.bench.bench_options import check_charts, save_chart, save_numbers
+from soothsay.cli.bench.bench_options import save_chart, save_numbers
 from soothsay.cli.terminal import notice, progress_bar
 from soothsay.files import write_text
 from soothsay.options import FILE, PROMPTS, argument, flag, option, optional, shared
@@ -218,7 +218,6 @@ class ServersUnderLoad:
 
     def run(self) -> None:
         """Measure, and show the results."""
-        check_charts(self.html, self.png)
         with notice("reading prompts ..."):
             from soothsay.bench.serve.serve_bench import LoadPlan, ServeBench
 

@@ -1,23 +1,19 @@
-"""`soothsay bench step`, `host`, `experts`, `quality` and `decode`: what steps and passes cost and say."""
+"""`soothsay bench step`, `host`, `experts` and `quality`: what steps and passes cost and say."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import typer
 from rich.console import Console
 
 from soothsay.bench.bench_plans import BenchOptions
-from soothsay.bench.tables import numbers_table, records_table
-from soothsay.cli.bench.bench_options import check_charts, known_dtypes, row_counts, save_chart, save_numbers
+from soothsay.bench.tables import records_table
+from soothsay.cli.bench.bench_options import known_dtypes, row_counts, save_numbers
 from soothsay.cli.terminal import notice, progress_bar
-from soothsay.config import DType
-from soothsay.options import FILE, ModelOptions, argument, common, option, optional, shared
-
-if TYPE_CHECKING:
-    pass
+from soothsay.options import FILE, argument, common, option, optional, shared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,23 +43,20 @@ class Step:
         "chain", "Shape of the rows' tree: a path, or two children a node."
     )
     rounds: int = shared(BenchOptions, "rounds")
-    png: Path | None = shared(BenchOptions, "png")
     to_json: Path | None = shared(BenchOptions, "to_json")
 
     def run(self) -> None:
         """Measure, and print a table."""
         if self.model is not None and self.shape is not None:
             raise typer.BadParameter("give a model or --shape, not both")
-        check_charts(self.png)
         counts, dtypes = row_counts(self.rows), known_dtypes(self.dtype)
         with notice("measuring ..."):
             from soothsay.bench.random_models import LlamaShape
-            from soothsay.bench.step import bench_step, step_chart, step_table
+            from soothsay.bench.step import bench_step, step_table
 
             model = LlamaShape.parse(self.shape or "1.1B") if self.model is None else self.model
             report = bench_step(model, dtypes, counts, self.contexts or [128], self.rounds, self.tree)
         Console(highlight=False).print(step_table(report))
-        save_chart(self.png, lambda: step_chart(report))
         save_numbers(self.to_json, asdict(report))
 
 
@@ -98,16 +91,15 @@ class Host:
         save_numbers(self.to_json, [asdict(time) for time in times])
 
 
-SHAPE = "layers=8,hidden=1024,heads=16,kv_heads=4,ffn=768,vocab=8192,experts=32,chosen=4"
+SHAPE = "layers=8,hidden=1024,heads=16,kv_heads=4,ffn=768,vocab=1024,experts=32,chosen=4"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Experts:
     """Measure the cost of a mixture of experts beside a dense model with the weights of one row's experts.
 
-    The floor is the time to read the experts that the rows choose, and the other weights of the blocks.
-
-    Weights are random. Passes run all blocks, without the output head.
+    It is 'bench step' for both models, with random weights. Of experts, the floor counts those that the rows
+    choose.
     """
 
     shape: str = option(SHAPE, "Its ffn is that of one expert; see 'bench step'.")
@@ -120,14 +112,14 @@ class Experts:
         """Measure, and print a table."""
         counts, dtypes = row_counts(self.rows), known_dtypes(self.dtype, ("int8", "bfloat16"))
         with notice("measuring ..."):
-            from soothsay.bench.experts_beside_dense import bench_experts, experts_table
             from soothsay.bench.random_models import LlamaShape
+            from soothsay.bench.step import bench_step, step_table
 
             sizes = LlamaShape.parse(self.shape)
             if not sizes.experts:
                 raise typer.BadParameter(f"--shape {self.shape}: it has no experts; write {SHAPE}")
-            report = bench_experts(sizes, dtypes=dtypes, rows=counts, rounds=self.rounds)
-        Console(highlight=False).print(experts_table(report))
+            report = bench_step(sizes, dtypes, counts, rounds=self.rounds, dense=sizes.dense)
+        Console(highlight=False).print(step_table(report))
         save_numbers(self.to_json, asdict(report))
 
 
@@ -170,31 +162,3 @@ class Quality:
         )
         Console(highlight=False).print(table)
         save_numbers(self.to_json, [asdict(one) for one in found])
-
-
-@dataclass(frozen=True, kw_only=True)
-class Decode:
-    """Compare with transformers, prompt lookup with plain decoding, and a batch with one request."""
-
-    model: str = argument("A model with a chat template; see 'generate'.", default="sibyl")
-    tokens: int = option(128, "Tokens of each run.", min=1)
-    rounds: int = option(7, "Number of runs of each contender; ratios are medians.", min=1)
-    batch: int = option(16, "Number of requests in the batch.", min=2, max=32)
-    dtype: DType = shared(ModelOptions, "dtype")
-
-    def run(self) -> None:
-        """Measure, and print a table."""
-        with notice(f"measuring {self.model} ..."):
-            from soothsay.bench.decode import bench_decode
-
-            comparisons = bench_decode(**vars(self))
-        caption = f"median of {self.rounds} rounds"
-        table = numbers_table(("greedy decoding", ""), ("tokens/s", "ratio"), caption=caption)
-        for comparison in comparisons:
-            table.add_section()
-            for name in comparison.rates.rounds:
-                first = name == comparison.base
-                ratio = "" if first else f"{comparison.rates.ratio(name, comparison.base):.2f}x"
-                rate = f"{comparison.rates.median(name):.0f}"
-                table.add_row(comparison.title if first else "", name, rate, ratio)
-        Console(highlight=False).print(table)

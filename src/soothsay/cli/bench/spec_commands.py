@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,53 +10,18 @@ from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from soothsay.bench.bench_plans import BenchOptions, LengthPlan, SpecOptions
-from soothsay.bench.tables import numbers_table, result_table
-from soothsay.cli.bench.bench_options import check_charts, save_chart, write_markdown
+from soothsay.bench.tables import result_table
+from soothsay.cli.bench.bench_options import save_chart, write_markdown
 from soothsay.cli.terminal import notice, progress_bar
 from soothsay.config import DType
 from soothsay.files import write_text
-from soothsay.options import FILE, ModelOptions, argument, common, flag, option, optional, required, shared
+from soothsay.options import FILE, ModelOptions, argument, common, flag, option, required, shared
 
 if TYPE_CHECKING:
-    from soothsay.bench.agentic import Episode
-    from soothsay.bench.spec.contenders import Endpoint
     from soothsay.bench.spec.spec_results import SpecResults
-
-
-@dataclass(frozen=True)
-class EndpointOptions:
-    """Servers that `bench spec` measures too."""
-
-    PANEL = "Another server"
-
-    endpoint: list[str] | None = option(
-        None,
-        "Server with OpenAI's chat completions to measure too: http://localhost:8000/v1; may be repeated.",
-        metavar="URL",
-    )
-    endpoint_model: list[str] | None = option(
-        None, "The server's name for its model; once for each --endpoint."
-    )
-    api_key_env: str | None = option(None, "Environment variable with the server's key.", metavar="VARIABLE")
-
-    def servers(self) -> list[Endpoint]:
-        """The servers. Raises `typer.BadParameter`."""
-        from soothsay.bench.spec.contenders import Endpoint
-
-        urls, models, variable = self.endpoint or (), self.endpoint_model or (), self.api_key_env
-        if len(urls) != len(models):
-            raise typer.BadParameter("--endpoint needs --endpoint-model, once for each")
-        key = os.environ.get(variable, "") if variable else ""
-        if variable and not key:
-            raise typer.BadParameter(f"--api-key-env {variable}: there is no such environment variable")
-        servers = [Endpoint(url, name, key) for url, name in zip(urls, models, strict=True)]
-        if len({server.name for server in servers}) < len(servers):
-            raise typer.BadParameter("two of the endpoints are the same")
-        return servers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +37,7 @@ class Spec:
 
     model: str = common("model")
     spec_bench: Path = required("Questions: JSON lines with category and turns.", **FILE)
-    drafter: list[str] | None = option(None, "Drafter to measure; may be repeated.", "-d")
+    drafter: list[str] = required("Drafter to measure; may be repeated.", "-d")
     options: SpecOptions
     never_slower: bool = flag(
         "Show 95% intervals, and exit with 1 if a drafter is slower than plain decoding."
@@ -84,18 +48,14 @@ class Spec:
     to_json: Path | None = shared(BenchOptions, "journal")
     markdown: Path | None = shared(BenchOptions, "markdown")
     html: Path | None = shared(BenchOptions, "html")
-    others: EndpointOptions
 
     def run(self) -> None:
         """Measure, and show the results."""
-        servers, options = self.others.servers(), self.options
-        if not self.drafter and not servers:
-            raise typer.BadParameter("name at least one drafter, -d NAME, or a server, --endpoint URL")
+        options = self.options
         if options.verifiers and not any(options.temperatures):
             raise typer.BadParameter("--verifier needs -t above 0: at temperature 0 all verifiers are match")
         if options.trees and self.to_json is None:
             raise typer.BadParameter("--trees needs --json FILE, where the trees go")
-        check_charts(self.html)
         with notice(f"loading {self.model} ..."):
             from soothsay import LLM
             from soothsay.bench.prompts import read_questions
@@ -105,13 +65,13 @@ class Spec:
             questions = read_questions(self.spec_bench, options.per_task)
             config = serving(max(options.batches), options.nodes, self.max_context)
             llm = LLM(self.model, drafter="none", dtype=self.dtype, device=self.device, config=config)
-            plan = SpecPlan({name: name for name in self.drafter or ()}, **vars(options))
+            plan = SpecPlan({name: name for name in self.drafter}, **vars(options))
             found = str(llm.model.dtype).removeprefix("torch.")
             dtype = f"auto ({found})" if self.dtype == "auto" else self.dtype
         with progress_bar("answering") as progress:
             about, path = {"model": self.model, "dtype": dtype}, self.to_json
             times = partial(measure_passes, llm.model, llm.config.max_context or 0)
-            bench = SpecBench(llm, questions, plan, servers, about, path, progress, times)
+            bench = SpecBench(llm, questions, plan, about, path, progress, times)
             results = bench.run()
         finish([results], self.markdown, self.html, self.never_slower)
 
@@ -171,7 +131,6 @@ class Report:
         """Read the files, and show them."""
         from soothsay.bench.spec.spec_results import SpecResults
 
-        check_charts(self.html)
         finish([SpecResults.read(file) for file in self.files], self.markdown, self.html, self.never_slower)
 
 
@@ -191,7 +150,6 @@ class Length:
 
     def run(self) -> None:
         """Measure, and show the results."""
-        check_charts(self.png)
         loading = f"loading {self.plan.model} ..."
         with progress_bar("answering", paced=True, loading=loading) as progress:
             from soothsay import LLM
@@ -217,22 +175,16 @@ class Length:
 class Agentic:
     """Make questions as coding agents ask them: repeat code with a name changed, call a tool again.
 
-    The file is for 'bench spec'. With --replay, lookup drafters are also tried on exact answers, without
-    running the model.
+    The file is for 'bench spec'.
     """
 
     data: Path = argument("Conversations with code: JSON lines with 'messages' (may be .gz).", **FILE)
     out: Path = required("The file to write, for 'bench spec'.", "-o", dir_okay=False)
     per_task: int = option(20, "Number of episodes of each task.", min=1)
     seed: int = option(0, "Seed of the choice of episodes.", min=0)
-    model: str | None = option(
-        None, "Also count the steps that drafters would need for this model.", "--replay", metavar="MODEL"
-    )
-    drafter: list[str] | None = optional("suffix", "Drafter to count; may be repeated.", "-d")
-    nodes: int = shared(BenchOptions, "nodes")
 
     def run(self) -> None:
-        """Write the questions, and replay the episodes if a model is given."""
+        """Write the questions."""
         from soothsay.bench.agentic import make_episodes, write_questions
 
         with notice(f"reading {self.data} ..."):
@@ -241,32 +193,4 @@ class Agentic:
         console = Console(highlight=False, markup=False, soft_wrap=True)
         tasks = len({episode.task for episode in episodes})
         console.print(f"{self.out}: {len(episodes)} episodes of {tasks} tasks")
-        if self.model is None:
-            console.print(f"Try:\n  soothsay bench spec sibyl --spec-bench {self.out} -d suffix")
-        else:
-            table = _replayed(episodes, self.model, self.drafter or ["suffix"], self.nodes)
-            console.print(table, soft_wrap=False)
-
-
-def _replayed(episodes: list[Episode], model: str, drafters: list[str], nodes: int) -> Table:
-    """Return a table of tokens a step, by drafter and task."""
-    with notice(f"loading {model} ..."):
-        from soothsay import LLM, RequestError
-        from soothsay.bench.agentic import replay
-        from soothsay.drafters.base import Drafter
-        from soothsay.drafters.registry import build_drafter
-
-        llm = LLM(model, drafter="none")
-        if llm.tokenizer is None:
-            raise RequestError(f"{model} has no tokenizer, and episodes are text")
-        built = {name: build_drafter(name, llm.engine.target) for name in drafters}
-    for name, one in built.items():
-        if one.trained or type(one).observe is not Drafter.observe:
-            raise RequestError(f"drafter {name} needs more than tokens, and a replay has tokens only")
-    tasks = dict.fromkeys(episode.task for episode in episodes)
-    table = numbers_table(("tokens a step, replayed",), tasks)
-    for name, one in built.items():
-        with notice(f"{name} ..."):
-            counts = replay(one, episodes, llm.tokenizer, nodes)
-        table.add_row(name, *(f"{count.accepted:.2f}" for count in counts.values()))
-    return table
+        console.print(f"Try:\n  soothsay bench spec sibyl --spec-bench {self.out} -d suffix")

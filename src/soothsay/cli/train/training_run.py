@@ -78,16 +78,9 @@ class TrainingRun:
 
     def examples(self) -> tuple[list[Example], list[Example]]:
         """Read the data. Returns the examples to train on, and those to evaluate on."""
-        from soothsay.errors import TrainingError
         from soothsay.train.examples import split
 
-        examples = self.read(self.data)
-        if len(examples) <= self.held_out:
-            raise TrainingError(
-                f"the data has {len(examples)} conversations, and {self.held_out} are kept for evaluation: "
-                "give more data, or a smaller --held-out"
-            )
-        return split(examples, self.held_out, self.seed)
+        return split(self.read(self.data), self.held_out, self.seed)
 
     def read(self, data: list[Path]) -> list[Example]:
         """Read conversations, texts and folders of features."""
@@ -126,8 +119,7 @@ class TrainingRun:
                 llm.append(LLM(self.model, drafter="none", config=measuring()))
             spec = f"{drafter}(model={directory})"
             greedy, sampled = (mean_accepted(llm[0], spec, prompts, temperature=t) for t in (0.0, 1.0))
-            score = (greedy.overall + sampled.overall) / 2
-            return {"accepted": greedy.overall, "accepted_sampled": sampled.overall, "score": score}
+            return {"accepted": greedy, "accepted_sampled": sampled, "score": (greedy + sampled) / 2}
 
         return evaluate
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from .peer import Peer, Setup, UnavailableError, need, timed
+from .peer import Setup, SteppingPeer, UnavailableError, need
 
 
-class Transformers(Peer):
+class Transformers(SteppingPeer):
     """The reference implementation: transformers in eager PyTorch."""
 
     def __init__(self, setup: Setup):
@@ -20,7 +20,6 @@ class Transformers(Peer):
         self.setup = setup
         self.version = f"{self.transformers.__version__}, torch {self.torch.__version__}"
         self.modes = ("plain", "prompt lookup", *(("draft model",) if setup.draft_model else ()))
-        self.lookup = setup.lookup_tokens or 10  # as in transformers' documentation
 
     def load(self) -> None:
         """See `Peer`."""
@@ -39,32 +38,21 @@ class Transformers(Peer):
         loaded.generation_config.eos_token_id = loaded.config.vocab_size
         return loaded
 
-    def decode(self, ids: list[int], count: int) -> tuple[float, list[int]]:
-        """See `Peer`."""
-        cache = self.transformers.DynamicCache()
-        tokens = [self._forward(ids, cache, 1)]
+    def start(self, ids: list[int]) -> int:
+        """See `SteppingPeer`."""
+        self.cache = self.transformers.DynamicCache()
+        return self.forward(ids)
 
-        def run() -> None:
-            for _ in range(count):
-                tokens.append(self._forward(tokens[-1:], cache, 1))
+    def forward(self, ids: list[int], keep: int = 1) -> int:
+        """See `SteppingPeer`."""
+        options = {"past_key_values": self.cache, "use_cache": True, "logits_to_keep": keep}
+        with self.torch.no_grad():
+            out = self.model(input_ids=self.torch.tensor([ids]), **options)
+        return int(out.logits[0, -1].argmax())
 
-        return timed(run)[0], tokens
-
-    def prompt(self, ids: list[int]) -> float:
-        """See `Peer`."""
-        return timed(lambda: self._forward(ids, self.transformers.DynamicCache(), 1))[0]
-
-    def verify(self, ids: list[int], rows: int, times: int) -> list[float] | None:
-        """See `Peer`."""
-        cache = self.transformers.DynamicCache()
-        self._forward(ids, cache, 1)
-
-        def once() -> float:
-            seconds, _ = timed(lambda: self._forward(ids[:rows], cache, rows))
-            cache.crop(-rows)
-            return seconds
-
-        return [once() for _ in range(1 + times)][1:]
+    def forget(self, count: int) -> None:
+        """See `SteppingPeer`."""
+        self.cache.crop(-count)
 
     def answers(self, prompts: list[list[int]], count: int, mode: str) -> list[list[int]]:
         """See `Peer`. Shorter prompts of a batch are padded on their left."""
@@ -73,15 +61,8 @@ class Transformers(Peer):
         mask = self.torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts])
         options: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": count, "do_sample": False}
         if mode == "prompt lookup":
-            options["prompt_lookup_num_tokens"] = self.lookup
+            options["prompt_lookup_num_tokens"] = 10  # as in transformers' documentation
         elif mode == "draft model":
             options["assistant_model"] = self.drafts
         answers: list[list[int]] = self.model.generate(inputs, **options)[:, longest:].tolist()
         return answers
-
-    def _forward(self, ids: list[int], cache: Any, keep: int) -> int:
-        """Run a pass, with logits of the last `keep` rows. Returns the likeliest token after the last."""
-        inputs = self.torch.tensor([ids])
-        with self.torch.no_grad():
-            out = self.model(input_ids=inputs, past_key_values=cache, use_cache=True, logits_to_keep=keep)
-        return int(out.logits[0, -1].argmax())

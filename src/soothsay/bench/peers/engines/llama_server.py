@@ -17,6 +17,8 @@ from .peer import Peer, Setup, UnavailableError
 SLOTS = 16
 """Requests that the server answers at once."""
 
+OWN_FLAGS = "--cache-ram", "0", "--no-webui"
+
 
 class LlamaServer(Peer):
     """llama-server from the PATH, with a server for each mode.
@@ -30,8 +32,7 @@ class LlamaServer(Peer):
             raise UnavailableError("llama-server is not on the PATH; it is a program of llama.cpp")
         about = subprocess.run([found, "--version"], capture_output=True, text=True, check=False)
         self.program, self.version = found, (about.stderr + about.stdout).strip().splitlines()[0]
-        lookup = ["--spec-ngram-simple-size-m", str(setup.lookup_tokens)] if setup.lookup_tokens else []
-        self.flags = {"plain": [], "n-grams": ["--spec-type", "ngram-simple", *lookup]}
+        self.flags = {"plain": [], "n-grams": ["--spec-type", "ngram-simple"]}
         if setup.draft_model:
             self.flags["draft model"] = ["-md", setup.draft_model, "--spec-type", "draft-simple"]
         self.modes, self.setup = (*self.flags,), setup
@@ -77,16 +78,7 @@ class LlamaServer(Peer):
             port = probe.getsockname()[1]
         setup, threads = self.setup, str(self.setup.threads)
         command = [self.program, "-m", setup.export, "--port", str(port), "-t", threads, "-tb", threads]
-        command += [
-            "-np",
-            str(SLOTS),
-            "-c",
-            str(SLOTS * setup.context),
-            "--cache-ram",
-            "0",
-            "--no-webui",
-            *flags,
-        ]
+        command += ["-np", str(SLOTS), "-c", str(SLOTS * setup.context), *OWN_FLAGS, *flags]
         process = subprocess.Popen(command)
         atexit.register(process.kill)
         address = f"http://127.0.0.1:{port}"

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Sequence
-from typing import Any
 
-from .peer import Peer, Setup, need, timed
+from .peer import Setup, SteppingPeer, need
 
 
-class LlamaCpp(Peer):
+class LlamaCpp(SteppingPeer):
     """Passes of llama.cpp through its C interface. Its server gives whole answers: `LlamaServer`."""
 
     modes = ()
@@ -23,46 +21,15 @@ class LlamaCpp(Peer):
 
     def load(self) -> None:
         """See `Peer`."""
-        self.c.llama_backend_init()
-        self.logged = self.c.llama_log_callback(_ignore_log)  # kept alive: the library keeps calling it
-        self.c.llama_log_set(self.logged, None)
-        self.target = _Model(self.c, self.np, self.setup.export, self.setup)
-
-    def decode(self, ids: list[int], count: int) -> tuple[float, list[int]]:
-        """See `Peer`."""
-        tokens = self.target.start(ids)
-
-        def run() -> None:
-            for _ in range(count):
-                tokens.extend(self.target.forward(tokens[-1:]))
-
-        return timed(run)[0], tokens
-
-    def prompt(self, ids: list[int]) -> float:
-        """See `Peer`."""
-        return timed(lambda: self.target.start(ids))[0]
-
-    def verify(self, ids: list[int], rows: int, times: int) -> list[float] | None:
-        """See `Peer`."""
-        self.target.start(ids)
-
-        def once() -> float:
-            self.target.forget(len(ids))
-            return timed(lambda: self.target.forward(ids[:rows], rows))[0]
-
-        return [once() for _ in range(1 + times)][1:]
-
-
-class _Model:
-    """A model with a context of its own. `past` is the number of tokens in it."""
-
-    def __init__(self, c: Any, np: Any, path: str, setup: Setup):
-        self.c, self.np, self.past = c, np, 0
+        c, setup = self.c, self.setup
+        c.llama_backend_init()
+        self.logged = c.llama_log_callback(_ignore_log)  # kept alive: the library keeps calling it
+        c.llama_log_set(self.logged, None)
         of_model, of_context = c.llama_model_default_params(), c.llama_context_default_params()
         of_model.use_mmap = False
-        self.model = c.llama_model_load_from_file(path.encode(), of_model)
+        self.model = c.llama_model_load_from_file(setup.export.encode(), of_model)
         if not self.model:
-            raise RuntimeError(f"llama.cpp does not load {path}")
+            raise RuntimeError(f"llama.cpp does not load {setup.export}")
         of_context.n_ctx = of_context.n_batch = setup.context + 64
         of_context.n_threads = of_context.n_threads_batch = setup.threads
         of_context.flash_attn_type = c.LLAMA_FLASH_ATTN_TYPE_ENABLED
@@ -72,20 +39,19 @@ class _Model:
         self.vocab_size = c.llama_vocab_n_tokens(c.llama_model_get_vocab(self.model))
         self.batch = c.llama_batch_init(of_context.n_batch, 0, 1)
 
-    def start(self, ids: list[int]) -> list[int]:
-        """Clear the KV cache and read a prompt. Returns the likeliest token after it, as a list."""
+    def start(self, ids: list[int]) -> int:
+        """See `SteppingPeer`."""
         self.c.llama_memory_clear(self.memory, True)
-        self.past = 0
-        return self.forward(ids) if ids else []
+        self.past = 0  # tokens with keys and values
+        return self.forward(ids)
 
-    def forget(self, past: int) -> None:
-        """Drop the keys and values at position `past` and after it."""
-        if past < self.past:
-            self.c.llama_memory_seq_rm(self.memory, 0, past, -1)
-            self.past = past
+    def forget(self, count: int) -> None:
+        """See `SteppingPeer`."""
+        self.past -= count
+        self.c.llama_memory_seq_rm(self.memory, 0, self.past, -1)
 
-    def forward(self, ids: Sequence[int], keep: int = 1) -> list[int]:
-        """Run one pass. Returns the likeliest next token after each of the last `keep` tokens."""
+    def forward(self, ids: list[int], keep: int = 1) -> int:
+        """See `SteppingPeer`."""
         batch, count = self.batch, len(ids)
         batch.n_tokens = count
         for i, token in enumerate(ids):
@@ -94,8 +60,8 @@ class _Model:
         if self.c.llama_decode(self.context, batch):
             raise RuntimeError(f"llama.cpp does not decode {count} tokens after {self.past}")
         self.past += count
-        rows = (self.c.llama_get_logits_ith(self.context, i) for i in range(count - keep, count))
-        return [int(self.np.ctypeslib.as_array(row, (self.vocab_size,)).argmax()) for row in rows]
+        last = self.c.llama_get_logits_ith(self.context, count - 1)
+        return int(self.np.ctypeslib.as_array(last, (self.vocab_size,)).argmax())
 
 
 def _ignore_log(level: int, text: bytes, _: ctypes.c_void_p) -> None:

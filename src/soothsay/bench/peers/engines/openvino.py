@@ -9,6 +9,9 @@ from typing import Any
 
 from .peer import Peer, Setup, UnavailableError, need, timed
 
+LOOKUP = 5
+"""Draft tokens, as in OpenVINO's sample."""
+
 
 class OpenVINO(Peer):
     """OpenVINO GenAI with its default settings, on a model that optimum-intel exports.
@@ -32,7 +35,6 @@ class OpenVINO(Peer):
             raise UnavailableError(f"OpenVINO has no {setup.dtype}; it has {', '.join(self.FORMATS)}")
         self.version = self.genai.__version__
         self.modes = ("plain", "prompt lookup", *(("draft model",) if setup.draft_model else ()))
-        self.lookup = setup.lookup_tokens or 5  # as in OpenVINO's sample, with n-grams of up to 3
         self.setup = setup
         self.folder = Path(setup.export)
         self.options = dict[str, Any](INFERENCE_NUM_THREADS=setup.threads, PERFORMANCE_HINT="LATENCY")
@@ -78,9 +80,9 @@ class OpenVINO(Peer):
         config.max_new_tokens, config.ignore_eos, config.do_sample = count, True, False
         config.apply_chat_template = False
         if mode == "prompt lookup":
-            config.num_assistant_tokens, config.max_ngram_size = self.lookup, 3
+            config.num_assistant_tokens, config.max_ngram_size = LOOKUP, 3
         elif mode == "draft model":
-            config.num_assistant_tokens = self.lookup
+            config.num_assistant_tokens = LOOKUP
         longest = max(map(len, prompts))
         ids, mask = (
             self.openvino.Tensor(self.np.array(rows, dtype=self.np.int64))

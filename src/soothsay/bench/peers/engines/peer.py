@@ -32,7 +32,6 @@ class Setup:
     threads: int
     context: int  # maximum number of tokens of a prompt with its answer
     export: str = ""  # path of the model in the engine's own format; exported if it does not exist
-    lookup_tokens: int = 0  # draft tokens of prompt lookup; 0: as the engine's makers recommend
     drafters: Sequence[str] = ("auto",)  # for soothsay only
     draft_model: str = ""  # for the speculation of the others; of the kind that `model` is
 
@@ -76,6 +75,47 @@ class Peer(Protocol):
         """Answer one prompt. Returns the seconds, with the prompt's, and the tokens."""
         seconds, (answer,) = timed(lambda: self.answers([ids], count, mode))
         return seconds, answer
+
+
+class SteppingPeer(Peer):
+    """An engine whose passes are called one by one. `start` and `forward` return the likeliest next token."""
+
+    def start(self, ids: list[int]) -> int:
+        """Read a prompt, without anything before it."""
+        raise NotImplementedError
+
+    def forward(self, ids: list[int], keep: int = 1) -> int:
+        """Run a pass over tokens after all that were read, with logits of the last `keep` of them."""
+        raise NotImplementedError
+
+    def forget(self, count: int) -> None:
+        """Drop the keys and values of the last `count` tokens."""
+        raise NotImplementedError
+
+    def decode(self, ids: list[int], count: int) -> tuple[float, list[int]]:
+        """See `Peer`."""
+        tokens = [self.start(ids)]
+
+        def run() -> None:
+            for _ in range(count):
+                tokens.append(self.forward(tokens[-1:]))
+
+        return timed(run)[0], tokens
+
+    def prompt(self, ids: list[int]) -> float:
+        """See `Peer`."""
+        return timed(lambda: self.start(ids))[0]
+
+    def verify(self, ids: list[int], rows: int, times: int) -> list[float] | None:
+        """See `Peer`."""
+        self.start(ids)
+
+        def once() -> float:
+            seconds, _ = timed(lambda: self.forward(ids[:rows], rows))
+            self.forget(rows)
+            return seconds
+
+        return [once() for _ in range(1 + times)][1:]
 
 
 def need(module: str, package: str = "") -> Any:

@@ -1,0 +1,41 @@
+"""Runs requests on an engine, step by step, for benchmarks that time its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from soothsay import LLM, Request, SamplingParams
+from soothsay.errors import SoothsayError
+
+
+@contextmanager
+def running(
+    llm: LLM, asked: Sequence[tuple[list[int], SamplingParams]], **options: Any
+) -> Iterator[list[Request]]:
+    """Add a request for each prompt to the engine. None is left in it at the end, also on Ctrl-C.
+
+    Args:
+        llm: without other requests.
+        asked: token ids of the prompts, and how to answer them.
+        options: of `LLM.requests`, such as the drafter.
+
+    Raises `RequestError` if a prompt does not fit.
+    """
+    requests = [one for prompt, params in asked for one in llm.requests(prompt, params, **options)]
+    try:
+        for request in requests:
+            llm.engine.add(request)
+        yield requests
+    finally:
+        for request in requests:
+            llm.engine.cancel(request)
+
+
+def answer_of(request: Request) -> list[int]:
+    """The tokens of an ended request. Raises `SoothsayError` if the engine failed at it."""
+    if request.failure is not None:
+        raise SoothsayError(f"the engine failed at a request: {request.failure}") from request.failure
+    tokens: list[int] = request.tokens[request.num_prompt :].tolist()
+    return tokens
