@@ -30,7 +30,8 @@ from typer.testing import CliRunner
 from soothsay import REGISTRY, api
 from soothsay.cli.app import app
 from soothsay.core.verify import VERIFIERS
-from soothsay.model.weights.checkpoint import bundled_models, open_checkpoint
+from soothsay.model.weights.checkpoint import open_checkpoint
+from soothsay.model.weights.known_models import bundled_models
 
 PACKAGE = ROOT / "src" / "soothsay"
 DOCS = ROOT / "docs"
