@@ -72,8 +72,8 @@ class Spec:
     """
 
     model: str = common("model")
-    spec_bench: Path = required("Questions: JSON lines with category and turns.", **FILE)
-    drafter: list[str] | None = option(None, "Drafter to measure; may be repeated.", "-d")
+    spec_bench: Path | None = optional("Spec-Bench's", "JSON lines with category and turns.", **FILE)
+    drafter: list[str] | None = optional("auto", "Drafter to measure; may be repeated.", "-d")
     options: SpecOptions
     never_slower: bool = flag(
         "Show 95% intervals, and exit with 1 if a drafter is slower than plain decoding."
@@ -89,8 +89,6 @@ class Spec:
     def run(self) -> None:
         """Measure, and show the results."""
         servers, options = self.others.servers(), self.options
-        if not self.drafter and not servers:
-            raise typer.BadParameter("name at least one drafter, -d NAME, or a server, --endpoint URL")
         if options.verifiers and not any(options.temperatures):
             raise typer.BadParameter("--verifier needs -t above 0: at temperature 0 all verifiers are match")
         if options.trees and self.to_json is None:
@@ -98,14 +96,16 @@ class Spec:
         check_charts(self.html)
         with notice(f"loading {self.model} ..."):
             from soothsay import LLM
-            from soothsay.bench.prompts import read_questions
+            from soothsay.bench.prompts import SPEC_BENCH, read_questions
             from soothsay.bench.spec.spec_bench import SpecBench, SpecPlan, serving
             from soothsay.model.timing.pass_measuring import measure_passes
 
-            questions = read_questions(self.spec_bench, options.per_task)
+            questions = read_questions(self.spec_bench or SPEC_BENCH, options.per_task)
             config = serving(max(options.batches), options.nodes, self.max_context)
             llm = LLM(self.model, drafter="none", dtype=self.dtype, device=self.device, config=config)
-            plan = SpecPlan({name: name for name in self.drafter or ()}, **vars(options))
+            plan = SpecPlan(
+                {name: name for name in self.drafter or (() if servers else ("auto",))}, **vars(options)
+            )
             found = str(llm.model.dtype).removeprefix("torch.")
             dtype = f"auto ({found})" if self.dtype == "auto" else self.dtype
         with progress_bar("answering") as progress:
