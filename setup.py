@@ -47,8 +47,6 @@ if platform.machine().lower() in ("x86_64", "amd64"):
     }
 PROBE = "csrc/support.cpp"
 """Says whether a processor has the instructions with which it is compiled."""
-LONGEST = "linear.cpp"
-"""It takes more than half of the time, so it is compiled first."""
 
 
 class BuildKernels(build_ext):
@@ -109,7 +107,6 @@ class BuildKernels(build_ext):
             print(f"[{next(self.ended)}/{self.files}] {source}, {name}: {seconds:.1f} s", flush=True)
             return objects
 
-        sources = sorted(sources, key=lambda source: Path(source).name != LONGEST)
         return [*itertools.chain(*self.pool.map(compile_one, sources))]
 
 
