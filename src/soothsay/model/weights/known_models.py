@@ -48,9 +48,9 @@ def known_names() -> tuple[str, ...]:
 def known_models() -> Iterator[KnownModel]:
     """Models with a short name, then others of the Hugging Face hub that were downloaded."""
     for name in bundled_models():
-        path = bundled_path(name)
-        size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-        yield KnownModel(name, "in the package, with trained drafters; knows nothing", size, path)
+        folder = bundled_path(name)
+        size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        yield KnownModel(name, "in the package, with trained drafters; knows nothing", size, folder)
     for name, model in PACKAGED.items():
         yield KnownModel(name, f"{Path(model.file).stem}, a chat model", model.num_bytes, pulled(name))
     cached = dict(_cached())
