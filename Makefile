@@ -1,6 +1,7 @@
-# Two commands do everything. The machine needs Python (3.11 or later) and make.
+# Three commands do everything. The machine needs Python (3.11 or later) and make.
 #   make demo    set up, then answer prompts with the bundled model, with and without speculation
 #   make test    set up, then run the linter, the type checker and the tests
+#   make wheel   a wheel in dist/ with the kernels of every instruction set
 # Two more take longer:
 #   make test-slow    the tests marked `slow`: fuzzing, real models, long loads
 #   make test-share   a twelfth of these, another one at each commit, in at most 30 minutes
@@ -11,7 +12,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow test-share docs lint clean
+.PHONY: demo test test-slow test-share docs lint wheel clean
 
 demo: $(VENV)/.installed
 	$(BIN)/soothsay demo
@@ -35,6 +36,9 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check src tests
 	$(BIN)/mypy
 
+wheel: $(VENV)/bin/pip
+	SOOTHSAY_KERNELS=all $(BIN)/pip wheel --verbose --no-deps --wheel-dir dist .
+
 $(VENV)/bin/pip:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
@@ -42,11 +46,11 @@ $(VENV)/bin/pip:
 NATIVE := setup.py $(wildcard csrc/*)
 
 $(VENV)/.installed: pyproject.toml $(NATIVE) | $(VENV)/bin/pip
-	SOOTHSAY_KERNELS=native $(BIN)/pip install --quiet --editable .
+	$(BIN)/pip install --quiet --editable .
 	touch $@
 
 $(VENV)/.installed-dev: pyproject.toml $(NATIVE) | $(VENV)/bin/pip
-	$(BIN)/pip install --quiet --editable ".[dev]"
+	SOOTHSAY_KERNELS=all $(BIN)/pip install --quiet --editable ".[dev]"
 	touch $@ $(VENV)/.installed
 
 clean:

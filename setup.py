@@ -1,18 +1,25 @@
-"""Compiles the native kernels, once for each instruction set, if there is a compiler.
+"""Compiles the native kernels for this machine, if there is a compiler.
 
 The libraries export plain C functions, which ctypes calls, so one wheel serves every Python from 3.11 on.
 They link only the C library and have threads of their own. Without them, stock operations do everything.
-With SOOTHSAY_KERNELS=native, only the fastest that this machine can run is compiled.
+With SOOTHSAY_KERNELS=all, there is a library for each instruction set: for tests, and wheels for others.
 """
 
 import copy
+import ctypes
+import itertools
+import logging
 import os
 import platform
-import subprocess
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.errors import CCompilerError, CompileError, LinkError
 
 FLAGS = [
     "-std=c++17",
@@ -38,34 +45,69 @@ if platform.machine().lower() in ("x86_64", "amd64"):
         "avx512bf16": AVX512BF16,
         "amx": [*AVX512BF16, "-mamx-tile", "-mamx-int8", "-mamx-bf16"],
     }
-
-
-def fastest() -> str:
-    """The last variant whose instructions this machine has, as the compiler sees it."""
-    command = [os.environ.get("CXX", "c++"), "-march=native", "-dM", "-E", "-xc++", os.devnull]
-    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-
-    def has(flag: str) -> bool:  # "-mamx-tile" defines __AMX_TILE__
-        return f"__{flag.removeprefix('-m').upper().replace('-', '_')}__" in found
-
-    return [name for name, flags in VARIANTS.items() if all(map(has, flags))][-1]
-
-
-if os.environ.get("SOOTHSAY_KERNELS") == "native":
-    VARIANTS = {name: VARIANTS[name] for name in (fastest(),)}
+PROBE = "csrc/support.cpp"
+"""Says whether a processor has the instructions with which it is compiled."""
 
 
 class BuildKernels(build_ext):
-    """Compiles several variants at once, each in a folder of its own: their object files have the same names."""
+    """Compiles several files at once, each library in a folder of its own. Prints a line for each file."""
 
     def finalize_options(self):
         super().finalize_options()
         self.parallel = self.parallel or os.cpu_count()
 
+    def build_extensions(self):
+        """Compile the libraries of `chosen`. Says in one line which, or why there are none."""
+        logging.disable(logging.INFO)  # commands of 600 characters
+        self.extensions, reason = self.chosen()
+        self.ended, self.files = itertools.count(1), sum(len(ext.sources) for ext in self.extensions)
+        with ThreadPoolExecutor(self.parallel) as self.pool:
+            super().build_extensions()
+        built = [ext.name for ext in self.extensions if Path(self.get_ext_fullpath(ext.name)).is_file()]
+        names = ", ".join(name.rpartition("_")[2] for name in built)
+        if not names:
+            names = f"none, so PyTorch's slower operations are used ({reason or 'see the errors above'})"
+        print(f"native kernels: {names}", flush=True)
+        logging.disable(logging.NOTSET)
+
+    def chosen(self):
+        """The libraries to compile: the fastest one that runs here, or all of them; and why there is none."""
+        reason = ""
+        for ext in reversed(self.extensions):
+            try:
+                if self.runs_here(ext):
+                    return self.extensions if os.environ.get("SOOTHSAY_KERNELS") == "all" else [ext], ""
+            except (CCompilerError, CompileError, LinkError) as error:
+                reason = f"the compiler does not work: {error}"
+        return [], reason
+
+    def runs_here(self, ext):
+        with tempfile.TemporaryDirectory() as folder:
+            flags = {"output_dir": folder, "extra_postargs": ext.extra_compile_args}
+            objects, library = self.compiler.compile([PROBE], **flags), os.path.join(folder, "probe.so")
+            flags = {"extra_postargs": ext.extra_link_args, "target_lang": "c++"}
+            self.compiler.link_shared_object(objects, library, **flags)
+            return ctypes.CDLL(library).soothsay_runs_here()
+
     def build_extension(self, ext):
         own = copy.copy(self)
         own.build_temp = os.path.join(self.build_temp, ext.name)
+        own.compiler = copy.copy(self.compiler)
+        own.compiler.compile = partial(self.compile_together, ext)
         super(BuildKernels, own).build_extension(ext)
+
+    def compile_together(self, ext, sources, **options):
+        """Takes the place of the compiler's `compile`, which compiles one file after the other."""
+        name = ext.name.rpartition("_")[2]
+
+        def compile_one(source):
+            begin = time.monotonic()
+            objects = self.compiler.compile([source], **options)
+            seconds = time.monotonic() - begin
+            print(f"[{next(self.ended)}/{self.files}] {source}, {name}: {seconds:.1f} s", flush=True)
+            return objects
+
+        return [*itertools.chain(*self.pool.map(compile_one, sources))]
 
 
 setup(

@@ -32,6 +32,8 @@ from soothsay.server.tools.reasoning import ReasoningFormat
 PROMPT = "A man in a blue shirt is standing"
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
 GREEN = "\x1b[32m"
+RAW = ("generate", "--raw", "-t", "0")
+CHAT = ("generate", "--chat", "-t", "0")
 LOOPING = "Can you explain why the sky is blue?"  # an answer that repeats itself, so that guesses are right
 
 
@@ -69,54 +71,56 @@ def test_generate_says_what_the_api_says_with_any_drafter(llm: LLM) -> None:
     fitting = [name for name, one in try_drafters(llm.engine.target).items() if isinstance(one, Drafter)]
     assert {"none", "prompt-lookup"} <= set(fitting)
     for drafter in [*fitting, "draft-model(model=sibyl)"]:
-        result = run("generate", PROMPT, "--max-tokens", "24", "--drafter", drafter)
+        result = run(*RAW, PROMPT, "--max-tokens", "24", "--drafter", drafter)
         assert (result.exit_code, result.stdout, result.stderr) == (0, text, ""), drafter
 
 
 def test_generate_samples_as_the_api_does(llm: LLM) -> None:
     options = ["--temperature", "1", "--top-p", "0.9", "--top-k", "40", "--min-p", "0.01", "--seed", "5"]
     params = replace(GREEDY, temperature=1.0, top_p=0.9, top_k=40, min_p=0.01, seed=5)
-    assert run("generate", PROMPT, "-n", "24", *options).stdout == llm.generate(PROMPT, params).text
+    assert run("generate", "--raw", PROMPT, "-n", "24", *options).stdout == llm.generate(PROMPT, params).text
 
 
 def test_generate_reads_stdin_and_files(llm: LLM, tmp_path: Path) -> None:
     text = llm.generate(PROMPT, GREEDY).text
     file = tmp_path / "prompt.txt"
     file.write_text(f"{PROMPT}\r\n")
-    assert run("generate", "-n", "24", stdin=PROMPT).stdout == text
-    assert run("generate", "-", "-n", "24", stdin=f"{PROMPT}\n").stdout == text
-    assert run("generate", "-n", "24", "--file", str(file)).stdout == text
+    assert run(*RAW, "-n", "24", stdin=PROMPT).stdout == text
+    assert run(*RAW, "-", "-n", "24", stdin=f"{PROMPT}\n").stdout == text
+    assert run(*RAW, "-n", "24", "--file", str(file)).stdout == text
 
 
 def test_generate_in_the_chat_template(llm: LLM) -> None:
     text = llm.chat([{"role": "user", "content": LOOPING}], GREEDY).text
-    assert run("generate", "--chat", LOOPING, "-n", "24").stdout == text
+    assert run(*CHAT, LOOPING, "-n", "24").stdout == text
+    assert run("generate", "-t", "0", LOOPING, "-n", "24").stdout == text  # the model has a template
+    assert run(*RAW, LOOPING, "-n", "24").stdout == llm.generate(LOOPING, GREEDY).text != text
 
 
 def test_generate_in_the_template_of_a_file(llm: LLM, tmp_path: Path) -> None:
     file = tmp_path / "plain.jinja"
     file.write_text("{{ messages[0].content }}")
     text = llm.generate(PROMPT, GREEDY).text
-    assert run("generate", "--chat", PROMPT, "-n", "24", "--chat-template", str(file)).stdout == text
+    assert run(*CHAT, PROMPT, "-n", "24", "--chat-template", str(file)).stdout == text
 
 
 def test_generate_stops_at_any_of_the_strings(llm: LLM) -> None:
     text = llm.generate(PROMPT, GREEDY).text
     first, second = text[5:8], text[12:15]
-    result = run("generate", PROMPT, "-n", "24", "--stop", second, "--stop", first)
+    result = run(*RAW, PROMPT, "-n", "24", "--stop", second, "--stop", first)
     assert result.stdout == text[: min(text.find(first), text.find(second))]
 
 
 def test_generate_names_chats_where_a_model_ends_at_once(llm: LLM) -> None:
     ends_at_once = llm.generate(PROMPT, GREEDY).text[:1]
-    result = run("generate", PROMPT, "-n", "24", "--stop", ends_at_once)
+    result = run(*RAW, PROMPT, "-n", "24", "--stop", ends_at_once)
     assert result.stdout == ""
     assert "it is made for chats: try --chat" in result.stderr
-    assert run("generate", "--chat", LOOPING, "-n", "4").stderr == ""
+    assert run(*CHAT, LOOPING, "-n", "4").stderr == ""
 
 
 def test_generate_puts_stats_on_stderr(llm: LLM) -> None:
-    result = run("generate", "--chat", LOOPING, "-n", "48", "-d", "suffix + mtp", "--stats")
+    result = run(*CHAT, LOOPING, "-n", "48", "-d", "suffix + mtp", "--stats")
     params = replace(GREEDY, max_tokens=48)
     assert result.stdout == llm.chat([{"role": "user", "content": LOOPING}], params).text
     assert re.search(r"48 tokens in [\d.]+ s, \d+ tokens/s; \d+ steps, [\d.]+ tokens a step", result.stderr)
@@ -132,14 +136,15 @@ def test_models_defaults_hold_where_no_option_is_given(llm: LLM, tmp_path: Path)
     own = replace(GREEDY, temperature=0.9, top_k=3, seed=5)
     sampled = llm.generate(PROMPT, own).text
     options = ["-n", "24", "--seed", "5", "--generation-config", str(tmp_path)]
-    assert run("generate", PROMPT, *options).stdout == sampled != llm.generate(PROMPT, GREEDY).text
+    assert run("generate", "--raw", PROMPT, *options).stdout == sampled != llm.generate(PROMPT, GREEDY).text
     more = llm.generate(PROMPT, replace(own, top_k=0)).text
-    assert run("generate", PROMPT, *options, "--top-k", "0").stdout == more != sampled
+    assert run("generate", "--raw", PROMPT, *options, "--top-k", "0").stdout == more != sampled
     greedy = llm.chat([{"role": "user", "content": LOOPING}], replace(own, temperature=0.0)).text
     told = run("chat", "-t", "0", *options, stdin=LOOPING).stdout
     assert "\ndefaults of the model: temperature 0.9, top_k 3\n" in told
     assert greedy in told
-    assert "defaults" not in run("chat", "-t", "0", "-n", "4", stdin=LOOPING).stdout
+    none = run("chat", "-t", "0", "-n", "4", "--generation-config", "none", stdin=LOOPING)
+    assert "defaults" not in none.stdout
     refused = run("generate", PROMPT, "--model", "nowhere", "--top-p", "2")
     assert (refused.exit_code, "top_p=2.0 is not possible" in refused.stderr) == (2, True)
 

@@ -30,7 +30,8 @@ from typer.testing import CliRunner
 from soothsay import REGISTRY, api
 from soothsay.cli.app import app
 from soothsay.core.verify import VERIFIERS
-from soothsay.model.weights.checkpoint import bundled_models, open_checkpoint
+from soothsay.model.weights.checkpoint import open_checkpoint
+from soothsay.model.weights.known_models import bundled_models
 
 PACKAGE = ROOT / "src" / "soothsay"
 DOCS = ROOT / "docs"
@@ -39,7 +40,20 @@ LIVING = [page for page in PAGES if page.parent != DOCS / "log"]
 """Pages that describe the project as it is. The archives of the log describe it as it was."""
 
 COMMANDS = ("", "sh", "console")
-OTHER_COMMANDS = ("python", "make", "pip", "hf", "aiperf", "lm_eval", "vllm", "pytest", "ruff", "mypy")
+OTHER_COMMANDS = (
+    "python",
+    "make",
+    "pip",
+    "hf",
+    "aiperf",
+    "lm_eval",
+    "vllm",
+    "pytest",
+    "ruff",
+    "mypy",
+    "docker",
+    "sudo",
+)
 FENCE = re.compile(r"\s*```(\w*)\s*$")
 NOT_RUN = re.compile(r"\s*<!-- not run: (\S.*) -->\s*$")
 REQUEST = {"model": "sibyl", "prompt": "Once upon a time", "max_tokens": 4}

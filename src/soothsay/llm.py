@@ -50,7 +50,8 @@ class LLM:
         device: where the model runs, as PyTorch names it. `"auto"`: what the environment variable
             `SOOTHSAY_DEVICE` says, or else the CPU; see docs/gpu.md.
         generation_config: where the defaults of sampling parameters are from: `"auto"`, the model's own
-            generation_config.json or GGUF file; a folder with a generation_config.json; or `"none"`.
+            generation_config.json or GGUF file, or else what its family recommends; a folder with a
+            generation_config.json; or `"none"`.
         kernels: `"auto"`, the fastest that run here; or an instruction set such as `"avx2"` or `"portable"`;
             or `"stock"`, PyTorch's own operations. Bits of logits depend on it.
         keep: a directory for what drafters learn. Files of earlier runs are used; `save_learned` writes them.

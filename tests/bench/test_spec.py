@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import shutil
@@ -18,7 +19,7 @@ from typer.testing import CliRunner
 
 from soothsay import LLM, Drafter, DrafterError, DraftTree, Request, RequestError, SamplingParams, Target
 from soothsay.bench.journal import Journal
-from soothsay.bench.prompts import Question, read_questions
+from soothsay.bench.prompts import SPEC_BENCH, Question, read_questions
 from soothsay.bench.spec import contenders
 from soothsay.bench.spec.run_times import RunTimes
 from soothsay.bench.spec.spec_bench import SpecBench, SpecPlan, serving
@@ -548,14 +549,14 @@ def test_what_is_not_compared_is_not_counted_as_equal() -> None:
 # questions
 
 
-def test_questions_of_spec_bench(shared: Path) -> None:
-    path = shared / "data" / "spec_bench.jsonl"
+def test_questions_of_spec_bench() -> None:
+    path = SPEC_BENCH
     questions = read_questions(path)
     assert Counter(question.task for question in questions) == dict.fromkeys(
         ("conversation", "translation", "summarization", "qa", "math_reasoning", "rag"), 80
     )
     assert Counter(len(q.turns) for q in questions if q.task == "conversation") == {2: 80}
-    lines = [json.loads(line) for line in path.read_text().split("\n") if line]
+    lines = [json.loads(line) for line in gzip.decompress(path.read_bytes()).split(b"\n") if line]
     assert all(lines[question.number - 1]["turns"] == [*question.turns] for question in questions)
     some = read_questions(path, 8)
     assert {*Counter(question.task for question in some).values()} == {8}
@@ -667,17 +668,20 @@ def test_the_command_ends_with_1_where_answers_differ(tmp_path: Path) -> None:
     assert r"| a\|b | 0 | 2.00 |" in result.output
 
 
-@pytest.mark.parametrize(
-    ("options", "what"),
-    [
-        (["-dnobody"], "drafter 'nobody' is unknown"),
-        ([], "Missing option '--drafter'"),
-    ],
-)
-def test_the_command_names_what_is_wrong(tmp_path: Path, options: list[str], what: str) -> None:
-    code, output = command(tmp_path, *options, width="200")
+def test_the_command_needs_no_file_and_no_drafter(tmp_path: Path) -> None:
+    file = tmp_path / "out.json"
+    options = ["bench", "spec", "sibyl", "--per-task=1", "-n2", f"--json={file}"]
+    result = CliRunner().invoke(app, options, env={"COLUMNS": "120"})
+    assert result.exit_code == 0, result.output
+    results = SpecResults.read(file)
+    assert [row.name for row in results.rows()] == ["none", "auto"]
+    assert len(results.rows()[1].scores) == 7  # tasks, and all of them together
+
+
+def test_the_command_names_an_unknown_drafter(tmp_path: Path) -> None:
+    code, output = command(tmp_path, "-dnobody", width="200")
     assert code == 2
-    assert what in output
+    assert "drafter 'nobody' is unknown" in output
 
 
 def test_an_interval_holds_the_speed_up_and_a_loss_is_no_accident() -> None:

@@ -20,21 +20,6 @@ from soothsay.model.native.native_kernels import load_native
 ROOT = Path(__file__).parents[2]
 PROCESSES = 12
 
-BUILD = f"""
-import setuptools
-import runpy, sys
-from concurrent.futures import ThreadPoolExecutor
-from distutils.ccompiler import CCompiler
-one = CCompiler.compile
-def compile(self, sources, **options):
-    with ThreadPoolExecutor({PROCESSES}) as pool:
-        return sum(pool.map(lambda source: one(self, [source], **options), sources), [])
-CCompiler.compile = compile
-sys.argv = ["setup.py", "build_ext", "--inplace"]
-runpy.run_path("setup.py", run_name="__main__")
-"""
-"""Runs setup.py, and compiles the files of a library at the same time."""
-
 
 def measure(job: Job) -> Numbers:
     """Which compilers there are, what was built, and what is wrong with a compiled kernel."""
@@ -58,8 +43,8 @@ def _native() -> str:
 
 def _build(job: Job) -> subprocess.Popen[bytes]:
     """Begin to build the fastest variant that this machine can run."""
-    log, own = (job.out / "build.log").open("w"), os.environ | {"SOOTHSAY_KERNELS": "native"}
-    return subprocess.Popen([sys.executable, "-c", BUILD], cwd=ROOT, env=own, stdout=log, stderr=log)
+    log, command = (job.out / "build.log").open("w"), [sys.executable, "setup.py", "build_ext", "--inplace"]
+    return subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
 
 
 def _compile(job: Job) -> dict[str, Any]:

@@ -39,7 +39,7 @@ More variables:
 | variable | meaning |
 | --- | --- |
 | `SOOTHSAY_DEVICE` | where models run if `--device` is `auto`: `cpu`, `cuda` or `cuda:1` |
-| `SOOTHSAY_KERNELS` | `native`, while installing: only this machine's fastest kernels are compiled |
+| `SOOTHSAY_KERNELS` | `all`, while installing: compile the kernels of every instruction set |
 """
 
 
@@ -60,7 +60,11 @@ def _sections(name: str, command: Any) -> Iterator[str]:
     yield f"\n## {name}\n\n{_sentence(command.help)}\n\n```text\n{usage}\n```\n\n"
     yield "| option | default | meaning |\n| --- | --- | --- |\n"
     for one in (*arguments, *options):
-        names = ", ".join(f"`{part}`" for part in one.opts) if one in options else f"`{one.name.upper()}`"
+        names = (
+            ", ".join(f"`{part}`" for part in (*one.opts, *one.secondary_opts))
+            if one in options
+            else f"`{one.name.upper()}`"
+        )
         yield f"| {names} | {_default(one)} | {_sentence(one.help)} |\n"
 
 

@@ -13,7 +13,14 @@ from gguf_files import write_gguf
 
 from soothsay import LLM, ModelError, SamplingParams
 from soothsay.model.weights.checkpoint import open_checkpoint
-from soothsay.model.weights.generation_config import GGUF_KEYS, NAMES, sampling_in_file
+from soothsay.model.weights.generation_config import (
+    FAMILIES,
+    GGUF_KEYS,
+    NAMES,
+    OTHERS,
+    recommended,
+    sampling_in_file,
+)
 
 PUBLISHED = {
     "bos_token_id": 151643,
@@ -54,6 +61,26 @@ def test_what_is_taken_from_a_file(tmp_path: Path, content: Any, taken: dict[str
     assert found == taken
     assert {type(found[name]) for name in found if name == "top_k"} <= {int}
     SamplingParams(**found)
+
+
+@pytest.mark.parametrize(
+    ("names", "family"),
+    [
+        (("smollm2", "Smollm2 135M 8k Lc100K Mix1 Ep2"), "smollm2"),
+        ((None, "models--HuggingFaceTB--SmolLM2-135M-Instruct", "snapshots", "9c1e"), "smollm2"),
+        (("Qwen2.5-Coder", "Qwen2.5 Coder 0.5B Instruct AWQ", "q.gguf"), "qwen25"),
+        (("Llama-3.2-1B",), "llama3"),
+        (("DeepSeek-R1-Distill-Qwen2.5-7B",), "deepseekr1"),
+        (("tinyllama", 7, None), None),
+    ],
+)
+def test_what_families_recommend(names: tuple[object, ...], family: str | None) -> None:
+    assert recommended(*names) == (OTHERS if family is None else FAMILIES[family])
+
+
+def test_what_families_recommend_is_possible() -> None:
+    for own in (OTHERS, *FAMILIES.values()):
+        SamplingParams(**own)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -99,6 +126,14 @@ class TestLLM:
         with pytest.raises(ModelError, match=r"there is no .*nowhere.*'auto'.*'none'"):
             LLM("sibyl", generation_config=tmp_path / "nowhere")
 
+    def test_without_any_the_familys_hold(self, folder: Path) -> None:
+        write(folder, {"eos_token_id": 0})
+        assert LLM(folder, drafter="none", kv_tokens=2048).sampling_defaults == OTHERS
+        (named := folder / "SmolLM2-135M").mkdir()
+        for file in folder.iterdir():
+            (named / file.name).symlink_to(file)
+        assert open_checkpoint(named).sampling_defaults() == {"temperature": 0.2, "top_p": 0.9}
+
     def test_a_hostile_file_can_be_ignored(self, folder: Path) -> None:
         write(folder, '{"eos_token_id": 0, "temperature": NaN}')
         with pytest.raises(ModelError, match="temperature=nan"):
@@ -117,6 +152,11 @@ class TestGGUF:
         }
         (file,) = write_gguf(tmp_path / "model.gguf", more=more)
         assert open_checkpoint(file).sampling_defaults() == meant
+
+    def test_without_any_the_familys_hold(self, tmp_path: Path) -> None:
+        more = {"general.basename": GGUFValue("smollm2", GGUFValueType.STRING)}
+        (file,) = write_gguf(tmp_path / "model.gguf", more=more)
+        assert open_checkpoint(file).sampling_defaults() == FAMILIES["smollm2"]
 
     @pytest.mark.parametrize("value", [math.nan, math.inf, "x", True, 1e30])
     def test_hostile_ones(self, tmp_path: Path, value: Any) -> None:

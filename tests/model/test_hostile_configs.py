@@ -20,7 +20,8 @@ from soothsay.errors import ModelError
 from soothsay.llm import LLM
 from soothsay.model.families.parsing import FAMILIES, parse_model_config
 from soothsay.model.specs.model_spec import ModelSpec
-from soothsay.model.weights.checkpoint import bundled_models, open_checkpoint, read_model_config
+from soothsay.model.weights.checkpoint import open_checkpoint, read_model_config
+from soothsay.model.weights.known_models import bundled_models
 from soothsay.model.weights.load import load_model
 
 HOSTILE: list[Any] = [

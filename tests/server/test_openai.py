@@ -163,7 +163,8 @@ def test_chat_stream_is_the_whole_answer_in_parts(client: OpenAI, n: int) -> Non
 def test_completions_of_many_prompts(client: OpenAI, sibyl: LLM) -> None:
     prompts = [PROMPT, "Once upon a time"]
     said = client.completions.create(model="sibyl", prompt=prompts, seed=9, max_tokens=8, n=2, echo=True)
-    meant = [expected(sibyl, prompt, temperature=1, seed=9, max_tokens=8, n=2) for prompt in prompts]
+    asked = {**sibyl.sampling_defaults, "seed": 9, "max_tokens": 8, "n": 2}
+    meant = [expected(sibyl, prompt, **asked) for prompt in prompts]
     assert [choice.text for choice in said.choices] == [
         prompt + choice.text
         for prompt, result in zip(prompts, meant, strict=True)
@@ -198,12 +199,7 @@ PARAMETERS: list[dict[str, Any]] = [
 def test_sampling_parameters_reach_the_engine(client: OpenAI, sibyl: LLM, parameters: dict[str, Any]) -> None:
     extra = {"max_tokens": 12, "seed": 1, **parameters}
     said = client.completions.create(model="sibyl", prompt=PROMPT, extra_body=extra)
-    meant = expected(
-        sibyl,
-        temperature=parameters.get("temperature", 1.0),
-        seed=1,
-        **{name: value for name, value in parameters.items() if name != "temperature"},
-    )
+    meant = expected(sibyl, **{**sibyl.sampling_defaults, "seed": 1, **parameters})
     assert said.choices[0].text == meant.text
     assert said.choices[0].finish_reason == meant.finish_reason
 

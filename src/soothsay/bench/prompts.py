@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from soothsay.tokenizer import Message, Tokenizer
 
 
+SPEC_BENCH = Path(__file__).parents[1] / "bundled" / "spec-bench" / "questions.jsonl.gz"
+"""The questions of Spec-Bench (Xia et al. 2024, arXiv 2401.07851)."""
+
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 """Categories of MT-bench, which Spec-Bench counts as one task."""
 

@@ -22,7 +22,7 @@ from soothsay.cli.demo_command import Demo
 from soothsay.cli.generate_command import Generate
 from soothsay.cli.inspect_command import Inspect
 from soothsay.cli.keys_command import keys
-from soothsay.cli.model_commands import Grow, Pull, Quantize, Stage
+from soothsay.cli.model_commands import Grow, Models, Pull, Quantize, Stage
 from soothsay.cli.serve_command import Batch, Serve
 from soothsay.cli.settings_file import read_settings
 from soothsay.cli.terminal import report
@@ -54,7 +54,14 @@ app = typer.Typer(
 )
 COMMANDS = {
     **{"generate": Generate, "chat": Chat, "serve": Serve, "stage": Stage, "batch": Batch, "demo": Demo},
-    **{"pull": Pull, "inspect": Inspect, "quantize": Quantize, "grow": Grow, "verify": Verify},
+    **{
+        "models": Models,
+        "pull": Pull,
+        "inspect": Inspect,
+        "quantize": Quantize,
+        "grow": Grow,
+        "verify": Verify,
+    },
 }
 add_commands(app, COMMANDS)
 for name, group in {"train": train, "datastore": datastore, "keys": keys, "bench": bench}.items():

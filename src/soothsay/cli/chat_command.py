@@ -32,16 +32,10 @@ if TYPE_CHECKING:
 ANSWER_SHARE = 4
 """The answer gets one part in `ANSWER_SHARE` of the context. Old turns are dropped to make room for it."""
 
-TEMPERATURE = 0.7
-"""The temperature where neither the user nor the model names one."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Chat:
-    """Talk with a model. /help lists the commands within a conversation.
-
-    Where neither an option nor the model's files name a temperature, it is 0.7.
-    """
+    """Talk with a model. /help lists the commands within a conversation."""
 
     model: str | None = common("model", default=None, show_default="sibyl")
     named: str | None = option(None, "The same as MODEL.", "--model", "-m", show_default=False)
@@ -62,7 +56,7 @@ class Chat:
 
         given = self.sampling.given(max_tokens=self.max_tokens)
         llm = load_llm(model, **asdict(self.options))
-        params = SamplingParams(**{"temperature": TEMPERATURE, **llm.sampling_defaults, **given})
+        params = SamplingParams(**{**llm.sampling_defaults, **given})
         if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
             raise RequestError(f"{model} has no chat template; try: soothsay generate --model {model} PROMPT")
         console, drafter = Console(highlight=False, soft_wrap=True), self.options.drafter

@@ -18,22 +18,21 @@ from soothsay.options import FILE, MODEL, ModelOptions, SamplingOptions, argumen
 if TYPE_CHECKING:
     from soothsay.core.answer import Piece
 
-TEMPERATURE = 0.0
-"""The temperature where neither the user nor the model names one."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Generate:
-    """Answer one prompt. Only the answer goes to stdout, as a stream.
-
-    Where neither an option nor the model's files name a temperature, it is 0.
-    """
+    """Answer one prompt. Only the answer goes to stdout, as a stream."""
 
     prompt: str | None = argument(
         "The prompt. '-' reads it from stdin, as does a pipe without a prompt.", default=None
     )
     file: Path | None = option(None, "Read the prompt from a file.", "-f", **FILE)
-    chat: bool = option(False, "Wrap the prompt in the model's chat template.", "-c")
+    chat: bool | None = optional(
+        "chat, if the model is made for it",
+        "Answer a message of a user, or continue the prompt as it stands.",
+        "--chat/--raw",
+        "-c",
+    )
     model: str = option("sibyl", MODEL, "-m")
     max_tokens: int = common("max_tokens", default=256)
     sampling: SamplingOptions
@@ -48,10 +47,11 @@ class Generate:
 
         given = self.sampling.given(stop=self.stop or (), max_tokens=self.max_tokens)
         llm = load_llm(self.model, **asdict(self.options))
-        params = SamplingParams(**{"temperature": TEMPERATURE, **llm.sampling_defaults, **given})
+        params = SamplingParams(**{**llm.sampling_defaults, **given})
         begin = time.perf_counter()
-        prompt = llm.chat_prompt([{"role": "user", "content": text}]) if self.chat else text
-        stream = llm.stream(prompt, params)
+        chats = llm.tokenizer is not None and llm.tokenizer.has_chat_template
+        chat = chats if self.chat is None else self.chat
+        stream = llm.stream(llm.chat_prompt(text) if chat else text, params)
         _write(stream)
         choice, seconds = stream.choice, time.perf_counter() - begin
         console = Console(stderr=True, style="dim", highlight=False, soft_wrap=True)
@@ -59,7 +59,7 @@ class Generate:
             seed = f", seed {choice.seed}" if params.temperature else ""
             ending = f"ended by {choice.finish_reason}{seed}"
             console.print(summary(choice.stats, seconds), acceptance_summary(choice.stats), ending, sep="\n")
-        if not (choice.text or self.chat) and llm.tokenizer is not None and llm.tokenizer.has_chat_template:
+        if not choice.text and chats and not chat:
             console.print("the model continued the prompt with nothing; it is made for chats: try --chat")
 
 

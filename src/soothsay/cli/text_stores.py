@@ -51,7 +51,9 @@ class BuildDatastore:
         console = Console(highlight=False, markup=False, soft_wrap=True)
         tokens, size = sum(len(example.tokens) for example in examples), decimal(out.stat().st_size)
         console.print(f"{out}: {tokens:,} tokens in {len(examples):,} documents, {size}")
-        console.print(f"Try:\n  soothsay generate 'Once upon a time' -m {self.model} -d 'rest(store={out})'")
+        console.print(
+            f"Try:\n  soothsay generate --raw 'Once upon a time' -m {self.model} -d 'rest(store={out})'"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

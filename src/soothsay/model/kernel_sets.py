@@ -53,10 +53,17 @@ def gpu_problem(device: torch.device | str) -> str | None:
 def best_kernels(spec: ModelSpec, device: torch.device | str = "cpu") -> Kernels:
     """The fastest kernels for a model: native ones on a CPU, or those of a GPU, if they fit; else stock ones.
 
-    Warns if stock operations run on another device than a CPU: bits may depend on the number of rows there.
+    Warns if stock operations run because no native ones were compiled; or on another device than a CPU, where
+    bits may depend on the number of rows.
     """
     if (device := torch.device(device)).type == "cpu":
         native = load_native()
+        if native is None:
+            warnings.warn(
+                "there are no native kernels, since there was no C++ compiler at installation: PyTorch's own "
+                "operations run, which are slower",
+                stacklevel=3,
+            )
         return StockKernels() if native is None or not native.fit(spec) else native
     problem = gpu_problem(device)
     if problem is None:

@@ -11,6 +11,7 @@ from tiny import TINY, adapted, mixtures
 from torch import Tensor
 
 from soothsay.core.integer_keys import read_values, row_size
+from soothsay.model import kernel_sets
 from soothsay.model.decoder.norm import RMSNorm
 from soothsay.model.decoder.rope import Rope
 from soothsay.model.kernel_sets import best_kernels
@@ -127,7 +128,9 @@ def test_rows_that_buffers_have_room_for() -> None:
         assert NativeKernels.fit(adapted(TINY, mixers={0: latent, 1: latent})) is fits
 
 
-def test_a_model_takes_load_native_where_they_fit(tiny: Callable[..., Transformer]) -> None:
+def test_a_model_takes_load_native_where_they_fit(
+    tiny: Callable[..., Transformer], monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = load_model(open_checkpoint("sibyl")).spec
     native = load_native()
     assert best_kernels(config).name == (native or STOCK).name
@@ -140,4 +143,7 @@ def test_a_model_takes_load_native_where_they_fit(tiny: Callable[..., Transforme
     for misfit in misfits:
         assert isinstance(best_kernels(adapted(config, **misfit)), StockKernels)
     assert isinstance(best_kernels(config, "meta"), StockKernels)
+    monkeypatch.setattr(kernel_sets, "load_native", lambda: None)
+    with pytest.warns(UserWarning, match="there are no native kernels"):
+        assert isinstance(best_kernels(config), StockKernels)
     assert isinstance(tiny().kernels, StockKernels), "what trains has to be differentiable"

@@ -18,7 +18,7 @@ from soothsay.cli.bench.bench_options import save_chart, write_markdown
 from soothsay.cli.terminal import notice, progress_bar
 from soothsay.config import DType
 from soothsay.files import write_text
-from soothsay.options import FILE, ModelOptions, argument, common, flag, option, required, shared
+from soothsay.options import FILE, ModelOptions, argument, common, flag, option, optional, shared
 
 if TYPE_CHECKING:
     from soothsay.bench.spec.spec_results import SpecResults
@@ -36,8 +36,8 @@ class Spec:
     """
 
     model: str = common("model")
-    spec_bench: Path = required("Questions: JSON lines with category and turns.", **FILE)
-    drafter: list[str] = required("Drafter to measure; may be repeated.", "-d")
+    spec_bench: Path | None = optional("Spec-Bench's", "JSON lines with category and turns.", **FILE)
+    drafter: list[str] | None = optional("auto", "Drafter to measure; may be repeated.", "-d")
     options: SpecOptions
     never_slower: bool = flag(
         "Show 95% intervals, and exit with 1 if a drafter is slower than plain decoding."
@@ -58,14 +58,14 @@ class Spec:
             raise typer.BadParameter("--trees needs --json FILE, where the trees go")
         with notice(f"loading {self.model} ..."):
             from soothsay import LLM
-            from soothsay.bench.prompts import read_questions
+            from soothsay.bench.prompts import SPEC_BENCH, read_questions
             from soothsay.bench.spec.spec_bench import SpecBench, SpecPlan, serving
             from soothsay.model.timing.pass_measuring import measure_passes
 
-            questions = read_questions(self.spec_bench, options.per_task)
+            questions = read_questions(self.spec_bench or SPEC_BENCH, options.per_task)
             config = serving(max(options.batches), options.nodes, self.max_context)
             llm = LLM(self.model, drafter="none", dtype=self.dtype, device=self.device, config=config)
-            plan = SpecPlan({name: name for name in self.drafter}, **vars(options))
+            plan = SpecPlan({name: name for name in self.drafter or ("auto",)}, **vars(options))
             found = str(llm.model.dtype).removeprefix("torch.")
             dtype = f"auto ({found})" if self.dtype == "auto" else self.dtype
         with progress_bar("answering") as progress:

@@ -26,7 +26,7 @@ from soothsay.model.formats.gguf_metadata import LONGROPE_FACTORS, ROPE_DIVISORS
 from soothsay.model.formats.gguf_tensors import DTYPES, Renaming, Stored, map_file
 from soothsay.model.formats.gguf_tokenizer import build_tokenizer, check_types, stop_ids
 from soothsay.model.formats.weight_format import Reader, WeightFormat
-from soothsay.model.weights.generation_config import sampling_in_gguf
+from soothsay.model.weights.generation_config import recommended, sampling_in_gguf
 from soothsay.tokenizer import Tokenizer
 
 
@@ -126,7 +126,8 @@ class GGUFCheckpoint:
 
     def sampling_defaults(self) -> dict[str, float]:
         """See `Checkpoint`."""
-        return sampling_in_gguf(self._metadata, self.path)
+        stated, names = sampling_in_gguf(self._metadata, self.path), ("general.basename", "general.name")
+        return stated or recommended(*map(self._metadata.get, names), self.path.name)
 
 
 def _places(path: Path, tensors: Mapping[str, TensorPlace]) -> dict[str, Stored]:

