@@ -21,7 +21,7 @@ from soothsay.server.apis.llamacpp.llama_routes import read_prompts
 from soothsay.server.engines.engine_messages import LoadedModel
 from soothsay.server.generation import request_prompts
 from soothsay.server.generation.request_bodies import ChatRequest
-from soothsay.server.generation.request_prompts import CUT, MARGIN, PIECE, PromptReader, exceeds
+from soothsay.server.generation.request_prompts import CUT, PIECE, PromptReader, exceeds
 from soothsay.server.http.api_errors import ApiError
 from soothsay.tokenizer import Tokenizer
 from soothsay.vocabulary.byte_level import byte_text
@@ -79,8 +79,9 @@ TOKENIZERS: dict[str, Tokenizer] = {
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Texts have many pieces."""
+    """Texts have many pieces, and none is short."""
     monkeypatch.setattr(request_prompts, "PIECE", 250)
+    monkeypatch.setattr(request_prompts, "SHORT", 0)
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -138,7 +139,7 @@ def test_tokens_count_and_not_characters() -> None:
     assert exceeds(tokenizer, "x" * 300, 100)
     assert exceeds(tokenizer, " x" * 150, 100)
     words = "x" * PIECE * 3
-    assert exceeds(tokenizer, words, 3 * (PIECE - MARGIN) - 1), "all pieces count"
+    assert exceeds(tokenizer, words, 3 * PIECE // 2 - 1), "all pieces count"
     assert not exceeds(tokenizer, words, 3 * PIECE)
 
 

@@ -24,6 +24,9 @@ CUT = 4
 PIECE = 1 << 13
 """Characters of a long text that are tokenized together to find out whether it has too many tokens."""
 
+SHORT = 2
+"""Characters for each token of a limit up to which a text is short: it is tokenized as a whole at once."""
+
 MARGIN = 64
 """Tokens of a piece that do not count: its ends may be cut into other tokens than in the whole text."""
 
@@ -162,12 +165,12 @@ class PromptReader:
 
 
 def exceeds(tokenizer: Tokenizer, text: str, max_tokens: int) -> bool:
-    """Whether a text certainly has more tokens than a limit. It is tokenized only until it has.
+    """Whether a long text certainly has more tokens than a limit. It is tokenized only until it has.
 
     To tokenize a whole text takes up to 250 times its size in memory.
     """
     backend = tokenizer.backend
-    if len(text) <= max_tokens or backend.truncation is not None:
+    if len(text) <= SHORT * max_tokens or backend.truncation is not None:
         return False
     added = backend.get_added_tokens_decoder().values()
     # such a token takes all white space beside it, also that of other pieces
