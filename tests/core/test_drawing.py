@@ -14,7 +14,7 @@ from soothsay import DraftTree, SamplingParams
 from soothsay.core.drawing import CONTENDERS
 from soothsay.core.noise import noise_key
 from soothsay.core.request import Request
-from soothsay.core.sampling import Nodes, Sampled, draw, perturb
+from soothsay.core.sampling import Nodes, draw, perturb
 from soothsay.core.sampling_ops import DrawnTree, SamplingOps
 from soothsay.core.verify import Verdict
 from soothsay.drafters.base import NoDrafter
@@ -101,7 +101,7 @@ def test_parameters_that_change_logits(ops: SamplingOps) -> None:
     assert torch.equal(logits, before)
 
 
-def tree_of_draws(request: Sampled, logits: Tensor, ops: SamplingOps) -> tuple[DraftTree, Verdict]:
+def tree_of_draws(request: Request, logits: Tensor, ops: SamplingOps) -> tuple[DraftTree, Verdict]:
     """A tree with three draws in a row and a wrong token beside each, and its verdict."""
     tree, path, tokens, node = DraftTree(3), list[int](), list[int](), 0
     while True:

@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file, save
 
 from soothsay import LLM, DrafterError, SamplingParams
-from soothsay.core.learned import Learned, State
+from soothsay.core.learned import State
 from soothsay.core.tenant import MAX_TENANTS, Tenant
 from soothsay.drafters import learned_files as files
 from soothsay.drafters.base import Drafter
@@ -94,15 +94,15 @@ def test_a_smaller_memory_takes_over_the_latest_part(sibyl: LLM, spec: str) -> N
     large, small = build_drafter(spec, target), build_drafter(f"{spec}(memory=60)", target)
     answer(sibyl, large)
     (full,), (part,) = large.learned(), small.learned()
-    part.restore(ANN, full.state(ANN))
-    assert 0 < _size(part.state(ANN)) < _size(full.state(ANN))
+    part.restore(ANN, full.memories[ANN].state())
+    assert 0 < _size(part.memories[ANN].state()) < _size(full.memories[ANN].state())
 
 
 def _size(state: State) -> int:
     return sum(array.nbytes for array in state.values())
 
 
-def learned_in(sibyl: LLM, spec: str) -> Learned:
+def learned_in(sibyl: LLM, spec: str) -> Any:
     """What a drafter has learned from one answer to Ann."""
     drafter = build_drafter(spec, sibyl.engine.target)
     answer(sibyl, drafter)
@@ -149,14 +149,14 @@ class TestLies:
         self, sibyl: LLM, spec: str, name: str, change: Callable[[Any], Any]
     ) -> None:
         learned = learned_in(sibyl, spec)
-        before = {key: array.copy() for key, array in learned.state(ANN).items()}
+        before = {key: array.copy() for key, array in learned.memories[ANN].state().items()}
         changed = {**before, name: change(before[name])}
         with pytest.raises(DrafterError, match="kept is damaged"):
             learned.restore(ANN, {key: array for key, array in changed.items() if array is not None})
-        after = learned.state(ANN)
+        after = learned.memories[ANN].state()
         assert all((before[key] == after[key]).all() for key in before)
         learned.restore(BOB, before)
-        assert all((before[key] == learned.state(BOB)[key]).all() for key in before)
+        assert all((before[key] == learned.memories[BOB].state()[key]).all() for key in before)
 
 
 STATE: State = {"numbers": np.arange(50, dtype=np.int32)}
@@ -327,11 +327,13 @@ class TestSharedDirectories:
         states = list[State]()
         for text in TEXTS:
             (part,) = taught(sibyl, "recycling", text, LearnedFiles(tmp_path)).learned()
-            states.append(part.state(ANN))
+            states.append(part.memories[ANN].state())
         both = build_drafter("recycling", sibyl.engine.target)
         LearnedFiles(tmp_path).recall(both, ANN)
         (joined,) = both.learned()
-        first, last, rows = (state["log_probs"][:, 0] > -np.inf for state in (*states, joined.state(ANN)))
+        first, last, rows = (
+            state["log_probs"][:, 0] > -np.inf for state in (*states, joined.memories[ANN].state())
+        )
         assert (rows == (first | last)).all()
         assert not (rows == last).all()
 
@@ -343,7 +345,7 @@ class TestSharedDirectories:
         fresh = build_drafter(spec, sibyl.engine.target)
         LearnedFiles(tmp_path).recall(fresh, ANN)
         (old,), (new,) = drafter.learned(), fresh.learned()
-        before, after = old.state(ANN), new.state(ANN)
+        before, after = old.memories[ANN].state(), new.memories[ANN].state()
         assert all(np.array_equal(before[name], after[name]) for name in before)
 
     @pytest.mark.parametrize("spec", LOOKUP)
@@ -352,10 +354,12 @@ class TestSharedDirectories:
         drafter = taught(sibyl, spec, TEXTS[0], kept)
         answer(sibyl, drafter, text=TEXTS[1])
         (learned,) = drafter.learned()
-        before = {name: array.copy() for name, array in learned.state(ANN).items()}
+        before = {name: array.copy() for name, array in learned.memories[ANN].state().items()}
         for again in (kept, LearnedFiles(tmp_path)):
             again.recall(drafter, ANN)
-        assert all(np.array_equal(before[name], array) for name, array in learned.state(ANN).items())
+        assert all(
+            np.array_equal(before[name], array) for name, array in learned.memories[ANN].state().items()
+        )
 
     @pytest.mark.parametrize("last", [0, 1])
     def test_the_newest_stays_where_not_all_fits(self, sibyl: LLM, tmp_path: Path, last: int) -> None:
@@ -367,7 +371,7 @@ class TestSharedDirectories:
         small = build_drafter(f"suffix(memory={2 * len(newest)})", sibyl.engine.target)
         LearnedFiles(tmp_path).recall(small, ANN)
         (learned,) = small.learned()
-        assert learned.state(ANN)["tokens"].tolist()[-len(newest) :] == newest
+        assert learned.memories[ANN].state()["tokens"].tolist()[-len(newest) :] == newest
 
     def test_of_too_many_files_the_newest_are_read(
         self, sibyl: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -380,7 +384,7 @@ class TestSharedDirectories:
         fresh = build_drafter("suffix", sibyl.engine.target)
         LearnedFiles(tmp_path).recall(fresh, ANN)
         (learned,) = fresh.learned()
-        assert learned.state(ANN)["tokens"].tolist() == read_tokens(newest)
+        assert learned.memories[ANN].state()["tokens"].tolist() == read_tokens(newest)
 
     def test_a_file_that_cannot_be_written_keeps_no_other_from_it(
         self, sibyl: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -412,7 +416,7 @@ class TestSharedDirectories:
             fresh = build_drafter(spec, sibyl.engine.target)
             kept.recall(fresh, ANN)
             (learned,) = fresh.learned()
-            assert [*learned.tenants()] == [ANN]
+            assert [*learned.memories] == [ANN]
         assert [path.suffix for path in tmp_path.iterdir()] == [".learned"] * 2
 
     def test_forks_write_files_of_their_own(self, sibyl: LLM, tmp_path: Path) -> None:
@@ -451,7 +455,7 @@ class TestSharedDirectories:
         fresh = build_drafter("suffix", sibyl.engine.target)
         LearnedFiles(tmp_path).recall(fresh, ANN)
         (learned,) = fresh.learned()
-        assert learned.state(ANN)["tokens"].tolist() == read_tokens(whole)
+        assert learned.memories[ANN].state()["tokens"].tolist() == read_tokens(whole)
         assert not broken.exists()
 
 

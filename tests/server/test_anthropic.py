@@ -23,7 +23,7 @@ from soothsay import LLM, FinishReason, SamplingParams
 from soothsay.server.access.api_keys import KeyRing, add_key
 from soothsay.server.apis.anthropic.anthropic_bodies import AnthropicRequest
 from soothsay.server.apis.anthropic.anthropic_routes import AnthropicFormat
-from soothsay.server.generation.reply_format import ReplyOptions, TokenTexts
+from soothsay.server.generation.reply_format import TokenTexts
 from soothsay.server.http.api_errors import ApiError
 from soothsay.server.http.bodies import Json
 from soothsay.server.tools.reasoning import ReasoningFormat
@@ -405,7 +405,7 @@ def formatted(parser: Any) -> AnthropicFormat:
 
 def streamed(job: Any, form: AnthropicFormat) -> list[Json]:
     async def all_events() -> list[Json]:
-        return [event async for event in form.stream(job, ReplyOptions())]
+        return [event async for event in form.stream(job)]
 
     return asyncio.run(all_events())
 
@@ -425,7 +425,7 @@ def test_blocks_do_not_depend_on_how_the_answer_was_cut(
     for pieces in cuts(text):
         message = built(streamed(Replayed(said_in(pieces, reason)), formatted(parser)))
         assert said(message)[:3] == (blocks, why, None)
-        collected = formatted(parser).collect(Replayed(said_in(pieces, reason)), ReplyOptions())  # type: ignore[arg-type]
+        collected = formatted(parser).collect(Replayed(said_in(pieces, reason)))  # type: ignore[arg-type]
         assert said(asyncio.run(collected)) == said(message)
 
 

@@ -14,6 +14,7 @@ from soothsay import FinishReason, SpeculationStats, TokenLogprobs
 from soothsay.server.apis.openai.openai_replies import ChatFormat
 from soothsay.server.engines.engine_messages import AnswerUpdate
 from soothsay.server.generation.reply_format import TokenTexts, as_one
+from soothsay.server.generation.request_bodies import ChatRequest
 from soothsay.server.http.bodies import Json
 from soothsay.server.tools.tool_calls import PlainParser, ToolCallParser
 from soothsay.server.tools.tool_readers import HermesParser, Llama3Parser, MistralParser
@@ -77,8 +78,11 @@ def said_in(pieces: Sequence[str], reason: FinishReason, index: int = 0) -> list
     ]
 
 
+BODY = ChatRequest.model_validate({"messages": [{"role": "user", "content": "Hi"}]})
+
+
 def reply(reader: Format) -> ChatFormat:
-    return ChatFormat("it", TokenTexts(None), reader)
+    return ChatFormat("it", TokenTexts(None), BODY, reader)
 
 
 def streamed(reader: Format, updates: Sequence[AnswerUpdate]) -> Heard:

@@ -28,7 +28,6 @@ from soothsay.server.apis.llamacpp.llama_bodies import (
 )
 from soothsay.server.apis.llamacpp.llama_routes import LlamaFormat
 from soothsay.server.fleet.jobs import AnswerProgress
-from soothsay.server.generation.reply_format import ReplyOptions
 from soothsay.server.generation.request_parameters import HEADER
 from soothsay.server.http.json_streams import LINES
 from soothsay.tokenizer import Tokenizer
@@ -117,7 +116,7 @@ def formatted(count: int, reason: FinishReason, **asked: Any) -> dict[str, Any]:
     job.answers = [AnswerProgress(4, 0.0, num_output=count)]
     texts: Any = lambda token: "\u00e9\ufffd"[token % 2]  # noqa: E731
     form = LlamaFormat("it", texts, body, ["it"], 10)
-    reply: Any = asyncio.run(form.collect(job, ReplyOptions()))
+    reply: Any = asyncio.run(form.collect(job))
     return dict(json.loads("".join(LINES.frame(reply))))
 
 

@@ -19,7 +19,7 @@ from tool_cases import Told
 
 from soothsay import FinishReason
 from soothsay.server.apis.ollama.ollama_routes import OllamaChatFormat
-from soothsay.server.generation.reply_format import MakeParser, ReplyOptions, TokenTexts
+from soothsay.server.generation.reply_format import MakeParser, TokenTexts
 from soothsay.server.http.api_errors import ApiError
 from soothsay.server.http.bodies import Json
 from soothsay.server.http.json_streams import EVENTS, LINES
@@ -198,8 +198,8 @@ def replied(text: str, pieces: list[str], parser: MakeParser) -> tuple[list[Json
         updates = [replace(update, logprobs=None) for update in said_in(pieces, FinishReason.STOP)]
         jobs: list[Any] = [Replayed(updates), Replayed(updates)]
         forms = [OllamaChatFormat("it", TokenTexts(None), parser) for _ in jobs]
-        lines = [written(line) async for line in forms[0].stream(jobs[0], ReplyOptions())]
-        return lines, written(await forms[1].collect(jobs[1], ReplyOptions()))
+        lines = [written(line) async for line in forms[0].stream(jobs[0])]
+        return lines, written(await forms[1].collect(jobs[1]))
 
     return asyncio.run(follow())
 
@@ -261,7 +261,7 @@ def test_durations_are_nanoseconds() -> None:
     job: Any = Replayed(said_in(["a", "b"], FinishReason.STOP))
     for update, at in zip(said_in(["a", "b"], FinishReason.STOP), (1.5, 3.5), strict=True):
         job.answers[0].take(update, at)
-    whole = asyncio.run(OllamaChatFormat("it", TokenTexts(None), HermesParser).collect(job, ReplyOptions()))
+    whole = asyncio.run(OllamaChatFormat("it", TokenTexts(None), HermesParser).collect(job))
     names = ("load_duration", "prompt_eval_duration", "eval_duration", "total_duration")
     assert [whole[name] for name in names] == [0, 1_500_000_000, 2_000_000_000, 3_500_000_000]
     assert (whole["prompt_eval_count"], whole["eval_count"]) == (4, 2)

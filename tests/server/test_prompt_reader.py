@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from serving import Running
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
@@ -19,9 +19,9 @@ from soothsay import LLM
 from soothsay.server.apis.llamacpp.llama_bodies import LlamaCompletionRequest
 from soothsay.server.apis.llamacpp.llama_routes import read_prompts
 from soothsay.server.engines.engine_messages import LoadedModel
+from soothsay.server.generation import request_prompts
 from soothsay.server.generation.request_bodies import ChatRequest
-from soothsay.server.generation.request_prompts import CUT, PromptReader
-from soothsay.server.generation.text_bounds import SLICE, TextBound
+from soothsay.server.generation.request_prompts import CUT, PIECE, PromptReader, exceeds
 from soothsay.server.http.api_errors import ApiError
 from soothsay.tokenizer import Tokenizer
 from soothsay.vocabulary.byte_level import byte_text
@@ -53,7 +53,7 @@ def with_bytes(normalizer: Any = None, **options: Any) -> Tokenizer:
     return Tokenizer(backend)
 
 
-BOUNDED: dict[str, Tokenizer] = {
+TOKENIZERS: dict[str, Tokenizer] = {
     "bytes": byte_level(),
     "composed": byte_level(normalizers.NFC()),
     "composed and compatible": byte_level(
@@ -67,8 +67,6 @@ BOUNDED: dict[str, Tokenizer] = {
     "replaced by two": byte_level(normalizers.Replace("aaa", "bc")),
     "fallback": with_bytes(),
     "unknown": with_bytes(byte_fallback=False, unk_token="a"),
-}
-UNBOUNDED: dict[str, Tokenizer] = {
     "dropped": byte_level(cutter=pre_tokenizers.Split(Regex("a+"), "removed")),
     "dropped by a normalizer": byte_level(normalizers.Replace("a", "")),
     "replaced by a pattern": byte_level(normalizers.Replace(Regex("a+"), "b")),
@@ -79,25 +77,27 @@ UNBOUNDED: dict[str, Tokenizer] = {
 }
 
 
-@pytest.mark.parametrize("tokenizer", BOUNDED.values(), ids=BOUNDED)
-@settings(max_examples=60)
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts have many pieces, and none is short."""
+    monkeypatch.setattr(request_prompts, "PIECE", 250)
+    monkeypatch.setattr(request_prompts, "SHORT", 0)
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("tokenizer", TOKENIZERS.values(), ids=TOKENIZERS)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(alphabet="a \n\u0301\u0345\u0391\u0314é😀ffi\u1100\u1161\u11a8", max_size=60))
-def test_no_token_holds_more_than_the_bound(tokenizer: Tokenizer, text: str) -> None:
-    bound = TextBound(tokenizer)
-    assert bound.per_token is not None
+def test_no_text_that_fits_is_refused(tokenizer: Tokenizer, text: str) -> None:
     long = (text * 20, text + "a" * 1000, text * 20 + "Ab \u00e9" * 90, "\u0391\u0314\u0301\u0345" * 200)
     for whole in (text, " " * 64 + text, *long):
-        count = len(tokenizer.encode(whole))
-        assert len(whole) <= bound.per_token * count
-        assert not bound.exceeds(whole, count)
-    assert bound.exceeds("x" * (10 * bound.per_token + 1), 10)
+        assert not exceeds(tokenizer, whole, len(tokenizer.encode(whole)))
 
 
-@pytest.mark.parametrize("tokenizer", UNBOUNDED.values(), ids=UNBOUNDED)
-def test_tokenizers_that_may_drop_characters_have_no_bound(tokenizer: Tokenizer) -> None:
-    bound = TextBound(tokenizer)
-    assert bound.per_token is None
-    assert not bound.exceeds("a" * 1_000_000, 1)
+@pytest.mark.parametrize("name", ["bytes", "composed", "cut", "fallback", "stripped", "dropped"])
+def test_a_text_that_is_too_long_is_refused_whatever_the_tokenizer_drops(name: str) -> None:
+    assert exceeds(TOKENIZERS[name], "x" * 4_000_000, 10_000)
+    assert not exceeds(TOKENIZERS[name], "x" * 10_000, 10_000)
 
 
 @pytest.mark.parametrize(("left", "right"), [(True, True), (True, False), (False, True)])
@@ -107,17 +107,18 @@ def test_a_token_that_takes_the_spaces_beside_it(left: bool, right: bool) -> Non
     text = " " * 5000 * left + "<mask>" + "\n" * 5000 * right
     count = len(tokenizer.encode(text * 2))
     assert count == 2
-    assert not TextBound(tokenizer).exceeds(text * 2, count)
-    assert TextBound(tokenizer).exceeds("x" * 5000, 10)
+    assert not exceeds(tokenizer, text * 2, count)
+    assert exceeds(tokenizer, "x" * 5000, 10)
 
 
 def test_a_tokenizer_that_cuts_texts_off_has_no_bound() -> None:
     tokenizer = byte_level()
     tokenizer.backend.enable_truncation(5)
-    assert TextBound(tokenizer).per_token is None
+    assert not exceeds(tokenizer, "x" * 50_000, 10)
 
 
-@settings(max_examples=60)
+@pytest.mark.usefixtures("small_pieces")
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(alphabet="ab\0\x04 \né", max_size=60))
 def test_bytes_without_a_token_may_stand_between_those_of_one(text: str) -> None:
     letters = [letter for letter in BYTES if letter not in {byte_text(b"\0"), byte_text(b"\x04")}]
@@ -126,30 +127,20 @@ def test_bytes_without_a_token_may_stand_between_those_of_one(text: str) -> None
     backend = Backend(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer = Tokenizer(backend)
-    bound = TextBound(tokenizer)
-    assert bound.per_token is None
     for whole in (text * 20, "a\0b\x04" * 400, text * 9 + "ab" * 900 + text * 9):
-        assert not bound.exceeds(whole, len(tokenizer.encode(whole)))
-    assert not bound.exceeds("ababababc" * 100, 200), "an a after a c may be in a long token"
-    assert not bound.exceeds("\0" * 1_000_000, 1)
-    assert bound.exceeds("a" * 300, 100)
+        assert not exceeds(tokenizer, whole, len(tokenizer.encode(whole)))
+    assert not exceeds(tokenizer, "\0" * 1_000_000, 1)
+    assert exceeds(tokenizer, "a" * 300, 100)
 
 
-def test_characters_that_no_long_token_has_count_more() -> None:
-    bound = TextBound(byte_level())
-    assert bound.per_token == 8
-    assert not bound.exceeds(" " * 790, 100)  # these can be 99 tokens
-    assert bound.exceeds("x" * 300, 100)
-    assert bound.exceeds(" x" * 150, 100)
-    words = "x" * SLICE * 3
-    assert bound.exceeds(words, 2 * SLICE), "all slices count"
-    assert not bound.exceeds(words, 3 * SLICE)
-
-
-def test_characters_at_the_ends_of_slices_may_be_composed_with_others() -> None:
-    tokenizer = byte_level(normalizers.NFC())
-    text = "xxx" + "\u0391\u0314\u0301\u0345" * (SLICE // 2)
-    assert not TextBound(tokenizer).exceeds(text, len(tokenizer.encode(text)))
+def test_tokens_count_and_not_characters() -> None:
+    tokenizer = byte_level()
+    assert not exceeds(tokenizer, " " * 790, 100)  # these are 99 tokens and more
+    assert exceeds(tokenizer, "x" * 300, 100)
+    assert exceeds(tokenizer, " x" * 150, 100)
+    words = "x" * PIECE * 3
+    assert exceeds(tokenizer, words, 3 * PIECE // 2 - 1), "all pieces count"
+    assert not exceeds(tokenizer, words, 3 * PIECE)
 
 
 def test_tokenizing_lets_other_threads_run(sibyl: LLM) -> None:

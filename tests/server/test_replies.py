@@ -19,11 +19,14 @@ from soothsay.server.apis.openai.openai_replies import ChatFormat
 from soothsay.server.engines.engine_messages import AnswerUpdate, RequestOptions
 from soothsay.server.fleet.jobs import AnswerProgress, Job
 from soothsay.server.generation.reply_format import TokenTexts, timings, usage
+from soothsay.server.generation.request_bodies import ChatRequest
 from soothsay.server.http import json_streams as events
 from soothsay.server.http.api_errors import ApiError
 from soothsay.server.http.bodies import Json
 from soothsay.server.http.json_streams import PART, JsonReply
 from soothsay.server.tools.tool_readers import HermesParser
+
+BODY = ChatRequest.model_validate({"messages": [{"role": "user", "content": "Hi"}]})
 
 
 def test_tokens_keep_the_space_they_begin_with() -> None:
@@ -36,7 +39,7 @@ def test_tokens_keep_the_space_they_begin_with() -> None:
 
 
 def test_calls_of_one_answer_are_counted_over_chunks() -> None:
-    reply = ChatFormat("it", TokenTexts(None), HermesParser)
+    reply = ChatFormat("it", TokenTexts(None), BODY, HermesParser)
     call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
     numbers, reasons = [], []
     for text, reason in ((call, None), (call + call, None), ("", FinishReason.STOP)):

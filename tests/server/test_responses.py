@@ -23,7 +23,7 @@ from soothsay.server.apis.openai.responses_bodies import MAX_ECHO, ResponsesRequ
 from soothsay.server.apis.openai.responses_replies import ResponsesFormat
 from soothsay.server.engines.engine_messages import AnswerUpdate
 from soothsay.server.fleet.jobs import AnswerProgress
-from soothsay.server.generation.reply_format import ReplyOptions, TokenTexts, list_logprobs
+from soothsay.server.generation.reply_format import TokenTexts, list_logprobs
 from soothsay.server.http.api_errors import ApiError
 from soothsay.server.http.bodies import Json
 from soothsay.server.http.json_streams import NAMED_EVENTS, EventStream
@@ -398,7 +398,7 @@ def formatted(parser: type[ToolCallParser]) -> ResponsesFormat:
 
 def streamed(job: Any, form: ResponsesFormat) -> list[Json]:
     async def all_events() -> list[Json]:
-        return [event async for event in form.stream(job, ReplyOptions())]
+        return [event async for event in form.stream(job)]
 
     return asyncio.run(all_events())
 
@@ -457,7 +457,7 @@ def test_a_failure_is_the_last_event() -> None:
     async def follow() -> list[Json]:
         seen = []
         try:
-            async for event in form.stream(Replayed(updates, ApiError(500, "broken", "x")), ReplyOptions()):  # type: ignore[arg-type]
+            async for event in form.stream(Replayed(updates, ApiError(500, "broken", "x"))):  # type: ignore[arg-type]
                 seen.append(event)
         except ApiError as error:
             seen.append(form.failure(error))
@@ -482,9 +482,7 @@ def test_a_failure_is_sent_and_the_job_settled() -> None:
         await asyncio.Event().wait()
 
     job: Any = Replayed(said_in(["Hello", ""], FinishReason.STOP)[:1], ApiError(503, "gone", "x"))
-    stream = EventStream(
-        form.stream(job, ReplyOptions()), lambda: sent.append(b"settled"), NAMED_EVENTS, form.failure
-    )
+    stream = EventStream(form.stream(job), lambda: sent.append(b"settled"), NAMED_EVENTS, form.failure)
     scope: Any = {"type": "http", "state": SimpleNamespace()}
     asyncio.run(stream(scope, receive, send))
     assert sent[-1] == b"settled"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,7 +24,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from soothsay.core.arrays import IntArray
 from soothsay.core.grammar import Grammar
-from soothsay.core.tenant import EVERYBODY, Tenant
+from soothsay.core.tenant import EVERYBODY, Tenant, make_room
 from soothsay.core.tree import DraftTree
 from soothsay.errors import RequestError
 from soothsay.tokenizer import Tokenizer
@@ -70,8 +70,7 @@ class Compiled:
 class _Cache:
     """Compiled grammars that answers use, and those used last, at most `KEPT` characters of grammars.
 
-    What is too much goes from the name whose grammars have the most characters, the least recently used
-    first. So nobody can drop the grammars of others. Threads may share a cache.
+    See `make_room`. Threads may share a cache.
     """
 
     def __init__(self) -> None:
@@ -94,14 +93,7 @@ class _Cache:
     def _keep(self, tenant: Tenant, grammar: Grammar, compiled: Compiled) -> None:
         self._kept[tenant, grammar] = compiled
         self._kept.move_to_end((tenant, grammar))
-        sizes = Counter[str]()
-        for owner, one in self._kept:
-            sizes[owner.name] += max(len(one.source), LEAST_SIZE)
-        while sizes.total() > KEPT:
-            [(name, _)] = sizes.most_common(1)
-            owner, one = next(key for key in self._kept if key[0].name == name)
-            sizes[name] -= max(len(one.source), LEAST_SIZE)
-            del self._kept[owner, one]
+        make_room(self._kept, KEPT, lambda key: key[0].name, lambda key: max(len(key[1].source), LEAST_SIZE))
 
 
 class Grammars:

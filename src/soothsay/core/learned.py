@@ -1,44 +1,35 @@
-"""What drafters learn from requests, seen as something that can be kept: the ground type."""
+"""What drafters learn from requests, as arrays that can be kept. They may come from a stranger."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
-from soothsay.core.tenant import Tenant
+from soothsay.errors import DrafterError
 
 State = Mapping[str, npt.NDArray[Any]]
-"""Arrays by name. What they mean is known to the `Learned` that made them."""
+"""Arrays by name. What they mean is known to the drafter that made them."""
 
 
-class Learned(Protocol):
-    """What a drafter has learned from the requests of each tenant.
+def read_arrays(kind: str, state: State, **forms: tuple[str, int]) -> list[npt.NDArray[Any]]:
+    """Copies of a state's arrays.
 
-    Attributes:
-        kind: names the form of the state, such as "suffix". It is a part of file names.
-        identity: whatever the state would be wrong without, such as the vocabulary. States of another
-            identity are not restored.
+    Args:
+        kind: of the state.
+        state: may come from a stranger.
+        forms: the type and the number of dimensions of each array, by name.
+
+    Raises `DrafterError` if an array is missing or has another form.
     """
+    arrays = [state.get(name, np.empty(())) for name in forms]
+    check_kept(kind, [(array.dtype.name, array.ndim) for array in arrays] == [*forms.values()])
+    return [array.astype(dtype) for array, (dtype, _) in zip(arrays, forms.values(), strict=True)]
 
-    @property
-    def kind(self) -> str: ...  # noqa: D102
 
-    @property
-    def identity(self) -> str: ...  # noqa: D102
-
-    def tenants(self) -> Iterable[Tenant]:
-        """The tenants that something is known of."""
-
-    def state(self, tenant: Tenant) -> State:
-        """What was learned from a tenant's requests, as arrays. Empty: nothing."""
-
-    def restore(self, tenant: Tenant, state: State) -> None:
-        """Take over what `state` returned, in addition to what is known of the tenant.
-
-        Several engines may have learned from a tenant, and parts of it the same: nothing counts twice. Where
-        not all fits, the older part makes room. Arrays may come from a stranger, so all are checked first.
-
-        Raises `DrafterError` if an array is missing or impossible. Then nothing has changed.
-        """
+def check_kept(kind: str, possible: bool) -> None:
+    """Raise `DrafterError` for a state that is not possible."""
+    if not possible:
+        raise DrafterError(f"{kind}: what was kept is damaged, or was made with other options")

@@ -146,12 +146,10 @@ class SamplingParams:
     verifier: str = "match"
 
     def __post_init__(self) -> None:
-        for name in ("stop", "bad_words", "stop_token_ids"):
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, ())
         for name in ("stop", "bad_words"):
-            if isinstance(text := getattr(self, name), str):
-                object.__setattr__(self, name, (text,))
+            object.__setattr__(self, name, _texts(name, getattr(self, name)))
+        if self.stop_token_ids is None:
+            object.__setattr__(self, "stop_token_ids", ())
         for name, bounds in BOUNDS.items():
             object.__setattr__(self, name, bounds.accept(name, getattr(self, name)))
         object.__setattr__(self, "top_p", max(self.top_p, MIN_TOP_P))
@@ -170,11 +168,6 @@ class SamplingParams:
         if not isinstance(self.verifier, str) or self.verifier not in VERIFIERS:
             known = ", ".join(VERIFIERS)
             raise RequestError(f"verifier={_shown(self.verifier)} is not known; choose from {known}")
-        for name in ("stop", "bad_words"):
-            value = getattr(self, name)
-            texts = value if isinstance(value, Collection) else [None]
-            if not all(isinstance(text, str) and text for text in texts):
-                raise RequestError(f"{name}={_shown(value)} is not possible: give strings that are not empty")
 
     @property
     def rule(self) -> Verifier:
@@ -225,6 +218,14 @@ class SamplingParams:
                     raise RequestError(
                         f"{name} names token {token}; this model has tokens 0 to {vocab_size - 1}"
                     )
+
+
+def _texts(name: str, value: Any) -> Collection[str]:
+    """A text, or a collection of texts, as a collection. None: there are none."""
+    texts = () if value is None else (value,) if isinstance(value, str) else value
+    if not isinstance(texts, Collection) or not all(isinstance(text, str) and text for text in texts):
+        raise RequestError(f"{name}={_shown(value)} is not possible: give strings that are not empty")
+    return texts
 
 
 def _flag(name: str, value: Any) -> bool:

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from soothsay.core.answer import AnswerText, FinishReason, Piece, SpeculationSta
 from soothsay.core.arrays import IntArray
 from soothsay.core.bad_sequences import BadSequences
 from soothsay.core.constraint import Constraint
-from soothsay.core.learned import Learned
 from soothsay.core.params import SamplingParams
 from soothsay.core.scores import PromptScores
 from soothsay.core.tenant import EVERYBODY, Tenant, block_digest
@@ -306,7 +305,7 @@ class RequestDrafter(Protocol):
 
     def release(self, request: Request) -> None: ...  # noqa: D102
 
-    def learned(self) -> Sequence[Learned]: ...  # noqa: D102
+    def learned(self) -> Sequence[Any]: ...  # noqa: D102
 
     def study(self) -> bool: ...  # noqa: D102
 

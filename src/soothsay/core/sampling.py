@@ -15,17 +15,15 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from soothsay.core.arrays import FloatArray, IntArray
-from soothsay.core.bad_sequences import BadSequences
-from soothsay.core.constraint import Constraint
+from soothsay.core.arrays import FloatArray
 from soothsay.core.noise import noise_key
 from soothsay.core.params import SamplingParams
+from soothsay.core.request import Request
 from soothsay.core.sampling_ops import Draws, SampledRows, SamplingOps
 from soothsay.core.transfer import upload
 from soothsay.core.tree import DraftTree
@@ -39,26 +37,11 @@ DRAFTING, VERIFYING = 1, 2
 with every step; decisions of drafting are keyed by the node too."""
 
 
-class Sampled(Protocol):
-    """What sampling needs from a request."""
-
-    params: SamplingParams
-    seed: int
-    num_prompt: int
-    end_tokens: frozenset[int]
-    constraint: Constraint | None
-    bad_sequences: BadSequences | None
-
-    @property
-    def tokens(self) -> IntArray:
-        """Committed tokens, the prompt's first."""
-
-
 @dataclass(frozen=True, slots=True)
 class Nodes:
     """Nodes of a request's tree, one for each row of logits. The root is its last committed token."""
 
-    request: Sampled
+    request: Request
     tree: DraftTree
     indices: Sequence[int]
 

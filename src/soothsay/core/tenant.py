@@ -9,10 +9,11 @@ import hashlib
 import json
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from soothsay.core.arrays import IntArray
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 MAX_TENANTS = 32
@@ -38,8 +39,8 @@ EVERYBODY = Tenant()
 class PerTenant(Generic[T]):
     """One value for each tenant, made when it is first asked for.
 
-    Keeps at most `MAX_TENANTS` values. A further tenant replaces the least recently used one of the name with
-    the most values. So nobody can drop the values of others by making up salts.
+    Keeps at most `MAX_TENANTS` values, see `make_room`. So nobody can drop the values of others by making up
+    salts.
 
     Args:
         make: returns the first value of a tenant.
@@ -66,14 +67,34 @@ class PerTenant(Generic[T]):
         return value
 
     def __setitem__(self, tenant: Tenant, value: T) -> None:
-        if tenant not in self._values and len(self._values) >= MAX_TENANTS:
-            self._drop_one()
         self._values[tenant] = value
+        make_room(self._values, MAX_TENANTS, lambda one: one.name)
 
-    def _drop_one(self) -> None:
-        counts = Counter(tenant.name for tenant in self._values)
-        most = max(counts.values())
-        del self._values[next(tenant for tenant in self._values if counts[tenant.name] == most)]
+
+def make_room(
+    values: OrderedDict[K, Any],
+    most: int,
+    name_of: Callable[[K], str],
+    size: Callable[[K], int] = lambda _: 1,
+) -> None:
+    """Drop values until their sizes are `most` together, the oldest of the name with the most first.
+
+    So nobody can drop the values of others.
+
+    Args:
+        values: the oldest first; is changed.
+        most: limit of the sum of sizes.
+        name_of: whose a value is, by its key.
+        size: of a value, by its key.
+    """
+    sizes = Counter[str]()
+    for key in values:
+        sizes[name_of(key)] += size(key)
+    while sizes.total() > most:
+        [(name, _)] = sizes.most_common(1)
+        oldest = next(key for key in values if name_of(key) == name)
+        sizes[name] -= size(oldest)
+        del values[oldest]
 
 
 def block_digest(parent: bytes, tokens: IntArray) -> bytes:

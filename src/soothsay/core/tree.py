@@ -107,6 +107,17 @@ class DraftTree:
             parent = self.add(parent, int(token), log_prob)
         return parent
 
+    def include(self, other: DraftTree) -> list[int]:
+        """Add the nodes of a tree with the same root. A node of both keeps its better score.
+
+        Returns the node of this tree for each node of the other one.
+        """
+        nodes, scores = [0], other.scores
+        for node in range(1, len(other)):
+            parent = other.parents[node]
+            nodes.append(self.add(nodes[parent], other.tokens[node], scores[node] - scores[parent]))
+        return nodes
+
     def append_nodes(self, tokens: Sequence[int], parents: Sequence[int], scores: Sequence[float]) -> None:
         """Append nodes in bulk to a tree that has only its root. Scores obey the class invariants.
 
@@ -143,6 +154,20 @@ class DraftTree:
                 break
             nodes.append(node)
         return nodes
+
+    def places_in(self, other: DraftTree, nodes: Iterable[int]) -> dict[int, int]:
+        """The nodes of another tree that spell the same as nodes of this one, for those that it has.
+
+        A node comes after its parent, unless that is the root. The trees have the same root.
+        """
+        places = {0: 0}
+        for node in nodes:
+            above = places.get(self.parents[node])
+            place = None if above is None else other.children[above].get(self.tokens[node])
+            if place is not None:
+                places[node] = place
+        del places[0]
+        return places
 
     def paths(self) -> list[list[int]]:
         """One path for each leaf, from the root, in order of the leaves' numbers. A lone root is a leaf."""

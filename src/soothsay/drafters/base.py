@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from soothsay.config import EngineConfig
 from soothsay.core.cache import KVPool
-from soothsay.core.learned import Learned
+from soothsay.core.learned import State
 from soothsay.core.request import Observation, Request
+from soothsay.core.tenant import PerTenant, Tenant
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.ops.draft_ops import DraftOps
 from soothsay.errors import DrafterError
@@ -149,7 +150,7 @@ class Drafter(ABC):
         """
         return False
 
-    def learned(self) -> Sequence[Learned]:
+    def learned(self) -> Sequence[RememberingDrafter[Any]]:
         """What it learns from requests and can be kept across restarts. Most drafters: nothing."""
         return ()
 
@@ -201,6 +202,58 @@ class ReadingDrafter(Drafter):
     @abstractmethod
     def catch_up(self, requests: Sequence[Request]) -> None:
         """Read these tokens."""
+
+
+class Memory(Protocol):
+    """What a drafter has learned from one tenant's requests."""
+
+    def state(self) -> State:
+        """The memory as arrays. Empty: nothing."""
+
+    def merge(self, other: Any) -> None:
+        """Take over what another memory has.
+
+        Several engines may have learned from a tenant, and parts of it the same: nothing counts twice. Where
+        not all fits, the older part makes room.
+        """
+
+
+AnyMemory = TypeVar("AnyMemory", bound=Memory)
+
+
+class RememberingDrafter(Drafter, Generic[AnyMemory]):
+    """A drafter that has a memory for each tenant, which can be kept across restarts.
+
+    Attributes:
+        kind: names the form of the states, such as "suffix". It is a part of file names.
+        form: whatever a state would be wrong without, besides the vocabulary.
+        memories: each tenant's.
+    """
+
+    kind: str
+    form: object = ""
+    memories: PerTenant[AnyMemory]
+
+    @abstractmethod
+    def restored(self, state: State) -> AnyMemory:
+        """The inverse of `Memory.state`. Arrays may come from a stranger.
+
+        Raises `DrafterError` if an array is missing or impossible.
+        """
+
+    @cached_property
+    def identity(self) -> str:
+        """The vocabulary and the form. States of another identity are not restored."""
+        return f"{self.target.vocabulary} {self.form}".strip()
+
+    def learned(self) -> Sequence[RememberingDrafter[Any]]:
+        """The drafter itself."""
+        return (self,)
+
+    def restore(self, tenant: Tenant, state: State) -> None:
+        """Add a state to a tenant's memory. Raises `DrafterError` as `restored`. Then nothing has changed."""
+        restored = self.restored(state)
+        self.memories[tenant].merge(restored)
 
 
 class NoDrafter(Drafter):

@@ -1,6 +1,6 @@
 """Files of what drafters have learned: written atomically, read with distrust.
 
-A file holds the state of one `Learned` for one tenant, as safetensors. Its name has digests of the state's
+A file holds the state of one drafter for one tenant, as safetensors. Its name has digests of the state's
 identity and of the tenant, so models and tenants stay apart. It does not tell who the tenant is.
 
 Several processes may share a directory, such as the engines of a server. Each writes files of its own, and
@@ -26,13 +26,16 @@ import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from soothsay.core.learned import Learned, State
+from soothsay.core.learned import State
 from soothsay.core.request import RequestDrafter
 from soothsay.core.tenant import Tenant
+from soothsay.drafters.base import RememberingDrafter
 from soothsay.errors import DrafterError
 from soothsay.files import user_path, write_bytes
 
 log = logging.getLogger("soothsay.drafters")
+
+Remembering = RememberingDrafter[Any]
 
 FORMAT = "soothsay learned 1"
 """What all files say that they are. The last word is the version."""
@@ -117,7 +120,7 @@ class LearnedFiles:
     def __init__(self, directory: str | os.PathLike[str]):
         self.directory = user_path(directory)
         # what drafters have read: by the begin of the names, files and the times of their last changes
-        self._read: WeakKeyDictionary[Learned, dict[str, dict[Path, int]]] = WeakKeyDictionary()
+        self._read: WeakKeyDictionary[Remembering, dict[str, dict[Path, int]]] = WeakKeyDictionary()
         try:
             self.directory.mkdir(0o700, parents=True, exist_ok=True)
             with os.scandir(self.directory):
@@ -134,7 +137,7 @@ class LearnedFiles:
         A file that cannot be used is set aside under another name, and logged.
         """
         for learned in drafter.learned():
-            if tenant not in learned.tenants():
+            if tenant not in learned.memories:
                 name = _name(learned, tenant)
                 parts = self._parts(name)
                 read = {path: changed for path, changed in parts if self._restore(learned, tenant, path)}
@@ -151,7 +154,7 @@ class LearnedFiles:
                 found.append((path, path.stat().st_mtime_ns))
         return sorted(found, key=lambda part: part[1])[-MAX_PARTS:]
 
-    def _restore(self, learned: Learned, tenant: Tenant, path: Path) -> bool:
+    def _restore(self, learned: Remembering, tenant: Tenant, path: Path) -> bool:
         """Take over a file. Returns whether it could be used."""
         try:
             learned.restore(tenant, read_learned(path, learned.kind, learned.identity))
@@ -170,11 +173,11 @@ class LearnedFiles:
 
         Raises `DrafterError` if something cannot be written. Everything else is written then.
         """
-        states: dict[str, tuple[Learned, State]] = {}
+        states: dict[str, tuple[Remembering, State]] = {}
         for drafter in drafters:
             for learned in drafter.learned():
-                for tenant in list(learned.tenants()):
-                    name, state = _name(learned, tenant), learned.state(tenant)
+                for tenant in list(learned.memories):
+                    name, state = _name(learned, tenant), learned.memories[tenant].state()
                     least = _size(states[name][1]) if name in states else LEAST_BYTES - 1
                     if _size(state) > least:
                         states[name] = learned, state
@@ -203,7 +206,7 @@ class LearnedFiles:
         """This process, in names of files. Made at the first save: engines may be forks of one process."""
         return secrets.token_hex(4)
 
-    def _remove_read(self, learned: Learned, name: str, own: Path) -> None:
+    def _remove_read(self, learned: Remembering, name: str, own: Path) -> None:
         """Remove the files of other processes that `own` contains, unless they have changed meanwhile."""
         for path, changed in self._read.get(learned, {}).pop(name, {}).items():
             with suppress(OSError):
@@ -223,7 +226,7 @@ class LearnedFiles:
             total -= about.st_size
 
 
-def _name(learned: Learned, tenant: Tenant) -> str:
+def _name(learned: Remembering, tenant: Tenant) -> str:
     """The begin of the names of a state's files."""
     identity = hashlib.blake2b(learned.identity.encode(), digest_size=6).hexdigest()
     return f"{learned.kind}-{identity}-{tenant.digest.hex()}"

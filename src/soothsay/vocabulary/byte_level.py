@@ -39,6 +39,9 @@ _UNPRINTABLE = {
 }
 """Bytes that stand for no printable character of Latin-1, and the characters in their place."""
 
+BYTE_LETTERS = {byte_text(bytes([byte])): byte for byte in range(256)}
+"""The byte that each character stands for."""
+
 
 MAX_TOKENS = 2**20
 """Limit of tokens. Mistral's files list 150,000."""

@@ -30,7 +30,6 @@ from soothsay.drafters.control.forecast import (
     ProbeSchedule,
     Reliability,
     SharedForecast,
-    StartInterval,
     shortest_interval,
     start_gains,
 )
@@ -86,19 +85,22 @@ def test_the_shortest_interval_is_a_power_of_two(price: float, steps: int) -> No
 
 
 def test_probes_that_do_not_pay_back_off() -> None:
-    schedule, start, step = ProbeSchedule(), StartInterval(), 0
+    known, step = forecast([0.7, 1.2]), 0
+    schedule, shared = known.probes, known.shared
     intervals = []
     for _ in range(8):
-        schedule.record(step, pays=False, loss=0.032)
-        start.record(schedule.pays, loss=0.032)
+        known.record_added(step, 0.0, 1.0, loss=0.032)
         assert schedule.next_step > step
         assert schedule.next_step % schedule.interval == 0
         intervals.append(schedule.interval)
         step = schedule.next_step
     assert intervals == [4, 8, 16, 32, *[4 * MAX_BACK_OFF] * 4]
-    assert start.interval == 4 * NEW_REQUEST_BACK_OFF
-    schedule.record(step, pays=True, loss=0.032)
+    assert shared.start_interval == 4 * NEW_REQUEST_BACK_OFF
+    new = shared.new_forecast(step + 1).probes
+    assert (new.interval, new.next_step) == (shared.start_interval, step + shared.start_interval)
+    known.record_added(step, 2.0, 1.0, loss=0.032)
     assert schedule.pays
+    assert shared.new_forecast(step).probes.pays
 
 
 def test_a_drafter_that_nearly_pays_is_asked_again_soon() -> None:

@@ -209,7 +209,7 @@ def test_tokens_that_nobody_knows_may_be_drawn_too(sibyl: LLM) -> None:
     """Each of thirty tokens came once, and some are looked at. They are not all that may come."""
     drafter = Learning(learning_target(sibyl), Saying([]))
     for token in range(100, 130):
-        drafter.experiences[EVERYBODY].counts.read([1, 2], [token])
+        drafter.memories[EVERYBODY].counts.read([1, 2], [token])
     certain = []
     for seed in range(20):
         request = Request([1, 2], SAMPLED, seed=seed, limit=9, drafter=drafter)
@@ -237,7 +237,7 @@ class TestWhatIsLearned:
         assert said(again) == said(first)
         assert (first.stats.steps, first.stats.accepted) == (24, 0)
         assert again.stats.steps < 12
-        trust = drafter.experiences[self.ANYONE].trust[False]
+        trust = drafter.memories[self.ANYONE].trust[False]
         assert trust.rate(Opinion(bin_of(0.5), SILENT)) < 0.3
         assert again.traces is not None
         authors = {name for trace in again.traces for name in trace.authors if name}
@@ -258,7 +258,7 @@ class TestWhatIsLearned:
             request = answered(sibyl, drafter, PROMPTS[0], GREEDY, Tenant("ann"))
             assert request.stats.steps == 24
             assert not drafter.study()
-        assert Tenant("ann") not in drafter.experiences
+        assert Tenant("ann") not in drafter.memories
 
     def test_a_long_answer_is_read_as_if_in_one_piece(self, drafter: Learning) -> None:
         prompt, answer = [*range(100, 110)], [*range(3 * PIECE)]
@@ -269,7 +269,7 @@ class TestWhatIsLearned:
             pass
         whole = Experience(1000)
         whole.counts.read(prompt, answer)
-        state = drafter.state(self.ANYONE)
+        state = drafter.memories[self.ANYONE].state()
         assert all(np.array_equal(array, state[name]) for name, array in whole.state().items())
 
     def test_an_answer_that_has_not_ended_teaches_nothing(self, drafter: Learning) -> None:
@@ -277,7 +277,7 @@ class TestWhatIsLearned:
         request.emit([4, 5, 6])
         drafter.release(request)
         assert not drafter.study()
-        assert not [*drafter.tenants()]
+        assert not [*drafter.memories]
 
     def test_reset_forgets(self, sibyl: LLM, drafter: Learning) -> None:
         first = answered(sibyl, drafter, PROMPTS[0], GREEDY, self.ANYONE)
@@ -289,7 +289,7 @@ class TestWhatIsLearned:
         answered(sibyl, drafter, PROMPTS[0], GREEDY, self.ANYONE)
         while drafter.study():
             pass
-        state = {name: array.copy() for name, array in drafter.state(self.ANYONE).items()}
+        state = {name: array.copy() for name, array in drafter.memories[self.ANYONE].state().items()}
         again = answered(sibyl, drafter, PROMPTS[0], GREEDY, self.ANYONE).stats
         other = Learning(drafter.target, Saying([8000, 8001]))
         other.restore(self.ANYONE, state)
@@ -303,7 +303,7 @@ class TestWhatIsLearned:
                 part.trust[False].record(Opinion(2, 3), number == 1)
         for part in (*parts, *reversed(parts)):  # again: nothing counts twice
             drafter.restore(self.ANYONE, part.state())
-        joined = drafter.experiences[self.ANYONE]
+        joined = drafter.memories[self.ANYONE]
         followers, *_ = joined.counts.followers((1,))
         assert dict(followers) == {2: 2, 3: 1}
         assert joined.trust[False].rate(Opinion(2, 3)) == parts[1].trust[False].rate(Opinion(2, 3))

@@ -65,11 +65,11 @@ def test_counts_are_those_of_brute_force_however_the_text_comes(seed: int) -> No
         for size in range(2, order + 1):
             expected.update(tuple(text[i : i + size]) for i in range(len(text) - size + 1))
     contexts = {gram[:-1] for gram in expected}
-    assert len(drafter.counts[EVERYBODY]) == len(contexts)
+    assert len(drafter.memories[EVERYBODY]) == len(contexts)
     for context in contexts:
         after = {gram[-1]: count for gram, count in expected.items() if gram[:-1] == context}
-        assert known(drafter.counts[EVERYBODY], context) == after
-        followers = drafter.counts[EVERYBODY].followers(context)
+        assert known(drafter.memories[EVERYBODY], context) == after
+        followers = drafter.memories[EVERYBODY].followers(context)
         assert (followers.total, followers.distinct) == (sum(after.values()), len(after))
 
 

@@ -77,28 +77,28 @@ def test_all_nodes_fill_the_matrix_and_of_equal_tokens_the_accepted_one_stays(ta
     show(drafter, request_of(drafter, [1, 2, 3]), tree, logits)
     for node, token in enumerate(tree.tokens):
         expected = logits[right if node == also else node].topk(4)
-        assert drafter.successors[EVERYBODY].tokens[token].tolist() == expected.indices.tolist()
+        assert drafter.memories[EVERYBODY].tokens[token].tolist() == expected.indices.tolist()
         log_probs = expected.values.log_softmax(-1).numpy()
-        assert np.allclose(drafter.successors[EVERYBODY].log_probs[token], log_probs, atol=2e-2, rtol=1e-2)
-    assert (drafter.successors[EVERYBODY].log_probs[[0, 1, 2, 40]] == -np.inf).all()
+        assert np.allclose(drafter.memories[EVERYBODY].log_probs[token], log_probs, atol=2e-2, rtol=1e-2)
+    assert (drafter.memories[EVERYBODY].log_probs[[0, 1, 2, 40]] == -np.inf).all()
     drafter.reset()
-    assert (drafter.successors[EVERYBODY].log_probs == -np.inf).all()
+    assert (drafter.memories[EVERYBODY].log_probs == -np.inf).all()
 
 
 def test_what_was_read_stands_in_for_what_was_not_thought(target: Target) -> None:
     drafter = Recycling(target, branch=4)
     fill(drafter, [5])
-    known = drafter.successors[EVERYBODY].tokens[5].tolist()
+    known = drafter.memories[EVERYBODY].tokens[5].tolist()
     request = request_of(drafter, [5, 6, 7, 5])
     (tree,) = drafter.propose([request])
-    assert drafter.successors[EVERYBODY].tokens[5].tolist() == known, "logits know better"
-    assert [drafter.successors[EVERYBODY].tokens[token, 0] for token in (6, 7)] == [7, 5]
+    assert drafter.memories[EVERYBODY].tokens[5].tolist() == known, "logits know better"
+    assert [drafter.memories[EVERYBODY].tokens[token, 0] for token in (6, 7)] == [7, 5]
     request = request_of(drafter, [8, 9])
     (tree,) = drafter.propose([request])
     assert len(tree) == 1, "nothing follows 9 yet"
     request.emit([8, 60])
     (tree,) = drafter.propose([request])
-    assert (drafter.successors[EVERYBODY].tokens[9, 0], drafter.successors[EVERYBODY].tokens[8, 0]) == (
+    assert (drafter.memories[EVERYBODY].tokens[9, 0], drafter.memories[EVERYBODY].tokens[8, 0]) == (
         8,
         9,
     ), "what came first stays"
@@ -119,8 +119,8 @@ def walks(
         if len(path) == depth:
             return
         tokens, log_probs = (
-            drafter.successors[EVERYBODY].tokens[token],
-            torch.from_numpy(drafter.successors[EVERYBODY].log_probs[token]).float(),
+            drafter.memories[EVERYBODY].tokens[token],
+            torch.from_numpy(drafter.memories[EVERYBODY].log_probs[token]).float(),
         )
         if params.temperature > 0:
             key = torch.tensor([noise_key(request.seed, len(request.tokens) + len(path))])
@@ -163,8 +163,8 @@ def test_trees_by_rank_are_the_best_templates(params: SamplingParams, kind: str,
     if kind == "measured":
         for _ in range(40):
             fill(drafter, range(VOCAB), seed=0)  # what is likeliest comes again and again
-        assert drafter.successors[EVERYBODY].acceptance.rates[0][0] > 0.6
-    rates = drafter.successors[EVERYBODY].acceptance.rates
+        assert drafter.memories[EVERYBODY].acceptance.rates[0][0] > 0.6
+    rates = drafter.memories[EVERYBODY].acceptance.rates
     for root in range(0, 40, 7):
         request = request_of(drafter, [root], params)
         (tree,) = drafter.propose([request])

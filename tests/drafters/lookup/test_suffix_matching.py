@@ -282,7 +282,7 @@ class TestStore:
         }
         twice = Suffix(TARGET, memory=400, store=tmp_path / "again")
         restored = Suffix(TARGET, memory=400)
-        restored.restore(EVERYBODY, drafter.state(EVERYBODY))
+        restored.restore(EVERYBODY, drafter.memories[EVERYBODY].state())
         for text in texts:
             for one, other in ((drafter, restored), (once, twice)):
                 tree, same = propose(one, *text[:7]), propose(other, *text[:7])
@@ -300,7 +300,7 @@ class TestStore:
         drafter = Suffix(TARGET)
         hear(drafter, [1, 2, 3], [4, 5, 6], [7, 8, 9])
         small = Suffix(TARGET, memory=6)
-        small.restore(EVERYBODY, drafter.state(EVERYBODY))
+        small.restore(EVERYBODY, drafter.memories[EVERYBODY].state())
         assert [len(says(propose(small, first))[0]) for first in (1, 4, 7)] == [0, 2, 2]
 
     def test_an_empty_one_is_possible(self, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from soothsay import LLM, DrafterError, DraftTree, SamplingParams, Target, Token
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.request import Request
 from soothsay.drafters.models.draft_model import DraftModel
-from soothsay.drafters.models.translation import TokenTexts, Translation
+from soothsay.drafters.models.translation import TokenBytes, Translation
 from soothsay.drafters.models.universal import DraftView, UniversalDraftModel, written_chain
 from soothsay.drafters.registry import build_drafter
 from soothsay.model.transformer import Transformer
@@ -115,7 +115,7 @@ TEXTS = [
 class TestPieces:
     @pytest.mark.parametrize("kind", KINDS)
     def test_it_writes_any_bytes(self, kind: str, made: dict[str, Tokenizer]) -> None:
-        pieces, rng = TokenTexts(made[kind]), np.random.default_rng(0)
+        pieces, rng = TokenBytes(made[kind]), np.random.default_rng(0)
         for text in TEXTS:
             said = text.encode()
             assert pieces.join(pieces.encode(said)) == said
@@ -128,14 +128,14 @@ class TestPieces:
 
     @pytest.mark.parametrize("kind", ["english", "german"])
     def test_it_cuts_text_as_the_tokenizer_does(self, kind: str, made: dict[str, Tokenizer]) -> None:
-        pieces = TokenTexts(made[kind])
+        pieces = TokenBytes(made[kind])
         for text in TEXTS:
             assert pieces.encode(text.encode()) == made[kind].encode(text)
             assert pieces.is_usual(made[kind].encode(text))
 
     @pytest.mark.parametrize("kind", ["with a space in front", "sentencepiece"])
     def test_no_space_is_put_in_front(self, kind: str, made: dict[str, Tokenizer]) -> None:
-        pieces = TokenTexts(made[kind])
+        pieces = TokenBytes(made[kind])
         with_space = made[kind].encode("the the", special=False)
         assert pieces.join(with_space) == b" the the"
         assert pieces.encode(b" the the") == with_space
@@ -148,7 +148,7 @@ class TestPieces:
         vocabulary = {token: i for i, token in enumerate([*alphabet, "bc", "ab"])}
         backend = Backend(models.BPE(vocabulary, [("b", "c"), ("a", "b")]))
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-        pieces = TokenTexts(Tokenizer(backend))
+        pieces = TokenBytes(Tokenizer(backend))
         assert [pieces.bytes[token] for token in pieces.encode(b"abc abc")] == [
             b"a",
             b"bc",
@@ -159,7 +159,7 @@ class TestPieces:
         assert [pieces.bytes[token] for token in pieces.spell(b"abc")] == [b"ab", b"c"]
 
     def test_other_ways_to_cut_are_not_usual(self, made: dict[str, Tokenizer]) -> None:
-        pieces = TokenTexts(made["english"])
+        pieces = TokenBytes(made["english"])
         letters = [pieces.ids[bytes([byte])] for byte in b" the"]
         assert len(pieces.encode(b" the")) == 1
         assert not pieces.is_usual(letters)
@@ -168,21 +168,21 @@ class TestPieces:
         assert pieces.is_usual(fox[1:]), "the rest of a character does not count"
 
     def test_special_tokens_are_no_text(self, made: dict[str, Tokenizer]) -> None:
-        pieces = TokenTexts(made["english"])
+        pieces = TokenBytes(made["english"])
         assert pieces.special.keys() == {b"<|end|>", b"<|user|>"}
         assert not pieces.special.keys() & pieces.ids.keys()
         assert pieces.token(b"<|end|>", special=True) is not None
         assert pieces.token(b"<|end|>", special=False) is None
 
     def test_what_goes_before_a_text(self, made: dict[str, Tokenizer]) -> None:
-        assert [TokenTexts(made[kind]).first for kind in ("english", "sentencepiece")] == [[], [1]]
+        assert [TokenBytes(made[kind]).first for kind in ("english", "sentencepiece")] == [[], [1]]
 
     def test_a_byte_that_is_a_token_too_is_written_as_that(self, made: dict[str, Tokenizer]) -> None:
-        assert TokenTexts(made["sentencepiece"]).ids[b"A"] == 2 + 256 + 14
+        assert TokenBytes(made["sentencepiece"]).ids[b"A"] == 2 + 256 + 14
 
     def test_a_tokenizer_without_bytes_is_refused(self) -> None:
         with pytest.raises(DrafterError, match="has no tokens for single bytes"):
-            TokenTexts(Tokenizer(Backend(models.WordLevel({"?": 0, "one": 1}, unk_token="?"))))
+            TokenBytes(Tokenizer(Backend(models.WordLevel({"?": 0, "one": 1}, unk_token="?"))))
 
 
 LACKING = {"\u0104": 0x04, "\u011f": 0x1F, "\xc0": 0xC0, "\xc1": 0xC1, "\xf1": 0xF1, "\xff": 0xFF}
@@ -202,7 +202,7 @@ def lacking(text: str = ENGLISH) -> Tokenizer:
 
 class TestBytesWithoutATokens:
     def test_they_are_left_out_of_what_is_written(self) -> None:
-        pieces, rng = TokenTexts(lacking()), np.random.default_rng(0)
+        pieces, rng = TokenBytes(lacking()), np.random.default_rng(0)
         for text in TEXTS:
             said = text.encode()
             assert pieces.join(pieces.encode(said)) == said

@@ -24,7 +24,6 @@ from soothsay.server.fleet.engine_fleet import (
     GROW_AFTER,
     SHRINK_AFTER,
     Bounds,
-    Crowd,
     Fleet,
     Scaler,
 )
@@ -51,52 +50,56 @@ def test_the_command_line_names_its_option() -> None:
         PlacementOptions("3:1").bounds()
 
 
+Crowd = tuple[int, int, float]
+"""Engines that are to stay, those of them that serve, and their work."""
+
+
 def times(seconds: float) -> Iterator[float]:
     return iter([step / 4 for step in range(int(seconds * 4) + 2)])
 
 
 def size_after(scaler: Scaler, crowd: Crowd, seconds: float) -> int:
     """The last of the sizes while nothing changes. `GROW_AFTER` and `SHRINK_AFTER` are after it."""
-    return [scaler.size(crowd, now) for now in times(seconds)][-1]
+    return [scaler.size(*crowd, now) for now in times(seconds)][-1]
 
 
 def test_full_engines_get_another_one_and_not_before_its_time() -> None:
-    crowd = Crowd(2, 2, 2 * FULL + 0.01)
+    crowd = (2, 2, 2 * FULL + 0.01)
     assert size_after(Scaler(Bounds(1, 4)), crowd, GROW_AFTER - 0.5) == 2
     scaler = Scaler(Bounds(1, 4))
-    sizes = [scaler.size(crowd, now) for now in times(2 * GROW_AFTER)]
+    sizes = [scaler.size(*crowd, now) for now in times(2 * GROW_AFTER)]
     assert sizes.count(3) == 2, "then the time begins anew"
-    assert size_after(Scaler(Bounds(1, 4)), Crowd(2, 2, 2 * FULL), 100) == 2
+    assert size_after(Scaler(Bounds(1, 4)), (2, 2, 2 * FULL), 100) == 2
     assert size_after(Scaler(Bounds(1, 2)), crowd, GROW_AFTER) == 2, "bounds"
 
 
 def test_no_engine_is_added_while_one_loads() -> None:
     scaler = Scaler(Bounds(1, 4))
-    assert {scaler.size(Crowd(2, 1, 5.0), now) for now in times(100)} == {2}
+    assert {scaler.size(2, 1, 5.0, now) for now in times(100)} == {2}
 
 
 def test_an_engine_that_is_spare_goes_and_not_before_its_time() -> None:
-    crowd = Crowd(3, 3, 2 * FREE - 0.01)
+    crowd = (3, 3, 2 * FREE - 0.01)
     assert size_after(Scaler(Bounds(1, 4)), crowd, SHRINK_AFTER - 0.5) == 3
     assert 2 in [size_after(Scaler(Bounds(1, 4)), crowd, SHRINK_AFTER + i / 4) for i in range(-1, 2)]
     assert size_after(Scaler(Bounds(3, 4)), crowd, SHRINK_AFTER) == 3
     stuck = Scaler(Bounds(1, 4))
-    assert 1 in [stuck.size(Crowd(2, 1, 0.0), now) for now in times(SHRINK_AFTER)], "one that cannot load too"
+    assert 1 in [stuck.size(2, 1, 0.0, now) for now in times(SHRINK_AFTER)], "one that cannot load too"
 
 
 @pytest.mark.parametrize(
     "crowd",
-    [Crowd(2, 2, 2 * FULL), Crowd(3, 3, 2 * FREE), Crowd(3, 3, 1.0), Crowd(2, 1, 5.0), Crowd(1, 1, 0.0)],
+    [(2, 2, 2 * FULL), (3, 3, 2 * FREE), (3, 3, 1.0), (2, 1, 5.0), (1, 1, 0.0)],
 )
 def test_neither_full_nor_spare_engines_stay_as_they_are(crowd: Crowd) -> None:
     """At each limit, between them, while one loads, and the last one."""
     scaler = Scaler(Bounds(1, 4))
-    assert {scaler.size(crowd, now) for now in times(4 * SHRINK_AFTER)} == {crowd.size}
+    assert {scaler.size(*crowd, now) for now in times(4 * SHRINK_AFTER)} == {crowd[0]}
 
 
 def test_spare_engines_go_one_at_a_time() -> None:
     scaler = Scaler(Bounds(1, 4))
-    sizes = [scaler.size(Crowd(4, 4, 0.0), now) for now in times(2 * SHRINK_AFTER)]
+    sizes = [scaler.size(4, 4, 0.0, now) for now in times(2 * SHRINK_AFTER)]
     assert sizes.count(3) == 2
 
 
@@ -104,25 +107,25 @@ def test_a_break_begins_the_time_anew() -> None:
     scaler = Scaler(Bounds(1, 4))
     for now in range(100):
         full = now % GROW_AFTER != 0
-        assert scaler.size(Crowd(1, 1, 1.0 if full else 0.5), now) == 1
+        assert scaler.size(1, 1, 1.0 if full else 0.5, now) == 1
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 10])
 def test_an_engine_that_was_just_added_is_not_spare(size: int) -> None:
     scaler, work = Scaler(Bounds(1, 20)), FULL * size + 0.001
     seconds = times(4 * SHRINK_AFTER)
-    assert size + 1 in (scaler.size(Crowd(size, size, work), now) for now in seconds)
-    after = {scaler.size(Crowd(size + 1, size + 1, work), now) for now in seconds}
+    assert size + 1 in (scaler.size(size, size, work, now) for now in seconds)
+    after = {scaler.size(size + 1, size + 1, work, now) for now in seconds}
     assert min(after) == size + 1
 
 
 def test_a_number_set_by_hand_stays() -> None:
     scaler = Scaler(Bounds(1, 3))
     scaler.fixed = 2
-    assert size_after(scaler, Crowd(2, 2, 9.0), 100) == 2
-    assert size_after(scaler, Crowd(2, 2, 0.0), 100) == 2
+    assert size_after(scaler, (2, 2, 9.0), 100) == 2
+    assert size_after(scaler, (2, 2, 0.0), 100) == 2
     scaler.fixed = None
-    assert scaler.size(Crowd(2, 2, 0.0), 101) == 1, "it has been spare for long"
+    assert scaler.size(2, 2, 0.0, 101) == 1, "it has been spare for long"
 
 
 @pytest.fixture

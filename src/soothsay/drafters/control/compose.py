@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from soothsay.core.learned import Learned
 from soothsay.core.request import Observation, Request
 from soothsay.core.tenant import PerTenant
 from soothsay.core.tree import DraftTree
-from soothsay.drafters.base import Drafter, MisfitWatch, Target
+from soothsay.drafters.base import Drafter, MisfitWatch, RememberingDrafter, Target
 from soothsay.drafters.control.acceptance import AcceptanceCalibration, right_nodes
 
 CASCADE_WEIGHT = 1 / 32
@@ -44,7 +44,7 @@ class Composite(Drafter):
         """The part that proposed each node. If several did, the first of `_proposed` counts."""
         names: dict[int, str] = {}
         for index, own in self._proposed(request):
-            places = _places(nodes, tree, own)
+            places = tree.places_in(own, nodes)
             found = self.parts[index].authors(request, own, [*places.values()])
             names = dict(zip(places, found, strict=True)) | names
             if len(names) == len(nodes):
@@ -82,7 +82,7 @@ class Composite(Drafter):
         """Let each part learn from what waits."""
         return sum(part.study() for part in self.parts) > 0
 
-    def learned(self) -> Sequence[Learned]:
+    def learned(self) -> Sequence[RememberingDrafter[Any]]:
         """What all parts have learned."""
         return [learned for part in self.parts for learned in part.learned()]
 
@@ -193,21 +193,5 @@ def merge_trees(trees: Sequence[DraftTree]) -> DraftTree:
     """One trie with the nodes of all trees. A node of several trees keeps its best score."""
     merged = DraftTree(trees[0].tokens[0])
     for tree in trees:
-        merged_node = [0]  # of each node of `tree`
-        for node in range(1, len(tree)):
-            parent = tree.parents[node]
-            log_prob = tree.scores[node] - tree.scores[parent]
-            merged_node.append(merged.add(merged_node[parent], tree.tokens[node], log_prob))
+        merged.include(tree)
     return merged
-
-
-def _places(nodes: Sequence[int], tree: DraftTree, other: DraftTree) -> dict[int, int]:
-    """For each of `nodes` of `tree` that `other` has too, the node of `other`. `nodes` is as in `authors`."""
-    places = {0: 0}
-    for node in nodes:
-        above = places.get(tree.parents[node])
-        place = None if above is None else other.children[above].get(tree.tokens[node])
-        if place is not None:
-            places[node] = place
-    del places[0]
-    return places

@@ -325,12 +325,9 @@ def _merge_drafts(drafts: Sequence[RatedDraft]) -> RatedDraft:
         return drafts[0]
     merged, known = DraftTree(drafts[0].tree.tokens[0]), [1.0]
     for tree, probabilities in drafts:
-        merged_node = [0]  # of each node of `tree`
-        for node in range(1, len(tree)):
-            place = merged.add(merged_node[tree.parents[node]], tree.tokens[node])
-            if place == len(known):
-                known.append(probabilities[node])
+        for node, probability in zip(merged.include(tree), probabilities, strict=True):
+            if node == len(known):
+                known.append(probability)
             else:
-                known[place] = max(known[place], probabilities[node])
-            merged_node.append(place)
+                known[node] = max(known[node], probability)
     return RatedDraft(merged, known)

@@ -62,12 +62,12 @@ class ProbeSchedule:
         if self.interval == 1 or self.retired:
             return
         if self.interval < (shortest := shortest_interval(loss)):
-            self._start(step, shortest)
+            self.start(step, shortest)
 
     def pause(self, step: int, loss: float) -> None:
         """Begin to pause, if the drafter was not pausing: its forecast has fallen below its price."""
         if self.interval == 1:
-            self._start(step, shortest_interval(loss))
+            self.start(step, shortest_interval(loss))
 
     def record(self, step: int, pays: bool, loss: float) -> None:
         """Set the interval after a draft: 1 if it paid. After a probe that did not pay, back off.
@@ -78,31 +78,15 @@ class ProbeSchedule:
             loss: tokens that the draft cost now, with catching up, less those that it was expected to add.
         """
         if pays:
-            self._start(step, 1)
+            self.start(step, 1)
             return
         shortest = shortest_interval(loss)
         was_probe = self.next_step <= step  # otherwise it was asked because it was expected to pay
-        self._start(step, min(max(self.interval << was_probe, shortest), MAX_BACK_OFF * shortest))
+        self.start(step, min(max(self.interval << was_probe, shortest), MAX_BACK_OFF * shortest))
 
-    def _start(self, step: int, interval: int) -> None:
+    def start(self, step: int, interval: int) -> None:
+        """Begin an interval."""
         self.interval, self.next_step = interval, (step // interval + 1) * interval
-
-
-@dataclass(slots=True)
-class StartInterval:
-    """The interval that new requests start with, learned from one drafter's drafts for all requests."""
-
-    interval: int = 1
-
-    def new_schedule(self, step: int) -> ProbeSchedule:
-        """The schedule of a new request."""
-        next_step = 0 if self.interval == 1 else (step // self.interval + 1) * self.interval
-        return ProbeSchedule(next_step, self.interval)
-
-    def record(self, pays: bool, loss: float) -> None:
-        """Count a draft, as in `ProbeSchedule.record`. `pays`: the request's interval is 1 after it."""
-        shortest = shortest_interval(loss)
-        self.interval = 1 if pays else min(max(2 * self.interval, shortest), NEW_REQUEST_BACK_OFF * shortest)
 
 
 def shortest_interval(loss: float) -> int:
@@ -199,14 +183,17 @@ class SharedForecast:
     drafter: int = NO_DRAFTER
     calibration: AcceptanceCalibration = field(default_factory=AcceptanceCalibration)
     drafts: int = 0
-    start: StartInterval = field(default_factory=StartInterval)
+    start_interval: int = 1  # that new requests begin with, learned from drafts for all requests
     apart: dict[int, Reliability] = field(default_factory=dict)
     """By another drafter: how many nodes are right where its draft is wrong from its first token, over how
     many would be if the two drafts had nothing to do with each other."""
 
     def new_forecast(self, step: int) -> Forecast:
         """The forecast of a new request."""
-        return Forecast(self, self.gains, self.start.new_schedule(step), known=min(self.drafts, START_DRAFTS))
+        probes = ProbeSchedule()
+        if self.start_interval > 1:
+            probes.start(step, self.start_interval)
+        return Forecast(self, self.gains, probes, known=min(self.drafts, START_DRAFTS))
 
     def record(self, gains: Sequence[float]) -> None:
         """Count a draft with its expected gains. The first drafts weigh more."""
@@ -303,7 +290,9 @@ class Forecast:
             loss: what asking it now costs with catching up, less what it is expected to add.
         """
         self.probes.record(step, added > usual_price, loss)
-        self.shared.start.record(self.probes.pays, loss)
+        shared, shortest = self.shared, shortest_interval(loss)
+        longer = min(max(2 * shared.start_interval, shortest), NEW_REQUEST_BACK_OFF * shortest)
+        shared.start_interval = 1 if self.probes.pays else longer
 
     def retire(self) -> None:
         """Stop asking the drafter for this request."""

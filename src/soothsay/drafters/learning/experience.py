@@ -10,10 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from soothsay.core.arrays import FloatArray
-from soothsay.core.learned import State
+from soothsay.core.learned import State, check_kept, read_arrays
 from soothsay.drafters.lookup.ngram import Counts, Tokens
 from soothsay.drafters.ops.continuations import LEAST, WIDEST
-from soothsay.errors import DrafterError
 
 ORDER = 5
 """n of the n-grams: contexts have up to 4 tokens."""
@@ -127,17 +126,14 @@ class Experience:
     @classmethod
     def restored(cls, memory: int, state: State, vocab_size: int) -> Experience:
         """The inverse of `state`. Raises `DrafterError` if the arrays are impossible."""
-        made, shape = cls(memory), (2, BINS, BINS)
-        right, seen = state.get("right", np.empty(0)), state.get("seen", np.empty(0))
-        types = (right.dtype.name, seen.dtype.name)
-        if (right.shape, seen.shape) != (shape, shape) or types != ("float64", "float64"):
-            raise DrafterError("learning: what was kept is damaged: it has no rates")
-        right, seen = right.astype(np.float64), seen.astype(np.float64)
-        if not ((right >= 0) & (right <= seen) & (seen >= 1) & (seen <= FADE)).all():  # false for NaN too
-            raise DrafterError("learning: what was kept is damaged: it has impossible rates")
+        made = cls(memory)
+        right, seen = read_arrays("learning", state, right=("float64", 3), seen=("float64", 3))
+        check_kept("learning", right.shape == seen.shape == (2, BINS, BINS))
+        possible = (right >= 0) & (right <= seen) & (seen >= 1) & (seen <= FADE)
+        check_kept("learning", bool(possible.all()))  # false for NaN too
         made.counts = Counts.restored(ORDER, memory, state, vocab_size)
         for place, sampled in enumerate((False, True)):
-            made.trust[sampled].restore(seen[place].copy(), right[place].copy())
+            made.trust[sampled].restore(seen[place], right[place])
         return made
 
 

@@ -10,20 +10,20 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from heapq import heappop, heappush
 from itertools import count
+from typing import Any
 
 import torch
 
-from soothsay.core.learned import Learned, State
+from soothsay.core.learned import State
 from soothsay.core.noise import noise_key
 from soothsay.core.request import Observation, Request
 from soothsay.core.tenant import EVERYBODY, PerTenant, Tenant
 from soothsay.core.tree import DraftTree
-from soothsay.drafters.base import Drafter, LevelwiseDrafter, ReadingDrafter, Target
+from soothsay.drafters.base import Drafter, LevelwiseDrafter, ReadingDrafter, RememberingDrafter, Target
 from soothsay.drafters.learning.experience import (
     ORDER,
     SILENT,
@@ -104,7 +104,7 @@ class JoinedDraft:
         return self.experience.trust[self.request.params.temperature > 0]
 
 
-class Learning(LevelwiseDrafter, ReadingDrafter):
+class Learning(LevelwiseDrafter, ReadingDrafter, RememberingDrafter[Experience]):
     """Joins the drafts of `inner` with n-grams of the target's answers.
 
     Both give probabilities of the tokens after a node. A table, learned from verified tokens, says how often
@@ -120,19 +120,19 @@ class Learning(LevelwiseDrafter, ReadingDrafter):
         clock: returns seconds since an arbitrary moment.
 
     Attributes:
-        experiences: what each tenant's answers have taught.
+        memories: what each tenant's answers have taught.
     """
 
-    trained = True
+    trained, form = True, ORDER
 
     def __init__(self, target: Target, inner: Drafter, clock: Callable[[], float] = time.perf_counter):
         self.target, self.inner, self.taps = target, inner, inner.taps
-        self.likely_gain = inner.likely_gain
+        self.kind, self.likely_gain = f"learning-{inner.name}", inner.likely_gain
         self.max_nodes = inner.max_nodes if inner.max_nodes > 1 else target.config.max_tree
         self.allowance = Allowance(target.config.learn, clock)
         self._drafts: dict[Request, JoinedDraft] = {}
         self._waiting: deque[tuple[Tenant, list[int], list[int]]] = deque(maxlen=WAITING)
-        self.experiences = PerTenant(lambda: Experience(CONTEXTS))
+        self.memories = PerTenant(lambda: Experience(CONTEXTS))
 
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
         """The likeliest paths of both sources for each request."""
@@ -168,12 +168,7 @@ class Learning(LevelwiseDrafter, ReadingDrafter):
         draft = self._drafts.get(request)
         if draft is None:
             return self.inner.authors(request, tree, nodes)
-        own: dict[int, int] = {}
-        for node in nodes:
-            spelled = [tree.tokens[one] for one in tree.path(node)[1:]]
-            walked = draft.drafters.walk(spelled)
-            if len(walked) == len(spelled) + 1:
-                own[node] = walked[-1]
+        own = tree.places_in(draft.drafters, nodes)
         names = dict(zip(own, self.inner.authors(request, draft.drafters, [*own.values()]), strict=True))
         return [names.get(node, "learned") for node in nodes]
 
@@ -192,39 +187,19 @@ class Learning(LevelwiseDrafter, ReadingDrafter):
         self.inner.reset()
         self._drafts.clear()
         self._waiting.clear()
-        self.experiences = PerTenant(lambda: Experience(CONTEXTS))
+        self.memories = PerTenant(lambda: Experience(CONTEXTS))
 
     def study(self) -> bool:
         """Read answers that wait, within the share of time. Returns whether more wait."""
         return bool(self._waiting) and self.allowance.spend(self._read_piece)
 
-    def learned(self) -> Sequence[Learned]:
+    def learned(self) -> Sequence[RememberingDrafter[Any]]:
         """What the inner drafter has learned, and what answers have taught."""
         return [*self.inner.learned(), self]
 
-    @property
-    def kind(self) -> str:
-        """See `Learned`."""
-        return f"learning-{self.inner.name}"
-
-    @cached_property
-    def identity(self) -> str:
-        """The vocabulary; see `Learned`."""
-        return f"{self.target.vocabulary} {ORDER}"
-
-    def tenants(self) -> Iterable[Tenant]:
-        """See `Learned`."""
-        return self.experiences
-
-    def state(self, tenant: Tenant) -> State:
-        """See `Experience.state`."""
-        return self.experiences[tenant].state()
-
-    def restore(self, tenant: Tenant, state: State) -> None:
-        """See `Learned`."""
-        size = self.target.model.spec.vocab_size
-        restored = Experience.restored(CONTEXTS, state, size)
-        self.experiences[tenant].merge(restored)
+    def restored(self, state: State) -> Experience:
+        """See `Experience.restored`."""
+        return Experience.restored(CONTEXTS, state, self.target.model.spec.vocab_size)
 
     def _learns(self, tenant: Tenant) -> bool:
         return tenant == EVERYBODY or self.target.config.learn_for_tenants
@@ -233,7 +208,7 @@ class Learning(LevelwiseDrafter, ReadingDrafter):
         """Read a piece of the oldest answer that waits. Returns whether more wait."""
         tenant, before, tokens = self._waiting.popleft()
         piece, rest = tokens[:PIECE], tokens[PIECE:]
-        self.experiences[tenant].counts.read(before, piece)
+        self.memories[tenant].counts.read(before, piece)
         if rest:
             self._waiting.appendleft((tenant, [*before, *piece][-(ORDER - 1) :], rest))
         return bool(self._waiting)
@@ -244,7 +219,7 @@ class Learning(LevelwiseDrafter, ReadingDrafter):
         guessing = request.params.rule.guessing
         if size <= 1 or not self._learns(request.tenant) or own.draws or guessing.draws:
             return own
-        draft = JoinedDraft(request, DraftTree(own.tokens[0]), own, self.experiences[request.tenant])
+        draft = JoinedDraft(request, DraftTree(own.tokens[0]), own, self.memories[request.tenant])
         tree = draft.tree
         self._expand(draft, -1.0, 0, 0, tuple(request.tokens[1 - ORDER :].tolist()))
         while draft.heap and len(tree) < size:

@@ -8,27 +8,24 @@ absolute discounting (Ney, Essen and Kneser 1994).
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
-from functools import cached_property
+from collections.abc import Sequence
 from itertools import islice
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from soothsay.core.learned import Learned, State
+from soothsay.core.learned import State, check_kept, read_arrays
 from soothsay.core.request import Request
-from soothsay.core.tenant import PerTenant, Tenant
+from soothsay.core.tenant import PerTenant
 from soothsay.core.tree import DraftTree
-from soothsay.drafters.base import Drafter, Target, check_at_least_one
+from soothsay.drafters.base import RememberingDrafter, Target, check_at_least_one
 from soothsay.drafters.ops.continuations import WIDEST, Followers, Source, grow_continuations, known_noise
 from soothsay.errors import DrafterError
 
 Tokens = tuple[int, ...]
 
-_NONE = np.empty(0)
-
-_ARRAYS = {"contexts": (2, "int32"), "sizes": (1, "int64"), "followers": (1, "int32"), "counts": (1, "int32")}
-"""Dimensions and types of the arrays of `Counts.state`."""
+_ARRAYS = {"contexts": ("int32", 2), "sizes": ("int64", 1), "followers": ("int32", 1), "counts": ("int32", 1)}
+"""Types and dimensions of the arrays of `Counts.state`."""
 
 DOUBT = 2.0
 """Context length at which half of a lone count is believed. Between 0.5 and 4, sibyl's tokens a step differ
@@ -89,22 +86,14 @@ class Counts(Source[Tokens]):
     @classmethod
     def restored(cls, order: int, memory: int, state: State, vocab_size: int) -> Counts:
         """The inverse of `state`. Raises `DrafterError` if the arrays are impossible."""
-        arrays = [state.get(name, _NONE) for name in _ARRAYS]
-        kinds = [(array.ndim, array.dtype.name) for array in arrays]
-        contexts, sizes, followers, counts = arrays
-        if kinds != [*_ARRAYS.values()] or contexts.shape != (len(sizes), order - 1):
-            raise DrafterError(f"ngram: what was kept is damaged, or is not of order {order}")
-        contexts, sizes, followers, counts = (array.astype(np.int64) for array in arrays)
+        contexts, sizes, followers, counts = read_arrays("ngram", state, **_ARRAYS)
         bounded = not len(sizes) or 1 <= sizes.min() <= sizes.max() <= WIDEST
-        if not bounded or not sizes.sum() == len(followers) == len(counts):
-            raise DrafterError(
-                "ngram: what was kept is damaged: its contexts do not have the stated followers"
-            )
-        tokens = np.concatenate([contexts[:, :1].ravel(), followers])
-        if len(tokens) and not (tokens.min() >= 0 and contexts.min() >= -1 and counts.min() >= 1):
-            raise DrafterError("ngram: what was kept is damaged: it has impossible numbers")
-        if len(tokens) and max(tokens.max(), contexts.max()) >= vocab_size:
-            raise DrafterError("ngram: what was kept is damaged: it has tokens that do not exist")
+        whole = bounded and sizes.sum() == len(followers) == len(counts)
+        check_kept("ngram", whole and contexts.shape == (len(sizes), order - 1))
+        if len(sizes):
+            tokens = np.concatenate([contexts[:, 0], followers])
+            check_kept("ngram", tokens.min() >= 0 and max(tokens.max(), contexts.max()) < vocab_size)
+            check_kept("ngram", contexts.min() >= -1 and counts.min() >= 1)
         made, ends = cls(order, memory), np.cumsum(sizes)
         for row in range(max(len(sizes) - memory, 0), len(sizes)):
             own = slice(int(ends[row] - sizes[row]), int(ends[row]))
@@ -140,7 +129,7 @@ class Counts(Source[Tokens]):
         return (*context, token)[-(self._order - 1) :]
 
 
-class NGram(Drafter):
+class NGram(RememberingDrafter[Counts]):
     """Proposes the likeliest continuations under an n-gram model of all requests of a tenant.
 
     The model learns from prompts and answers while requests run. A token takes about 3 microseconds to learn,
@@ -153,15 +142,17 @@ class NGram(Drafter):
         memory: number of contexts to keep for each tenant; the least recently seen are dropped.
 
     Attributes:
-        counts: each tenant's n-gram model.
+        memories: each tenant's n-gram model.
     """
+
+    kind = "ngram"
 
     def __init__(self, target: Target, order: int = 4, nodes: int = 32, memory: int = 200_000):
         check_at_least_one("ngram", nodes=nodes, memory=memory)
         if order < 2:
             raise DrafterError(f"ngram(order={order}): an n-gram needs at least 2 tokens")
         self.target, self.max_nodes = target, nodes
-        self.order, self.memory = order, memory
+        self.order, self.memory, self.form = order, memory, order
         self.reset()
 
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
@@ -179,37 +170,16 @@ class NGram(Drafter):
     def reset(self) -> None:
         """Forget all counts."""
         self._learnt: WeakKeyDictionary[Request, int] = WeakKeyDictionary()  # tokens learnt from each request
-        self.counts = PerTenant(lambda: Counts(self.order, self.memory))
+        self.memories = PerTenant(lambda: Counts(self.order, self.memory))
 
-    kind = "ngram"
-
-    @cached_property
-    def identity(self) -> str:
-        """The vocabulary and the order; see `Learned`."""
-        return f"{self.target.vocabulary} {self.order}"
-
-    def learned(self) -> Sequence[Learned]:
-        """The counts."""
-        return (self,)
-
-    def tenants(self) -> Iterable[Tenant]:
-        """See `Learned`."""
-        return self.counts
-
-    def state(self, tenant: Tenant) -> State:
-        """See `Counts.state`."""
-        return self.counts[tenant].state()
-
-    def restore(self, tenant: Tenant, state: State) -> None:
-        """See `Learned`."""
-        size = self.target.model.spec.vocab_size
-        restored = Counts.restored(self.order, self.memory, state, size)
-        self.counts[tenant].merge(restored)
+    def restored(self, state: State) -> Counts:
+        """See `Counts.restored`."""
+        return Counts.restored(self.order, self.memory, state, self.target.model.spec.vocab_size)
 
     def _propose(self, request: Request) -> DraftTree:
         tree = DraftTree(request.last_token)
         context = tuple(request.tokens[1 - self.order :].tolist())
-        counts = self.counts[request.tenant]
+        counts = self.memories[request.tenant]
         nodes = min(request.max_nodes, self.max_nodes)
         grow_continuations(tree, [(counts, context)], nodes, request.max_depth, known_noise(request))
         return tree
@@ -219,5 +189,5 @@ class NGram(Drafter):
         if known < size:
             first = max(known - self.order + 1, 0)
             text = request.tokens[first:].tolist()
-            self.counts[request.tenant].read(text[: known - first], text[known - first :])
+            self.memories[request.tenant].read(text[: known - first], text[known - first :])
             self._learnt[request] = size

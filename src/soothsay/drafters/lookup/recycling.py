@@ -7,28 +7,25 @@ accepted and rejected nodes. Drafting walks it from the last token on, without a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from functools import cached_property
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from soothsay.core.arrays import IntArray
-from soothsay.core.learned import Learned, State
+from soothsay.core.learned import State, check_kept, read_arrays
 from soothsay.core.noise import noise_key
 from soothsay.core.params import MIN_TEMPERATURE
 from soothsay.core.request import Observation, Request
 from soothsay.core.tenant import PerTenant, Tenant
 from soothsay.core.tree import DraftTree
 from soothsay.core.verify import Guessing
-from soothsay.drafters.base import Drafter, Target, check_at_least_one
+from soothsay.drafters.base import RememberingDrafter, Target, check_at_least_one
 from soothsay.drafters.trees.templates import TREE_KINDS, RankAcceptance
 from soothsay.errors import DrafterError
 
 FloatArray = npt.NDArray[np.float32]
-
-_NONE = np.empty(0)
 
 READ = math.log(0.3)
 """Log-probability of a successor that was read in a text, while the target's logits are unknown."""
@@ -61,13 +58,17 @@ class Successors:
         self.tokens[before[unknown], 0] = after[unknown]
         self.log_probs[before[unknown], 0] = READ
 
+    def state(self) -> State:
+        """`tokens` int32 and `log_probs` float16, `[V, branch]` each. Measured acceptance is not kept."""
+        return {"tokens": self.tokens, "log_probs": self.log_probs}
+
     def merge(self, other: Successors) -> None:
         """Take over the rows that another matrix has."""
         known = other.log_probs[:, 0] > -np.inf
         self.tokens[known], self.log_probs[known] = other.tokens[known], other.log_probs[known]
 
 
-class Recycling(Drafter):
+class Recycling(RememberingDrafter[Successors]):
     """Walks a matrix `[V, branch]` of each token's successors by the target's last logits after that token.
 
     Above temperature 0, the noise of the position is added to log-probabilities, as in the target's draw.
@@ -84,10 +85,12 @@ class Recycling(Drafter):
             typical acceptance rates of ranks, as the paper does. "measured" uses measured rates.
 
     Attributes:
-        successors: each tenant's matrix.
+        memories: each tenant's matrix.
 
     Raises `DrafterError` for numbers below 1 and for an unknown kind of tree.
     """
+
+    kind = "recycling"
 
     def __init__(
         self, target: Target, branch: int = 16, depth: int = 6, nodes: int = 80, tree: str = "best-first"
@@ -98,12 +101,12 @@ class Recycling(Drafter):
         self.target, self.ops = target, target.model.kernels.sampling
         self.vocab_size = target.model.spec.vocab_size
         self.branch, self.depth, self.nodes, self.tree = min(branch, self.vocab_size), depth, nodes, tree
-        self.max_nodes = 1 + nodes
+        self.max_nodes, self.form = 1 + nodes, self.branch
         self.reset()
 
     def reset(self) -> None:
         """Forget all successors."""
-        self.successors = PerTenant(lambda: Successors(self.vocab_size, self.branch, self.depth))
+        self.memories = PerTenant(lambda: Successors(self.vocab_size, self.branch, self.depth))
         self._read: dict[Request, int] = {}  # number of tokens read from each request
 
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
@@ -111,7 +114,7 @@ class Recycling(Drafter):
         rates: dict[Tenant, FloatArray] = {}
         if self.tree != "best-first":
             for tenant in {request.tenant for request in requests}:
-                measured = np.maximum(self.successors[tenant].acceptance.rates, 1e-6)
+                measured = np.maximum(self.memories[tenant].acceptance.rates, 1e-6)
                 rates[tenant] = np.log(measured).astype(np.float32)
         trees = []
         for request in requests:
@@ -131,7 +134,7 @@ class Recycling(Drafter):
                 order = [*({*range(len(seen.tree))} - {*right}), *right]
                 tokens = [seen.tree.tokens[node] for node in order]
                 values, successors = self.ops.largest(seen.logits, self.branch)
-                known = self.successors[seen.request.tenant]
+                known = self.memories[seen.request.tenant]
                 known.tokens[tokens] = successors.numpy(force=True)[order]
                 known.log_probs[tokens] = values.log_softmax(-1).numpy(force=True)[order]
 
@@ -139,45 +142,21 @@ class Recycling(Drafter):
         """Forget a request, and keep what was learnt from it."""
         self._read.pop(request, None)
 
-    kind = "recycling"
-
-    @cached_property
-    def identity(self) -> str:
-        """The vocabulary and the number of successors; see `Learned`."""
-        return f"{self.target.vocabulary} {self.branch}"
-
-    def learned(self) -> Sequence[Learned]:
-        """The successors."""
-        return (self,)
-
-    def tenants(self) -> Iterable[Tenant]:
-        """See `Learned`."""
-        return self.successors
-
-    def state(self, tenant: Tenant) -> State:
-        """`tokens` int32 and `log_probs` float16, `[V, branch]` each. See `Learned`."""
-        known = self.successors[tenant]
-        return {"tokens": known.tokens, "log_probs": known.log_probs}
-
-    def restore(self, tenant: Tenant, state: State) -> None:
-        """See `Learned`. Measured rates of acceptance are not kept."""
+    def restored(self, state: State) -> Successors:
+        """The inverse of `Successors.state`."""
         fresh = Successors(self.vocab_size, self.branch, self.depth)
-        tokens, log_probs = state.get("tokens", _NONE), state.get("log_probs", _NONE)
-        for given, own in ((tokens, fresh.tokens), (log_probs, fresh.log_probs)):
-            if (given.shape, given.dtype) != (own.shape, own.dtype):
-                raise DrafterError("recycling: what was kept is damaged: a matrix has another shape")
-        fresh.tokens, fresh.log_probs = tokens.astype(np.int32), log_probs.astype(np.float16)
-        if not 0 <= fresh.tokens.min() <= fresh.tokens.max() < self.vocab_size:
-            raise DrafterError("recycling: what was kept is damaged: it has tokens that do not exist")
-        if not (fresh.log_probs <= 0).all():  # false for NaN too
-            raise DrafterError("recycling: what was kept is damaged: it has impossible probabilities")
-        self.successors[tenant].merge(fresh)
+        tokens, log_probs = read_arrays("recycling", state, tokens=("int32", 2), log_probs=("float16", 2))
+        check_kept("recycling", tokens.shape == log_probs.shape == fresh.tokens.shape)
+        check_kept("recycling", 0 <= tokens.min() <= tokens.max() < self.vocab_size)
+        check_kept("recycling", bool((log_probs <= 0).all()))  # false for NaN too
+        fresh.tokens, fresh.log_probs = tokens, log_probs
+        return fresh
 
     def _read_new(self, request: Request) -> None:
         """Store successors of new tokens whose rows are empty."""
         tokens = request.tokens[max(self._read.get(request, 0) - 1, 0) :]
         self._read[request] = request.length
-        self.successors[request.tenant].read(tokens)
+        self.memories[request.tenant].read(tokens)
 
     def _grow(self, request: Request, rates: FloatArray | None) -> DraftTree:
         """The tree of the `nodes` best nodes by score, level by level; more if scores are equal.
@@ -220,7 +199,7 @@ class Recycling(Drafter):
 
         Returns `[m, branch]` tokens and log-probabilities, minus infinity without a successor.
         """
-        own = self.successors[request.tenant]
+        own = self.memories[request.tenant]
         successors = own.tokens[tokens].astype(np.int64)
         log_probs = known = own.log_probs[tokens].astype(np.float32)
         params = request.params
@@ -248,7 +227,7 @@ class Recycling(Drafter):
             successors, log_probs = ranked(*self._ranks(seen.request, np.array([token]), level))
             pairs = zip(successors[0].tolist(), log_probs[0].tolist(), strict=True)
             guesses.append([pair for pair in pairs if pair[1] > -math.inf])
-        self.successors[seen.request.tenant].acceptance.record(guesses, emitted[1:])
+        self.memories[seen.request.tenant].acceptance.record(guesses, emitted[1:])
 
 
 def ranked(tokens: IntArray, log_probs: FloatArray) -> tuple[IntArray, FloatArray]:

@@ -10,8 +10,7 @@ other, as with agents.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Thread
 from weakref import WeakKeyDictionary
@@ -20,11 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from soothsay.core.arrays import IntArray
-from soothsay.core.learned import Learned, State
+from soothsay.core.learned import State
 from soothsay.core.request import Request
 from soothsay.core.tenant import EVERYBODY, PerTenant, Tenant
 from soothsay.core.tree import DraftTree
-from soothsay.drafters.base import SignalingDrafter, Target, check_at_least_one
+from soothsay.drafters.base import RememberingDrafter, SignalingDrafter, Target, check_at_least_one
 from soothsay.drafters.learned_files import read_learned
 from soothsay.drafters.lookup.text_store import KIND, text_arrays, texts_in, write_texts
 from soothsay.drafters.ops.automaton import Automaton, Matcher, Reading
@@ -98,6 +97,23 @@ class TextMemory:
         self._doubt, self._new_automaton = doubt, new_automaton
         self.generations = [MemoryGeneration(new_automaton(), doubt)]
 
+    @property
+    def texts(self) -> list[npt.NDArray[np.int32]]:
+        """All texts, the oldest first."""
+        return [text for generation in self.generations for text in generation.texts]
+
+    def state(self) -> State:
+        """`tokens` int32 and `lengths` int64 of the texts, the oldest first."""
+        return text_arrays(self.texts)
+
+    def merge(self, other: TextMemory) -> None:
+        """Add the texts of another memory that this one lacks, and read all."""
+        known = {text.tobytes() for text in self.texts}
+        for text in other.texts:
+            if text.tobytes() not in known:
+                self.add(text)
+        self.read(self.size)
+
     def add(self, tokens: npt.NDArray[np.integer]) -> None:
         """Add a text to the younger generation; only its last tokens if it is too long."""
         tokens = tokens[max(len(tokens) - self._half, 0) :]
@@ -143,7 +159,7 @@ class _Text:
         return self.matcher
 
 
-class Suffix(SignalingDrafter):
+class Suffix(SignalingDrafter, RememberingDrafter[TextMemory]):
     """Proposes the followers of the longest matches of the last tokens, in this request and in ended ones.
 
     Each request has an automaton for its prompt and answer. The texts of a tenant's ended requests are in a
@@ -162,6 +178,8 @@ class Suffix(SignalingDrafter):
     Attributes:
         memories: each tenant's texts of ended requests.
     """
+
+    kind = KIND
 
     def __init__(
         self,
@@ -215,9 +233,8 @@ class Suffix(SignalingDrafter):
 
         Raises `DrafterError` if the file cannot be written.
         """
-        generations = [*self._stored, *self.memories[tenant].generations]
-        texts = [text for generation in generations for text in generation.texts]
-        write_texts(Path(path), texts, self.identity)
+        loaded = [text for generation in self._stored for text in generation.texts]
+        write_texts(Path(path), [*loaded, *self.memories[tenant].texts], self.identity)
 
     def load(self, path: str | Path) -> None:
         """Use the texts of a file written by `save` for all tenants, in place of those loaded before.
@@ -240,34 +257,9 @@ class Suffix(SignalingDrafter):
             self._reader.join()
             self._reader = None
 
-    kind = KIND
-
-    @cached_property
-    def identity(self) -> str:
-        """The vocabulary; see `Learned`."""
-        return self.target.vocabulary
-
-    def learned(self) -> Sequence[Learned]:
-        """The texts of ended requests."""
-        return (self,)
-
-    def tenants(self) -> Iterable[Tenant]:
-        """See `Learned`."""
-        return self.memories
-
-    def state(self, tenant: Tenant) -> State:
-        """`tokens` int32 and `lengths` int64 of a tenant's texts, the oldest first. See `Learned`."""
-        return text_arrays([text for one in self.memories[tenant].generations for text in one.texts])
-
-    def restore(self, tenant: Tenant, state: State) -> None:
-        """See `Learned`."""
-        generations = self._restored(state, self._new_memory()).generations
-        memory = self.memories[tenant]
-        known = {text.tobytes() for own in memory.generations for text in own.texts}
-        for text in [text for own in generations for text in own.texts]:
-            if text.tobytes() not in known:
-                memory.add(text)
-        memory.read(memory.size)
+    def restored(self, state: State) -> TextMemory:
+        """A memory with the texts in arrays, still unread."""
+        return self._restored(state, self._new_memory())
 
     def _restored(self, state: State, memory: TextMemory) -> TextMemory:
         """A memory with the texts in arrays, still unread. Raises `DrafterError` if these are impossible."""

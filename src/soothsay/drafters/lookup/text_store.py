@@ -28,14 +28,14 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from soothsay.core.arrays import IntArray
-from soothsay.core.learned import State
+from soothsay.core.learned import State, check_kept, read_arrays
 from soothsay.drafters.learned_files import FORMAT, array_digest, write_learned
 from soothsay.errors import DrafterError
 from soothsay.files import replacing
 from soothsay.tokenizer import Tokenizer
 
 KIND = "suffix"
-"""What files of texts say that they hold; see `Learned`."""
+"""What files of texts say that they hold; see `RememberingDrafter`."""
 
 SORTED_BY = 16
 """Number of tokens by which suffixes are sorted: the maximum length of a match. It is that of REST."""
@@ -205,15 +205,10 @@ def text_arrays(texts: Sequence[npt.NDArray[np.integer]]) -> State:
 
 def texts_in(state: State, vocab_size: int) -> list[npt.NDArray[np.int32]]:
     """The inverse of `text_arrays`. Raises `DrafterError` if the arrays are impossible."""
-    tokens, lengths = (state.get(name, np.empty((0, 0))) for name in ("tokens", "lengths"))
-    if (tokens.dtype.name, lengths.dtype.name, tokens.ndim, lengths.ndim) != ("int32", "int64", 1, 1):
-        raise DrafterError("suffix: what was kept is damaged: it has no texts")
-    tokens, lengths = tokens.astype(np.int32), lengths.astype(np.int64)
-    in_range = not len(lengths) or 1 <= lengths.min() <= lengths.max() <= len(tokens)
-    if not in_range or len(lengths) > len(tokens) or lengths.sum() != len(tokens):
-        raise DrafterError("suffix: what was kept is damaged: its texts do not have the stated lengths")
-    if len(tokens) and not 0 <= tokens.min() <= tokens.max() < vocab_size:
-        raise DrafterError("suffix: what was kept is damaged: it has tokens that do not exist")
+    tokens, lengths = read_arrays("suffix", state, tokens=("int32", 1), lengths=("int64", 1))
+    bounded = not len(lengths) or 1 <= lengths.min() <= lengths.max() <= len(tokens)
+    check_kept("suffix", bounded and len(lengths) <= len(tokens) and lengths.sum() == len(tokens))
+    check_kept("suffix", not len(tokens) or 0 <= tokens.min() <= tokens.max() < vocab_size)
     return np.split(tokens, np.cumsum(lengths)[:-1]) if len(lengths) else []
 
 

@@ -11,6 +11,7 @@ from itertools import takewhile
 
 from soothsay.errors import DrafterError
 from soothsay.tokenizer import Tokenizer
+from soothsay.vocabulary.byte_level import BYTE_LETTERS
 
 _SPACE = "\u2581"  # how SentencePiece writes a space
 
@@ -18,7 +19,7 @@ _THREE_BYTES = "\u6771"
 """A character that byte-level vocabularies write as three, one for each of its bytes."""
 
 
-class TokenTexts:
+class TokenBytes:
     """A tokenizer's tokens as bytes.
 
     The tokenizer must be byte-level, as GPT-2's is, or SentencePiece's with tokens for single bytes. Then any
@@ -32,7 +33,8 @@ class TokenTexts:
     def __init__(self, tokenizer: Tokenizer):
         vocabulary = tokenizer.vocabulary()
         added = tokenizer.backend.get_added_tokens_decoder()
-        alphabet, single = _byte_alphabet(), {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)}
+        alphabet = {letter: bytes([byte]) for letter, byte in BYTE_LETTERS.items()}
+        single = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)}
         names = {number: token for token, number in vocabulary.items()}
         spelled = "".join(names.get(number, "") for number in tokenizer.encode(_THREE_BYTES, special=False))
         byte_level = b"".join([alphabet.get(c, b"") for c in spelled]).endswith(_THREE_BYTES.encode())
@@ -117,11 +119,11 @@ class Translation:
     """Translates a draft model's tokens into the target's, and back.
 
     Raises:
-        DrafterError: one of the tokenizers cannot write every text, see `TokenTexts`.
+        DrafterError: one of the tokenizers cannot write every text, see `TokenBytes`.
     """
 
     def __init__(self, draft: Tokenizer, target: Tokenizer):
-        self.draft, self.target = TokenTexts(draft), TokenTexts(target)
+        self.draft, self.target = TokenBytes(draft), TokenBytes(target)
         self.stands_for = [self._stands_for(number) for number in range(len(self.draft.bytes))]
         """For each of the draft model's tokens, the first of the target's tokens that write it; -1: there is
         none."""
@@ -164,7 +166,7 @@ class Translation:
         return first if first >= 0 and text.startswith(self.target.bytes[first]) else -1
 
 
-def _each(ids: Sequence[int], source: TokenTexts, into: TokenTexts) -> list[int]:
+def _each(ids: Sequence[int], source: TokenBytes, into: TokenBytes) -> list[int]:
     """Translate tokens one by one."""
     written: list[int] = []
     for number in ids:
@@ -177,14 +179,3 @@ def _each(ids: Sequence[int], source: TokenTexts, into: TokenTexts) -> list[int]
 def continues_character(text: bytes) -> bool:
     """Return whether a token's text begins inside of a UTF-8 character."""
     return text[:1] != b"" and text[0] & 0xC0 == 0x80
-
-
-def _byte_alphabet() -> dict[str, bytes]:
-    """Return the characters that stand for bytes in byte-level vocabularies (GPT-2).
-
-    A visible character stands for its own byte. The other bytes have characters from 256 on.
-    """
-    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in seen]
-    named = {chr(byte): bytes([byte]) for byte in seen}
-    return named | {chr(256 + i): bytes([byte]) for i, byte in enumerate(hidden)}

@@ -50,11 +50,7 @@ class Gate:
         routes: Sequence[ApiRoute],
     ):
         self._app, self._config, self._count, self._keys = app, config, count, keys
-        self._paths = {route.path for route in routes}
-        self._keyless = {route.path for route in routes if route.keyless}
-        self._operator = {route.path for route in routes if route.operator}
-        self._counted = {route.path for route in routes if route.counted}
-        self._without_answers = {route.path for route in routes if not route.answers}
+        self._routes = {route.path: route for route in routes}
         self._failed_keys = FailedKeys(config.max_failed_keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -93,7 +89,7 @@ class Gate:
                 if not isinstance(error, OSError):
                     raise
         finally:
-            path = scope["path"] if scope["path"] in self._paths else "other"
+            path = scope["path"] if scope["path"] in self._routes else "other"
             self._count(path, status or DISCONNECTED)
             facts = {"id": request_id, "method": scope["method"], "path": path}
             facts |= {"status": status or DISCONNECTED, "seconds": round(time.perf_counter() - begin, 4)}
@@ -122,21 +118,22 @@ class Gate:
 
     def _admit(self, scope: Scope, headers: Mapping[bytes, bytes], keys: KeyRing) -> None:
         """Find the account of a request's key, and charge it. Raises `ApiError`."""
-        state, path = scope["state"], scope["path"]
+        state, route = scope["state"], self._routes.get(scope["path"])
+        keyless = route is not None and route.keyless
         try:
             account = self._account(scope, headers, keys)
         except ApiError:
-            if path in self._keyless:  # there, a key only shows more
+            if keyless:  # there, a key only shows more
                 return
             raise
         state["account"] = account
         state["record"]["key"] = account.key.name
-        if path in self._keyless:
+        if keyless:
             return
-        if path in self._operator and not account.key.operator:
+        if route is not None and route.operator and not account.key.operator:
             raise ApiError(403, "this needs an operator's key (soothsay keys add --operator)", "not_allowed")
-        if scope["method"] == "POST" or path in self._counted:
-            account.charge_request(with_answers=path not in self._without_answers)
+        if scope["method"] == "POST" or (route is not None and route.counted):
+            account.charge_request(with_answers=route is None or route.answers)
 
     def _account(self, scope: Scope, headers: Mapping[bytes, bytes], keys: KeyRing) -> Account:
         """The account of a request's key. Raises `ApiError` if there is none.

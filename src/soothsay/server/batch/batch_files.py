@@ -121,18 +121,18 @@ class BatchInput:
 
     def _check_ids(self) -> None:
         """Raise `RequestError` if two lines have the same `custom_id`."""
-        order = np.argsort(self.keys, kind="stable")
-        ordered = self.keys[order]
-        same = np.flatnonzero(ordered[1:] == ordered[:-1])
-        if not len(same):
+        if len(np.unique(self.keys)) == len(self.keys):
             return
-        place = same[np.argmin(order[same + 1])]  # the first line whose id was used before
-        wanted = np.zeros(len(self.keys), bool)
-        wanted[order[place : place + 2]] = True
-        first, second = self._lines(wanted)
-        shown = repr(first.custom_id if len(first.custom_id or "") <= 80 else f"{first.custom_id:.76} ...")
-        more = f" (lines with a used id: {len(same)})" if len(same) > 1 else ""
-        places = f"in line {first.number} and again in line {second.number}{more}"
+        seen: dict[int, int] = {}  # by key: the number of the first line that has it
+        used = [
+            (line.custom_id or "", seen[line.key], line.number)
+            for line in self._lines()
+            if seen.setdefault(line.key, line.number) != line.number
+        ]
+        custom_id, first, second = used[0]
+        shown = repr(custom_id if len(custom_id) <= 80 else f"{custom_id:.76} ...")
+        more = f" (lines with a used id: {len(used)})" if len(used) > 1 else ""
+        places = f"in line {first} and again in line {second}{more}"
         raise RequestError(f"{self.path} has the custom_id {shown} {places}; give each line an id of its own")
 
 

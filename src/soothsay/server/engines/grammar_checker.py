@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from hashlib import blake2b
 
 from soothsay.core.grammar import Grammar
-from soothsay.core.tenant import Tenant
+from soothsay.core.tenant import Tenant, make_room
 from soothsay.own_process import module_environment
 from soothsay.server.http.api_errors import MAX_SHOWN, ApiError, invalid, try_later
 from soothsay.server.http.json_log import log
@@ -72,17 +72,11 @@ class GrammarChecker:
                 if key not in self._known:
                     async with self._slots:
                         problem = await self._try(grammar)
-                    self._keep(key, None if problem is None else problem[:MAX_SHOWN])
+                    self._known[key] = None if problem is None else problem[:MAX_SHOWN]
+                    make_room(self._known, KEPT, lambda one: one[0])
         self._known.move_to_end(key)
         if (problem := self._known[key]) is not None:
             raise _refused(problem)
-
-    def _keep(self, key: tuple[str, bytes], problem: str | None) -> None:
-        """Keep a result. The oldest of the name with the most results makes room for it."""
-        if len(self._known) >= KEPT:
-            [(name, _)] = Counter(name for name, _ in self._known).most_common(1)
-            del self._known[next(old for old in self._known if old[0] == name)]
-        self._known[key] = problem
 
     @contextlib.asynccontextmanager
     async def _turn(self, name: str) -> AsyncIterator[None]:

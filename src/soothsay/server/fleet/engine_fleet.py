@@ -57,19 +57,6 @@ class Bounds:
         return min(max(size, self.least), self.most)
 
 
-@dataclass(frozen=True, slots=True)
-class Crowd:
-    """How many engines there are, and how much they have to do.
-
-    `work` is measured in full engines: 1.5 is what fills one engine and half of another. An engine is full
-    when it has as many answers as it runs at once (`EngineConfig.max_requests`), or no free KV blocks.
-    """
-
-    size: int  # engines that are to stay
-    ready: int  # of these, engines that serve
-    work: float
-
-
 class Scaler:
     """The rule by which a fleet grows and shrinks, by one engine at a time. It has no clock of its own.
 
@@ -77,12 +64,15 @@ class Scaler:
     when work has been below `FREE` of one engine fewer for `SHRINK_AFTER` seconds. No engine is added while
     one loads.
 
+    Work is measured in full engines: 1.5 is what fills one engine and half of another. An engine is full when
+    it has as many answers as it runs at once (`EngineConfig.max_requests`), or no free KV blocks.
+
     Args:
         bounds: of the number of engines.
 
     Example:
         >>> scaler = Scaler(Bounds(1, 3))
-        >>> [scaler.size(Crowd(1, 1, work=0.9), now) for now in (0, 3, 6)]
+        >>> [scaler.size(1, 1, 0.9, now) for now in (0, 3, 6)]
         [1, 1, 2]
     """
 
@@ -92,20 +82,21 @@ class Scaler:
         self._full_since: float | None = None
         self._spare_since: float | None = None
 
-    def size(self, crowd: Crowd, now: float) -> int:
+    def size(self, size: int, ready: int, work: float, now: float) -> int:
         """The number of engines that there should be.
 
         Args:
-            crowd: what there is.
+            size: engines that are to stay.
+            ready: of these, engines that serve.
+            work: of all engines, see above.
             now: seconds, from any starting point.
         """
-        full = crowd.ready == crowd.size and crowd.work > FULL * crowd.size
-        spare = crowd.work < FREE * (crowd.size - 1)
+        full = ready == size and work > FULL * size
+        spare = work < FREE * (size - 1)
         self._full_since = (now if self._full_since is None else self._full_since) if full else None
         self._spare_since = (now if self._spare_since is None else self._spare_since) if spare else None
         if self.fixed is not None:
             return self.fixed
-        size = crowd.size
         if self._full_since is not None and now - self._full_since >= GROW_AFTER:
             size, self._full_since = size + 1, None
         elif self._spare_since is not None and now - self._spare_since >= SHRINK_AFTER:
@@ -257,7 +248,7 @@ class Fleet:
         ready = [replica for replica in lasting if replica.state is EngineState.OK]
         answers = sum(load.running + load.waiting for load in loads) / self.model.max_requests
         work = max(answers, sum(load.kv_usage for load in loads))
-        size = self.scaler.size(Crowd(len(lasting), len(ready), work), asyncio.get_running_loop().time())
+        size = self.scaler.size(len(lasting), len(ready), work, asyncio.get_running_loop().time())
         for _ in range(size - len(lasting)):
             self._join(self._start_engine(), None)
         for replica in sorted(lasting, key=lambda one: one in ready, reverse=True)[size:]:

@@ -40,8 +40,8 @@ class Router(Generic[E]):
         self._block_size, self._capacity = block_size, capacity
         self._held: dict[E, OrderedDict[bytes, None]] = {}  # the least recently used digest first
         self._sessions: OrderedDict[Hashable, E] = OrderedDict()
-        # the engine that got its last job first comes first
-        self._turns: OrderedDict[E, None] = OrderedDict()
+        self._turns: dict[E, int] = {}  # the number of each engine's last job
+        self._num_jobs = 0
 
     def choose(
         self,
@@ -62,12 +62,9 @@ class Router(Generic[E]):
             unread = sum(length - self.hit(engine, digests) for length, digests in prompts)
             return unread + ANSWER * answers[engine] - SESSION * (engine == last)
 
-        for engine in reversed([*answers]):
-            if engine not in self._turns:
-                self._turns[engine] = None
-                self._turns.move_to_end(engine, last=False)
-        chosen = min((engine for engine in self._turns if engine in answers), key=cost)
-        self._turns.move_to_end(chosen)
+        chosen = min(answers, key=lambda engine: (cost(engine), self._turns.get(engine, 0)))
+        self._num_jobs += 1
+        self._turns[chosen] = self._num_jobs
         if session is not None:
             self._sessions[session] = chosen
             self._sessions.move_to_end(session)

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import wraps
 from itertools import zip_longest
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from soothsay.core.answer import FinishReason, SpeculationStats, TokenLogprobs
 from soothsay.server.engines.engine_messages import AnswerUpdate
 from soothsay.server.fleet.jobs import AnswerProgress, Job
-from soothsay.server.generation.request_bodies import (
-    AnyRequest,
-    StreamOptions,
-)
 from soothsay.server.http.api_errors import ApiError
 from soothsay.server.http.bodies import Json
 from soothsay.server.http.json_streams import EVENTS, Framing
-from soothsay.server.tools.tool_calls import ParsedPart, ToolCallParser
+from soothsay.server.tools.tool_calls import ParsedPart, ToolCall, ToolCallParser
 from soothsay.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -161,33 +157,6 @@ class TokenTexts:
         return self._texts[token]
 
 
-@dataclass(frozen=True, slots=True)
-class ReplyOptions:
-    """What a chat or a completion asks of its reply, besides the answers. The body itself is not kept."""
-
-    stream: bool = False
-    n: int = 1  # answers to each prompt in the reply
-    usage: bool = False  # whether the last chunk of a stream has the usage
-    usage_always: bool = False  # whether every chunk has the usage so far
-    logprobs: bool = True  # whether the reply has the log-probabilities that the answers have
-    prompt_logprobs: bool = False
-    token_ids: bool = False
-
-    @classmethod
-    def of(cls, body: AnyRequest) -> Self:
-        """The options of a body."""
-        stream = body.stream_options or StreamOptions()
-        return cls(
-            stream=bool(body.stream),
-            n=body.n or 1,
-            usage=bool(stream.include_usage),
-            usage_always=bool(stream.include_usage and stream.continuous_usage_stats),
-            logprobs=body.num_logprobs is not None,
-            prompt_logprobs=body.prompt_logprobs is not None,
-            token_ids=bool(body.return_token_ids),
-        )
-
-
 class ReplyFormat(ABC):
     """Formats the answers to one HTTP request as JSON, whole or in chunks of a stream.
 
@@ -203,18 +172,11 @@ class ReplyFormat(ABC):
         self.model, self.texts = model, texts
 
     @abstractmethod
-    def stream(self, job: Job, options: ReplyOptions) -> AsyncIterator[Json]:
-        """The chunks of a stream. Call this or `collect`, once.
-
-        Args:
-            job: the answers. This iterates over it.
-            options: what the request wants besides the answers.
-
-        Raises `ApiError` if the job fails.
-        """
+    def stream(self, job: Job) -> AsyncIterator[Json]:
+        """The chunks of a stream. Call this or `collect`, once. Raises `ApiError` if the job fails."""
 
     @abstractmethod
-    async def collect(self, job: Job, options: ReplyOptions) -> Json | list[Json]:
+    async def collect(self, job: Job) -> Json | list[Json]:
         """Wait for all answers, and return the whole reply. Raises `ApiError` if the job fails."""
 
     def failure(self, error: ApiError) -> Json:
@@ -223,18 +185,28 @@ class ReplyFormat(ABC):
 
 
 class OneAnswerFormat(ReplyFormat):
-    """Formats one answer that is split into text, thoughts and calls. `parser` makes what splits it."""
+    """Formats one answer that is split into text, thoughts and calls. `parser` makes what splits it.
+
+    Attributes:
+        calls: of the answer so far.
+        reason: why the answer ended; None: it has not.
+        stop: the stop sequence that ended it; empty: none did.
+    """
 
     def __init__(self, model: str, texts: TokenTexts, parser: MakeParser):
         super().__init__(model, texts)
         self._parser = parser()
-        self.reason: FinishReason | None = None  # why the answer ended
+        self.calls: list[ToolCall] = []
+        self.reason: FinishReason | None = None
+        self.stop = ""
 
     async def parts(self, job: Job) -> AsyncIterator[tuple[ParsedPart, AnswerUpdate]]:
         """Each update, split."""
         async for update in job:
-            self.reason = update.finish_reason
-            yield self._parser.parse(update.text, final=self.reason is not None), update
+            self.reason, self.stop = update.finish_reason, update.stop
+            part = self._parser.parse(update.text, final=self.reason is not None)
+            self.calls += part.calls
+            yield part, update
 
 
 def list_logprobs(

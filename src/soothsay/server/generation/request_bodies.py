@@ -108,6 +108,19 @@ class StructuredOutputs(Body):
     structural_tag: Any = None  # not supported
 
 
+class JsonSchema(Body):
+    """A JSON schema, which answers always follow. None: any object."""
+
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+
+
+class ResponseFormat(Body):
+    """The form of an answer: text, any JSON object, or JSON that follows a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
 class GenerationRequest(Body):
     """The fields that chats and completions share. None always means the default."""
 
@@ -148,6 +161,7 @@ class GenerationRequest(Body):
     guided_choice: Choices | None = None
     guided_grammar: str | None = None
     structured_outputs: StructuredOutputs | None = None
+    response_format: ResponseFormat | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -171,19 +185,6 @@ class GenerationRequest(Body):
         return [stop for stop in given if stop]
 
 
-class JsonSchema(Body):
-    """A JSON schema, which answers always follow. None: any object."""
-
-    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
-
-
-class ResponseFormat(Body):
-    """The form of an answer: text, any JSON object, or JSON that follows a schema."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
-
-
 class ChatRequest(GenerationRequest):
     """The body of `POST /v1/chat/completions`."""
 
@@ -194,7 +195,6 @@ class ChatRequest(GenerationRequest):
     tools: Items[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
     parallel_tool_calls: bool | None = None  # False: at most one call
-    response_format: ResponseFormat | None = None
     chat_template_kwargs: Fields[Any] | None = None
     modalities: Items[Literal["text"]] | None = None
     reasoning_effort: Annotated[str, Field(max_length=32)] | None = None  # a variable of the template
@@ -234,7 +234,6 @@ class CompletionRequest(GenerationRequest):
     logprobs: Whole | None = None
     echo: bool | None = None
     best_of: Whole | None = None
-    response_format: ResponseFormat | None = None
 
     logprobs_field: ClassVar = "logprobs"
 

@@ -11,7 +11,6 @@ from soothsay.core.params import SamplingParams
 from soothsay.server.engines.engine_messages import LoadedModel
 from soothsay.server.generation.request_bodies import ChatRequest, CompletionRequest
 from soothsay.server.generation.request_parameters import truncated
-from soothsay.server.generation.text_bounds import TextBound
 from soothsay.server.http.api_errors import ApiError, invalid, unsupported
 from soothsay.server.http.bodies import Json
 from soothsay.tokenizer import NO_TOKENIZER, Message, Tokenizer
@@ -22,6 +21,14 @@ RESERVED = ("messages", "self", "tools")
 CUT = 4
 """How many times as long as the context a text may be of which a request wants only the end."""
 
+PIECE = 1 << 13
+"""Characters of a long text that are tokenized together to find out whether it has too many tokens."""
+
+SHORT = 2
+"""Characters for each token of a limit up to which a text is short: it is tokenized as a whole at once."""
+
+MARGIN = 64
+"""Tokens of a piece that do not count: its ends may be cut into other tokens than in the whole text."""
 
 MAX_READ = 1 << 20
 """Limit of tokens of the prompts in one request, each counted for each of its answers, which hold a copy. A
@@ -53,7 +60,6 @@ class PromptReader:
 
     def __init__(self, model: LoadedModel):
         self._model, self.room = model, model.max_context
-        self._bound = None if model.tokenizer is None else TextBound(model.tokenizer)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -75,12 +81,12 @@ class PromptReader:
         """
         tokenizer = self.tokenizer
         limit = self.room * (CUT if cut else 1)
-        if self._bound is not None and self._bound.exceeds(text, limit):
-            raise self.over_long(f"{len(text)} characters", field, limit)
         try:
-            return tokenizer.encode(text, special=special)
+            if not exceeds(tokenizer, text, limit):
+                return tokenizer.encode(text, special=special)
         except Exception as error:  # the library raises plain Exception
             raise invalid(field, f"the tokenizer refused the text: {error}") from None
+        raise self.over_long(f"{len(text)} characters", field, limit)
 
     def render(self, messages: Sequence[Message], variables: dict[str, Any]) -> str:
         """A conversation in the model's chat template."""
@@ -156,6 +162,27 @@ class PromptReader:
                 text = str(prompt) if whole else self.decode(ids[-1])
                 echoed += [Echo(text, ids[-1])] * (body.n or 1)
         return ids, echoed
+
+
+def exceeds(tokenizer: Tokenizer, text: str, max_tokens: int) -> bool:
+    """Whether a long text certainly has more tokens than a limit. It is tokenized only until it has.
+
+    To tokenize a whole text takes up to 250 times its size in memory.
+    """
+    backend = tokenizer.backend
+    if len(text) <= SHORT * max_tokens or backend.truncation is not None:
+        return False
+    added = backend.get_added_tokens_decoder().values()
+    # such a token takes all white space beside it, also that of other pieces
+    strips = any(token.lstrip or token.rstrip for token in added)
+    count = 0
+    for begin in range(0, len(text), PIECE):
+        piece = text[begin : begin + PIECE]
+        piece = piece.strip() if strips else piece
+        count += max(len(tokenizer.encode(piece, special=False)) - MARGIN, 0)
+        if count > max_tokens:
+            return True
+    return False
 
 
 def continued_text(body: ChatRequest) -> str:

@@ -17,7 +17,7 @@ from soothsay.server.engines.engine_messages import LoadedModel, RequestOptions
 from soothsay.server.engines.grammar_checker import GrammarChecker
 from soothsay.server.fleet.engine_loop import EngineLoop
 from soothsay.server.fleet.jobs import Job
-from soothsay.server.generation.reply_format import MakeParser, ReplyFormat, ReplyOptions, TokenTexts, usage
+from soothsay.server.generation.reply_format import MakeParser, ReplyFormat, TokenTexts, usage
 from soothsay.server.generation.request_bodies import (
     AnyRequest,
     ChatRequest,
@@ -64,7 +64,7 @@ class ReplyPlan:
     params: SamplingParams
     options: RequestOptions
     reply: ReplyFormat
-    reply_options: ReplyOptions
+    stream: bool
     ignored: list[str]  # unknown fields
 
 
@@ -192,7 +192,7 @@ class Service:
         """What is kept of a body. Refuses fields and options that it must not have."""
         check_totals(prompts, params)
         options = self._options(body, http.state.account)
-        return ReplyPlan(prompts, params, options, reply, ReplyOptions.of(body), ignored_fields(body))
+        return ReplyPlan(prompts, params, options, reply, bool(body.stream), ignored_fields(body))
 
     def _options(self, body: GenerationRequest, account: Account | None) -> RequestOptions:
         """The request's options. Refuses what the server or the key does not allow."""
@@ -228,12 +228,11 @@ class Service:
         except BaseException:
             charge.end(refund=True)  # unless the job has ended it
             raise
-        if plan.reply_options.stream:
-            chunks = reply.stream(job, plan.reply_options)
+        if plan.stream:
             settle = partial(self._settle, http, job)
-            return EventStream(chunks, settle, reply.framing, reply.failure, headers)
+            return EventStream(reply.stream(job), settle, reply.framing, reply.failure, headers)
         try:
-            whole = await while_connected(http.receive, reply.collect(job, plan.reply_options))
+            whole = await while_connected(http.receive, reply.collect(job))
             return JsonReply(whole, headers)
         finally:
             self._settle(http, job)

@@ -316,19 +316,18 @@ def _python_call(node: ast.expr) -> ToolCall:
     return ToolCall(name, to_json({str(one.arg): _python_value(one.value) for one in node.keywords}))
 
 
+class _Words(ast.NodeTransformer):
+    """Replaces the names of JSON's values by these. Raises `ValueError` for keys that are no texts."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(WORDS[node.id.lower()]) if node.id.lower() in WORDS else node
+
+    def visit_Dict(self, node: ast.Dict) -> ast.AST:
+        if not all(isinstance(key, ast.Constant) and isinstance(key.value, str) for key in node.keys):
+            raise ValueError("a key that is no text")
+        return self.generic_visit(node)
+
+
 def _python_value(node: ast.expr) -> Any:
-    """The value of a literal. Raises `ValueError` for what JSON cannot have."""
-    match node:
-        case ast.Constant(value=bool() | int() | float() | str() | None as value):
-            return value
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
-            return -number
-        case ast.Name(id=word) if word.lower() in WORDS:
-            return WORDS[word.lower()]
-        case ast.List(elts=items) | ast.Tuple(elts=items):
-            return [_python_value(item) for item in items]
-        case ast.Dict(keys=keys, values=values):
-            names = [_python_value(key) if key is not None else None for key in keys]
-            if all(isinstance(name, str) for name in names):
-                return {str(name): _python_value(value) for name, value in zip(names, values, strict=True)}
-    raise ValueError("no literal")
+    """The value of a literal. Raises `ValueError` or `TypeError` for what JSON cannot have."""
+    return ast.literal_eval(_Words().visit(node))

@@ -14,19 +14,13 @@ from starlette.responses import JSONResponse, Response
 from soothsay.core.answer import FinishReason
 from soothsay.server.apis.anthropic.anthropic_bodies import RENAMED, AnthropicRequest, PromptRequest
 from soothsay.server.fleet.jobs import Job
-from soothsay.server.generation.reply_format import (
-    MakeParser,
-    OneAnswerFormat,
-    ReplyOptions,
-    TokenTexts,
-    usage,
-)
+from soothsay.server.generation.reply_format import MakeParser, OneAnswerFormat, TokenTexts, usage
 from soothsay.server.generation.service import ReplyPlan, Service, without_traces
 from soothsay.server.http.api_errors import ApiError
 from soothsay.server.http.api_route import ApiRoute
 from soothsay.server.http.bodies import Json
 from soothsay.server.http.json_streams import NAMED_EVENTS, to_line
-from soothsay.server.tools.tool_calls import ParsedPart, ToolCall
+from soothsay.server.tools.tool_calls import ParsedPart
 
 
 class AnthropicFormat(OneAnswerFormat):
@@ -50,16 +44,12 @@ class AnthropicFormat(OneAnswerFormat):
         self._id = f"msg_{secrets.token_hex(12)}"
         self._content: list[Json] = []  # blocks; the last one grows while it is open
         self._is_open = False
-        self._calls: list[ToolCall] = []
-        self._stopped_by = ""  # the stop sequence that ended the answer
 
-    async def stream(self, job: Job, options: ReplyOptions) -> AsyncIterator[Json]:
+    async def stream(self, job: Job) -> AsyncIterator[Json]:
         """The events of a stream. The last but one has the reason of the end and the usage."""
         begun = {**_usage(job), "output_tokens": 0}  # the engine may be ahead of this stream
         yield {"type": "message_start", "message": self._message(begun, None, None)}
-        async for part, update in self.parts(job):
-            self._calls += part.calls
-            self._stopped_by = update.stop
+        async for part, _ in self.parts(job):
             for event in self._update(part):
                 yield event
         for event in self._end():
@@ -69,9 +59,9 @@ class AnthropicFormat(OneAnswerFormat):
         yield {"type": "message_delta", "delta": end, "usage": _usage(job)}
         yield {"type": "message_stop"}
 
-    async def collect(self, job: Job, options: ReplyOptions) -> Json:
+    async def collect(self, job: Job) -> Json:
         """Wait for the answer, and return the whole message."""
-        async for _ in self.stream(job, options):
+        async for _ in self.stream(job):
             pass
         return self._message(_usage(job), *self._reason(job))
 
@@ -112,7 +102,7 @@ class AnthropicFormat(OneAnswerFormat):
 
     def _end(self) -> Iterator[Json]:
         """The events that end the text, and those of the calls. A call is known only when it is complete."""
-        for call in self._calls:
+        for call in self.calls:
             values = call.values
             yield from self._begin({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
             self._content[-1]["input"] = values
@@ -126,9 +116,9 @@ class AnthropicFormat(OneAnswerFormat):
             full = answer.num_prompt + answer.num_output >= self._max_context
             limited = answer.num_output == job.params.max_tokens
             return "model_context_window_exceeded" if full and not limited else "max_tokens", None
-        if self._stopped_by:
-            return "stop_sequence", self._stopped_by
-        return "tool_use" if self._calls else "end_turn", None
+        if self.stop:
+            return "stop_sequence", self.stop
+        return "tool_use" if self.calls else "end_turn", None
 
     def _message(self, usage: Json, reason: str | None, word: str | None) -> Json:
         return {

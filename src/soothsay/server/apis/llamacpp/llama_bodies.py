@@ -13,10 +13,10 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from soothsay.server.generation.request_bodies import (
+    OUR_NAMES,
     UNLIMITED,
     CompletionRequest,
     GenerationRequest,
-    ResponseFormat,
 )
 from soothsay.server.generation.request_parameters import nearest
 from soothsay.server.http.api_errors import invalid, unsupported
@@ -34,13 +34,7 @@ MAX_FIELDS_WANTED = 64
 FieldPath = Annotated[str, Field(max_length=256)]
 """A name in `response_fields`. A slash leads into a field."""
 
-RENAMED = {
-    "max_tokens": "n_predict",
-    "logprobs": "n_probs",
-    "n": "n_cmpl",
-    "repetition_penalty": "repeat_penalty",
-    "guided_json": "json_schema",
-}
+RENAMED = {ours: theirs for theirs, ours in OUR_NAMES.items()} | {"logprobs": "n_probs", "n": "n_cmpl"}
 """Fields of a completion, and what this API calls them."""
 
 
@@ -60,7 +54,6 @@ class LlamaRequest(GenerationRequest):
     return_tokens: bool | None = None
     timings_per_token: bool | None = None
     response_fields: Annotated[Items[FieldPath], Field(max_length=MAX_FIELDS_WANTED)] | None = None
-    response_format: ResponseFormat | None = None
     cache_prompt: bool | None = None  # no effect: what is cached never changes an answer
     id_slot: Whole | None = None  # no effect: requests are not bound to slots
 
@@ -77,8 +70,8 @@ class LlamaRequest(GenerationRequest):
         if self.n_probs and self.post_sampling_probs:
             message = "post_sampling_probs is not supported: probabilities are those of the model itself"
             raise unsupported("post_sampling_probs", message)
-        shared = GenerationRequest.model_fields.keys() | {"response_format"}
-        theirs = (type(self).model_fields.keys() | CompletionRequest.model_fields.keys()) - shared
+        names = type(self).model_fields.keys() | CompletionRequest.model_fields.keys()
+        theirs = names - GenerationRequest.model_fields.keys()
         given = self.model_dump(by_alias=True, exclude_unset=True, exclude=theirs)
         fields = {name: value for name, value in given.items() if name not in theirs}
         return make_body(

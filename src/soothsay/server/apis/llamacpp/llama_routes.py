@@ -26,7 +26,6 @@ from soothsay.server.engines.engine_messages import AnswerUpdate
 from soothsay.server.fleet.jobs import Job
 from soothsay.server.generation.reply_format import (
     ReplyFormat,
-    ReplyOptions,
     TokenTexts,
     as_one,
     gathered,
@@ -68,7 +67,7 @@ class LlamaFormat(ReplyFormat):
         self._with_ids, self._with_timings = bool(asked.return_tokens), bool(asked.timings_per_token)
         self._selected_fields = [(name, name.split("/")) for name in asked.response_fields or ()]
 
-    async def stream(self, job: Job, options: ReplyOptions) -> AsyncIterator[Json]:
+    async def stream(self, job: Job) -> AsyncIterator[Json]:
         """Chunks with new text. The last one of each answer has no text, and all other fields."""
         answers: list[list[AnswerUpdate]] = [[] for _ in job.answers]
         async for update in job:
@@ -78,7 +77,7 @@ class LlamaFormat(ReplyFormat):
             if update.finish_reason is not None:
                 yield self._selected(self._whole(job, as_one(answers[update.index]), last=True))
 
-    async def collect(self, job: Job, options: ReplyOptions) -> Json | list[Json]:
+    async def collect(self, job: Job) -> Json | list[Json]:
         """Wait for all answers, and return the reply; a list of them for more than one answer."""
         made = [self._selected(self._whole(job, answer)) for answer in await gathered(job)]
         return made[0] if len(made) == 1 else made

@@ -15,10 +15,7 @@ from soothsay.server.generation.service import Service
 from soothsay.server.http.api_errors import invalid
 from soothsay.server.http.api_route import ApiRoute
 from soothsay.server.http.bodies import Body, Items, TokenIds
-from soothsay.vocabulary.byte_level import byte_text
-
-BYTE_LETTERS = {byte_text(bytes([byte])): byte for byte in range(256)}
-"""The byte that each letter stands for in byte-level BPE."""
+from soothsay.vocabulary.byte_level import BYTE_LETTERS
 
 
 class TokenizeRequest(Body):

@@ -23,13 +23,7 @@ from soothsay.server.apis.ollama.ollama_bodies import (
     tagged,
 )
 from soothsay.server.fleet.jobs import Job
-from soothsay.server.generation.reply_format import (
-    OneAnswerFormat,
-    ReplyOptions,
-    gathered,
-    list_logprobs,
-    usage,
-)
+from soothsay.server.generation.reply_format import OneAnswerFormat, gathered, list_logprobs, usage
 from soothsay.server.generation.service import ReplyPlan, Service
 from soothsay.server.http.api_errors import ApiError
 from soothsay.server.http.api_route import ApiRoute
@@ -47,14 +41,14 @@ class OllamaFormat(OneAnswerFormat):
     def content(self, part: ParsedPart) -> Json:
         """The fields of a reply that have the text, the thoughts and the calls."""
 
-    async def stream(self, job: Job, options: ReplyOptions) -> AsyncIterator[Json]:
+    async def stream(self, job: Job) -> AsyncIterator[Json]:
         """The lines of a stream. The last one has no text, and the counts and durations of the answer."""
         async for part, update in self.parts(job):
             if part.content or part.calls or part.reasoning or update.logprobs:
                 yield self._reply(part, update.logprobs or [], {"done": False})
         yield self._reply(ParsedPart(), [], self._ending(job))
 
-    async def collect(self, job: Job, options: ReplyOptions) -> Json:
+    async def collect(self, job: Job) -> Json:
         """Wait for the answer, and return the whole reply."""
         (whole,) = await gathered(job)
         self.reason = whole.finish_reason

@@ -19,14 +19,19 @@ from soothsay.server.generation.message_bodies import call_of
 from soothsay.server.generation.reply_format import (
     MakeParser,
     ReplyFormat,
-    ReplyOptions,
     TokenTexts,
     gathered,
     list_logprobs,
     reports,
     usage,
 )
-from soothsay.server.generation.request_prompts import Echo
+from soothsay.server.generation.request_bodies import (
+    AnyRequest,
+    ChatRequest,
+    CompletionRequest,
+    StreamOptions,
+)
+from soothsay.server.generation.request_prompts import Echo, continued_text
 from soothsay.server.http.bodies import Json
 from soothsay.server.tools.tool_calls import ToolCall, ToolCallParser
 
@@ -36,6 +41,10 @@ class ChoiceFormat(ReplyFormat):
 
     Replies may have what OpenAI's lack: token ids, and log-probabilities of prompts. The fields are vLLM's. A
     chat has one prompt, so its fields are at the root of the reply. Those of completions are in each choice.
+
+    Args:
+        model, texts: see `ReplyFormat`.
+        body: says what the reply has besides the answers. It is not kept.
     """
 
     kind: str  # the field `object` of a whole reply
@@ -43,52 +52,59 @@ class ChoiceFormat(ReplyFormat):
     prefix: str  # of the reply's id
     one_prompt: bool  # whether fields about the prompt are at the root of the reply
 
-    def __init__(self, model: str, texts: TokenTexts):
-        super().__init__(model, texts)
+    def __init__(self, model: str, texts: TokenTexts, body: AnyRequest):
+        super().__init__(model, TokenTexts(None) if body.return_tokens_as_token_ids else texts)
+        stream = body.stream_options or StreamOptions()
+        self._n = body.n or 1  # answers to each prompt in the reply
+        self._usage = bool(stream.include_usage)  # whether the last chunk of a stream has the usage
+        self._usage_always = bool(stream.continuous_usage_stats)  # whether every chunk has the usage so far
+        self._has_logprobs = body.num_logprobs is not None
+        self._has_prompt_logprobs = body.prompt_logprobs is not None
+        self._has_ids = bool(body.return_token_ids)
         self.id = f"{self.prefix}-{secrets.token_hex(12)}"
         self.created = int(time.time())
         self._begun: set[int] = set()  # answers that have had a chunk
         self._held: defaultdict[int, list[int]] = defaultdict(list)  # by answer: ids for its next chunk
 
-    async def stream(self, job: Job, options: ReplyOptions) -> AsyncIterator[Json]:
+    async def stream(self, job: Job) -> AsyncIterator[Json]:
         """The chunks of a stream. The last one has the usage, if that is wanted, and the reports."""
 
         def chunk(choice: Json) -> Json:
             made = self._frame(self.chunk_kind, [choice])
-            if options.usage:
-                made["usage"] = usage(job) if options.usage_always else None
-            if options.token_ids:
-                self._add_ids(made, choice, job.prompts[choice["index"] // options.n])
+            if self._usage:
+                made["usage"] = usage(job) if self._usage_always else None
+            if self._has_ids:
+                self._add_ids(made, choice, job.prompts[choice["index"] // self._n])
             return made
 
         for choice in self.opening(job.size):
             yield chunk(choice)
         num_open = job.size
         async for update in job:
-            self._held[update.index] += update.token_ids if options.token_ids else ()
+            self._held[update.index] += update.token_ids if self._has_ids else ()
             num_open -= update.finish_reason is not None
             choices = self.update(update)
             for place, choice in enumerate(choices, start=1):
-                is_last = num_open == 0 and place == len(choices) and not options.usage
+                is_last = num_open == 0 and place == len(choices) and not self._usage
                 yield {**chunk(choice), **(reports(job) if is_last else {})}
-        if options.usage:
+        if self._usage:
             yield {**self._frame(self.chunk_kind, []), "usage": usage(job), **reports(job)}
 
-    async def collect(self, job: Job, options: ReplyOptions) -> Json:
+    async def collect(self, job: Job) -> Json:
         """Wait for all answers, and return the reply with the `n` best to each prompt."""
         answers = await gathered(job)
         made = {**self._frame(self.kind, []), "usage": usage(job), **reports(job)}
-        for index, number in enumerate(_best(answers, job.params.n, options.n)):
+        for index, number in enumerate(_best(answers, job.params.n, self._n)):
             whole = replace(answers[number], index=index)
             choice = {**self.choice(whole), "seed": job.answers[number].seed}
-            if not options.logprobs:
+            if not self._has_logprobs:
                 choice["logprobs"] = None  # they were for choosing the best
             made["choices"].append(choice)
             root = made if self.one_prompt else choice
-            if options.token_ids:
-                root["prompt_token_ids"] = job.prompts[index // options.n]
+            if self._has_ids:
+                root["prompt_token_ids"] = job.prompts[index // self._n]
                 choice["token_ids"] = whole.token_ids
-            if options.prompt_logprobs:
+            if self._has_prompt_logprobs:
                 root["prompt_logprobs"] = chain([None], map(self._ranked, whole.prompt_logprobs or ()))
         return made
 
@@ -170,17 +186,17 @@ class ChatFormat(ChoiceFormat):
     """Formats answers to a chat.
 
     Args:
-        model, texts: see `ReplyFormat`.
+        model, texts, body: see `ChoiceFormat`.
         parser: makes the parser of thoughts and tool calls for one answer.
-        echoed: text that each answer begins with, from the request.
     """
 
     kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
     one_prompt = True
 
-    def __init__(self, model: str, texts: TokenTexts, parser: MakeParser, echoed: str = ""):
-        super().__init__(model, texts)
-        self._make_parser, self._echoed = parser, echoed
+    def __init__(self, model: str, texts: TokenTexts, body: ChatRequest, parser: MakeParser):
+        super().__init__(model, texts, body)
+        self._make_parser = parser
+        self._echoed = continued_text(body) if body.echo else ""  # each answer begins with it
         self._parsers: dict[int, ToolCallParser] = {}  # by answer
         self._num_calls = Counter[int]()  # by answer, so far
 
@@ -232,18 +248,19 @@ class CompletionFormat(ChoiceFormat):
     """Formats completions.
 
     Args:
-        model, texts: see `ReplyFormat`.
+        model, texts, body: see `ChoiceFormat`.
         echoed: the prompt of each answer if replies begin with it, else nothing.
-        scored: whether the prompts have log-probabilities. Then a stream begins with the first update, and
-            lists contain the token that ended an answer: readers count tokens from both ends.
     """
 
     kind, chunk_kind, prefix = "text_completion", "text_completion", "cmpl"
     one_prompt = False
 
-    def __init__(self, model: str, texts: TokenTexts, echoed: Sequence[Echo] = (), *, scored: bool = False):
-        super().__init__(model, texts)
-        self._echoed, self._scored = echoed, scored
+    def __init__(self, model: str, texts: TokenTexts, body: CompletionRequest, echoed: Sequence[Echo]):
+        super().__init__(model, texts, body)
+        self._echoed = echoed
+        # then a stream begins with the first update, and lists contain the token that ended an answer:
+        # readers count tokens from both ends
+        self._scored = body.echoed_logprobs is not None
         self._offsets = Counter[int]()  # characters with log-probabilities so far, by answer
 
     def opening(self, count: int) -> list[Json]:

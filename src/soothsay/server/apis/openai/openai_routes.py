@@ -15,9 +15,8 @@ from starlette.responses import JSONResponse, Response
 from soothsay.server.apis.openai.openai_replies import ChatFormat, CompletionFormat
 from soothsay.server.apis.openai.responses_bodies import RENAMED, ResponsesRequest
 from soothsay.server.apis.openai.responses_replies import ResponsesFormat
-from soothsay.server.generation.reply_format import MakeParser, TokenTexts
-from soothsay.server.generation.request_bodies import ChatRequest, CompletionRequest, GenerationRequest
-from soothsay.server.generation.request_prompts import continued_text
+from soothsay.server.generation.reply_format import MakeParser
+from soothsay.server.generation.request_bodies import ChatRequest, CompletionRequest
 from soothsay.server.generation.service import ReplyPlan, Service, without_traces
 from soothsay.server.http.api_route import ApiRoute
 from soothsay.server.http.bodies import Json
@@ -27,17 +26,11 @@ def openai_routes(service: Service) -> list[ApiRoute]:
     """The routes of this API. llama.cpp's server has the chats at a path of its own too."""
     name = service.config.name
 
-    def texts(body: GenerationRequest) -> TokenTexts:
-        """The texts of tokens in a reply, or their ids if the request prefers these."""
-        return TokenTexts(None) if body.return_tokens_as_token_ids else service.texts
-
     def chat(http: Request, body: ChatRequest) -> ReplyPlan:
-        echoed = continued_text(body) if body.echo else ""
-        return service.chat(http, body, partial(ChatFormat, name, texts(body), echoed=echoed))
+        return service.chat(http, body, partial(ChatFormat, name, service.texts, body))
 
     def complete(http: Request, body: CompletionRequest) -> ReplyPlan:
-        scored = body.echo is True and body.logprobs is not None
-        return service.complete(http, body, partial(CompletionFormat, name, texts(body), scored=scored))
+        return service.complete(http, body, partial(CompletionFormat, name, service.texts, body))
 
     def respond(http: Request, body: ResponsesRequest) -> ReplyPlan:
         chat, echo = without_traces(body.chat()), body.echo()

@@ -13,7 +13,6 @@ from soothsay.server.fleet.jobs import Job
 from soothsay.server.generation.reply_format import (
     MakeParser,
     OneAnswerFormat,
-    ReplyOptions,
     TokenTexts,
     list_logprobs,
     usage,
@@ -58,10 +57,9 @@ class ResponsesFormat(OneAnswerFormat):
         self._part: Json = {}  # its content
         self._logprobs: list[Json] = []
         self._num_told = 0  # log-probabilities in events so far
-        self._calls: list[ToolCall] = []
         self._items: list[Json] = []  # items that are done
 
-    async def stream(self, job: Job, options: ReplyOptions) -> AsyncIterator[Json]:
+    async def stream(self, job: Job) -> AsyncIterator[Json]:
         """The events of a stream. The last one has the whole response, always with the usage."""
         params = job.params
         self._response |= {"temperature": params.temperature, "top_p": params.top_p}
@@ -69,7 +67,6 @@ class ResponsesFormat(OneAnswerFormat):
         for kind in ("created", "in_progress"):
             yield self._event(f"response.{kind}", response=self._snapshot("in_progress"))
         async for part, update in self.parts(job):
-            self._calls += part.calls
             self._logprobs += list_logprobs(self.texts, update.logprobs or (), no_bytes=[])
             for event in self._update(part):
                 yield event
@@ -83,9 +80,9 @@ class ResponsesFormat(OneAnswerFormat):
             whole["incomplete_details"] = {"reason": "max_output_tokens"}
         yield self._event(f"response.{status}", response=whole)
 
-    async def collect(self, job: Job, options: ReplyOptions) -> Json:
+    async def collect(self, job: Job) -> Json:
         """Wait for the answer, and return the whole response."""
-        async for event in self.stream(job, options):
+        async for event in self.stream(job):
             last = event
         response: Json = last["response"]
         return response
@@ -142,10 +139,10 @@ class ResponsesFormat(OneAnswerFormat):
 
     def _end(self, status: str) -> Iterator[Json]:
         """The events that end the message, and those of the calls. An empty answer is an empty message."""
-        if not self._calls and not self._items and self._item is None:
+        if not self.calls and not self._items and self._item is None:
             yield from self._begin("output_text")
         yield from self._end_item(status)
-        for call in self._calls:
+        for call in self.calls:
             yield from self._call(call)
 
     def _call(self, call: ToolCall) -> Iterator[Json]:
