@@ -18,7 +18,7 @@ from soothsay.cli.bench.bench_options import save_chart, write_markdown
 from soothsay.cli.terminal import notice, progress_bar
 from soothsay.config import DType
 from soothsay.files import write_text
-from soothsay.options import FILE, ModelOptions, argument, common, flag, option, optional, shared
+from soothsay.options import FILE, ModelOptions, argument, common, flag, option, optional, required, shared
 
 if TYPE_CHECKING:
     from soothsay.bench.spec.spec_results import SpecResults
