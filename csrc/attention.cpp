@@ -348,6 +348,7 @@ extern "C" void soothsay_attend(const float* q, const void* kv, int format, cons
     const Shape s{heads, values, group, d, slots, softcap, window, sinks};
     const Family all{keys, key_begin, rows, positions, row_begin, shared, 0, 0};
     if (format == SOOTHSAY_INT16_KEYS) attend<IntegerFormat>(q, kv, all, num_paths, s, out);
+    else if (format == SOOTHSAY_INT8) attend<ByteFormat>(q, kv, all, num_paths, s, out);
     else if (format == SOOTHSAY_BF16) attend<HalfFormat>(q, kv, all, num_paths, s, out);
     else attend<FloatFormat>(q, kv, all, num_paths, s, out);
 }

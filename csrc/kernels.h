@@ -12,8 +12,9 @@ int soothsay_runs_here();
 void soothsay_set_threads(int count);
 
 // Formats of a KV pool [heads, slots, row]. A row has d floats or d bfloat16. With integer keys a row has d + 2 places of 16
-// bits: a key is d integers and a float, their scale; a value is d bfloat16, and two places are unused.
-enum soothsay_format { SOOTHSAY_FLOAT, SOOTHSAY_BF16, SOOTHSAY_INT16_KEYS };
+// bits: a key is d integers and a float, their scale; a value is d bfloat16, and two places are unused. With integers of 8 bits
+// a row has d + 4 bytes: d integers and their scale.
+enum soothsay_format { SOOTHSAY_FLOAT, SOOTHSAY_BF16, SOOTHSAY_INT16_KEYS, SOOTHSAY_INT8 };
 
 // The gated delta rule of a layer (soothsay/model/ops/delta_rule.py). taps [taps, channels], log_rates and offsets [value_heads],
 // scale [value_size]; channels are queries and keys of all key_heads, then values of all value_heads. Sizes of heads are

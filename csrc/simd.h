@@ -156,6 +156,15 @@ inline void keep(int8_t* p, ints v) {
 #endif
 }
 
+// Integers from 0 to 255.
+inline void keep(uint8_t* p, ints v) {
+#if defined(__AVX512F__)
+    _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8((__m512i)v));
+#else
+    for (int i = 0; i < LANES; ++i) p[i] = uint8_t(v[i]);
+#endif
+}
+
 // Integers that 16 bits hold.
 inline void keep(int16_t* p, ints v) {
 #if defined(__AVX512F__)
@@ -272,6 +281,33 @@ inline ints add_pairs(ints acc, shorts a, shorts b) {
     return (ints)_mm256_dpwssd_avx_epi32((__m256i)acc, (__m256i)a, (__m256i)b);
 #else
     return acc + pairs(a, b);
+#endif
+}
+
+#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
+// Sums of two products of bytes, unsigned a and signed b. Exact if a is below 128: then 16 bits hold a sum.
+inline shorts byte_pairs(ints a, ints b) {
+#if defined(__AVX512BW__)
+    return (shorts)_mm512_maddubs_epi16((__m512i)a, (__m512i)b);
+#else
+    return (shorts)_mm256_maddubs_epi16((__m256i)a, (__m256i)b);
+#endif
+}
+#endif
+
+// acc + the sum of four products of bytes, unsigned w of BITS bits and signed x. Exact.
+template <int BITS>
+inline ints dot(ints acc, ints w, ints x) {
+#if defined(__AVX512VNNI__)
+    return (ints)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, (__m512i)x);
+#elif defined(__AVXVNNI__)
+    return (ints)_mm256_dpbusd_avx_epi32((__m256i)acc, (__m256i)w, (__m256i)x);
+#else
+#if defined(__AVX2__)
+    if constexpr (BITS < 8) return acc + pairs(byte_pairs(w, x), shorts{} + 1);
+#endif
+    shorts even = (shorts)((ushorts)w & 0xff), odd = (shorts)((ushorts)w >> 8);
+    return acc + pairs(even, (shorts)x << 8 >> 8) + pairs(odd, (shorts)x >> 8);
 #endif
 }
 

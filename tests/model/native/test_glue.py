@@ -10,7 +10,7 @@ import torch
 from tiny import TINY, adapted, mixtures
 from torch import Tensor
 
-from soothsay.core.integer_keys import read_values, row_size
+from soothsay.core.kv_rows import INTEGERS, read_values, row_size
 from soothsay.model.decoder.norm import RMSNorm
 from soothsay.model.decoder.rope import Rope
 from soothsay.model.kernel_sets import best_kernels
@@ -24,7 +24,7 @@ from soothsay.model.weights.load import load_model
 
 STOCK = StockKernels()
 DTYPES = [torch.float32, torch.bfloat16]
-KEPT = [*((dtype, dtype) for dtype in DTYPES), *((dtype, torch.int16) for dtype in DTYPES)]
+KEPT = [(dtype, kept) for dtype in DTYPES for kept in (dtype, torch.int16, torch.int8)]
 """Element types of layers' outputs and of the KV pool."""
 
 
@@ -86,10 +86,12 @@ def test_rotate_and_store(
     pools = [torch.zeros(2 * keys, 200, row_size(d, kept), dtype=kept) for _ in range(2)]
     result = kernels.rotate_store(qkv, norms, rope, 0.3, pools[0], slots)
     close(result, STOCK.rotate_store(qkv, norms, rope, 0.3, pools[1], slots))
-    if kept is torch.int16:  # integers may differ by one
-        close(read_values(pools[0][keys:]), read_values(pools[1][keys:]))
-        assert (pools[0][:keys, :, :d].int() - pools[1][:keys, :, :d].int()).abs().max() <= 1
-        close(*(pool[:keys, :, d:].contiguous().view(torch.float32) for pool in pools))
+    if kept in INTEGERS:  # which may differ by one
+        whole = keys if kept is torch.int16 else 2 * keys  # rows of integers
+        if kept is torch.int16:
+            close(read_values(pools[0][keys:]), read_values(pools[1][keys:]))
+        assert (pools[0][:whole, :, :d].int() - pools[1][:whole, :, :d].int()).abs().max() <= 1
+        close(*(pool[:whole, :, d:].contiguous().view(torch.float32) for pool in pools))
     else:
         close(pools[0], pools[1])
     one = [part[5:6].contiguous() for part in rope]

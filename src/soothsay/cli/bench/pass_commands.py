@@ -13,7 +13,7 @@ from soothsay.bench.bench_plans import BenchOptions
 from soothsay.bench.tables import numbers_table, records_table
 from soothsay.cli.bench.bench_options import check_charts, known_dtypes, row_counts, save_chart, save_numbers
 from soothsay.cli.terminal import notice, progress_bar
-from soothsay.config import DType
+from soothsay.config import DType, KVDType
 from soothsay.options import FILE, ModelOptions, argument, common, option, optional, shared
 
 if TYPE_CHECKING:
@@ -143,6 +143,7 @@ class Quality:
     model: str = common("model")
     texts: list[Path] = argument("Text files to read, in order.", metavar="TEXT...", **FILE)
     dtype: list[str] | None = shared(BenchOptions, "dtype", show_default="auto")
+    kv_dtype: KVDType = shared(ModelOptions, "kv_dtype")
     reference: str | None = optional("MODEL", "The model whose float32 is the reference.")
     tokens: int = option(20_000, "Tokens to read, at most.", min=1)
     chunk: int = option(512, "Tokens that are read at once.", min=4)
@@ -155,7 +156,8 @@ class Quality:
         with progress_bar(f"reading with {self.model}", "chunks") as progress:
             from soothsay.bench.quality import bench_quality
 
-            found = bench_quality(self.model, text, dtypes, self.reference, self.tokens, self.chunk, progress)
+            read = self.reference, self.tokens, self.chunk
+            found = bench_quality(self.model, text, dtypes, *read, progress, self.kv_dtype)
         table = records_table(
             found,
             {"dtype": "{.dtype}"},
