@@ -79,7 +79,7 @@ void keep_row(const float* x, int d, bool, int8_t* row) { keep_integer_row(x, d,
 
 template <class In, class Out>
 void rotate_store(const In* qkv, const float* cos, const float* sin, const float* q_norm, const float* k_norm,
-                  const float* v_norm, const int64_t* slot, int64_t rows, const Heads& s, float* q, Out* kv) {
+                  const float* v_norm, const float* centre, const int64_t* slot, int64_t rows, const Heads& s, float* q, Out* kv) {
     const int d = s.d, first = s.queries + s.gates, all = first + 2 * s.keys;
     parallel(rows, PIECE / (all * d), [&](int64_t begin, int64_t end) {
         for (int64_t r = begin; r < end; ++r) {
@@ -96,6 +96,8 @@ void rotate_store(const In* qkv, const float* cos, const float* sin, const float
                     store(head + j, v);
                 }
                 if (!is_value) rotate(head, cos + r * d, sin + r * d, d, turned);
+                if (centre && !is_query && !is_value)
+                    for (int j = 0; j < d; j += LANES) store(turned + j, load(turned + j) - load(centre + int64_t(h - first) * d + j));
                 const float* result = is_value ? head : turned;
                 if (is_query)
                     for (int j = 0; j < d; j += LANES) store(q + (r * s.queries + h) * d + j, load(result + j) * s.scale);
@@ -156,12 +158,12 @@ extern "C" void soothsay_add_norm(const float* x, const void* delta, int delta_i
 
 extern "C" void soothsay_rotate_store(const void* qkv, int is_bf16, const float* cos, const float* sin,
                                       const float* q_norm, const float* k_norm, const float* v_norm,
-                                      const int64_t* slot, int64_t rows, int queries, int gates, int keys, int d,
+                                      const float* centre, const int64_t* slot, int64_t rows, int queries, int gates, int keys, int d,
                                       int64_t slots, float eps, float scale, float* q, void* kv, int format) {
     Heads s{queries, gates, keys, d, slots, eps, scale};
     auto write = [&](auto* pool) {
-        if (is_bf16) rotate_store((const bf16*)qkv, cos, sin, q_norm, k_norm, v_norm, slot, rows, s, q, pool);
-        else rotate_store((const float*)qkv, cos, sin, q_norm, k_norm, v_norm, slot, rows, s, q, pool);
+        if (is_bf16) rotate_store((const bf16*)qkv, cos, sin, q_norm, k_norm, v_norm, centre, slot, rows, s, q, pool);
+        else rotate_store((const float*)qkv, cos, sin, q_norm, k_norm, v_norm, centre, slot, rows, s, q, pool);
     };
     if (format == SOOTHSAY_INT16_KEYS) write((int16_t*)kv);
     else if (format == SOOTHSAY_INT8) write((int8_t*)kv);

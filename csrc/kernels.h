@@ -116,7 +116,7 @@ struct soothsay_operand {
 //   linear_heads   x [rows, heads, in], out [rows, heads, out]; held an array of weights for each head
 //   add_norm       x, delta, total, normed; held norm of delta, norm of total; factor epsilon
 //   centred_norm   x, out; held weight; factor epsilon
-//   rotate_store   qkv, q; held norms of queries, keys and values; numbers queries, gates, keys, d, rope; factors epsilon, scale
+//   rotate_store   qkv, q; held norms of queries, keys and values, centre of keys; numbers queries, gates, keys, d, rope; factors epsilon, scale
 //   attend         q, out; held sinks; numbers heads, values, group, d, window; factor softcap
 //   sigmoid_gate   x, gates, out
 //   delta          rows, gates, out; held soothsay_delta
@@ -139,7 +139,7 @@ enum soothsay_kind {
 struct soothsay_op {
     int kind, numbers[5];
     float factors[2];
-    const void* held[3];
+    const void* held[4];
     soothsay_operand operands[4];
 };
 

@@ -66,7 +66,7 @@ class Op(Structure):
         ("kind", c_int),
         ("numbers", c_int * 5),
         ("factors", c_float * 2),
-        ("held", c_void_p * 3),
+        ("held", c_void_p * 4),
         ("operands", Operand * 4),
     ]
 

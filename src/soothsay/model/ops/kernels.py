@@ -115,6 +115,7 @@ class Kernels(LayoutOps):
         *,
         gates: int = 0,
         keys: int | None = None,
+        centre: Tensor | None = None,
     ) -> Tensor:
         """Rotate queries and keys, and write keys and values to the pool.
 
@@ -128,6 +129,7 @@ class Kernels(LayoutOps):
             value_norm: of values, applied to each head.
             gates: heads after the queries that are left out.
             keys: heads of keys in `qkv`; None: all that the pool has. 0: nothing is written.
+            centre: `[H_kv, d]` float32, subtracted from rotated keys; None: zeros.
 
         Returns:
             `[N, H_q, d]` float32 queries.
@@ -149,7 +151,8 @@ class Kernels(LayoutOps):
         qk = rotate(qk, *rope)
         if not keys:
             return qk * scale
-        self.write(qk[:, queries:].transpose(0, 1), v.transpose(0, 1), kv, slots)
+        k = qk[:, queries:] if centre is None else qk[:, queries:] - centre
+        self.write(k.transpose(0, 1), v.transpose(0, 1), kv, slots)
         return qk[:, :queries] * scale
 
     def write(self, k: Tensor, v: Tensor, kv: Tensor, slots: Tensor) -> None:
