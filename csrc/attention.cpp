@@ -42,14 +42,15 @@ struct Shape {
 
 // A running softmax of one query: the largest score so far, and sums of exponentials relative to it, for each lane.
 struct Running {
-    float top = HIDDEN;
     floats total = {};
+    float top = HIDDEN;
     int64_t from, to;  // positions that the query sees, both inclusive
 
     // A score that comes before all keys' and has no value.
     void begin_with(float sink) { top = sink, total[0] = 1; }
 
     // Turns scores of the block at `begin` into weights, and rescales earlier sums to the new largest score.
+    template <class Values>
     void weigh(floats* x, int64_t begin, float softcap, float* acc, int d) {
         if (softcap != 0)
             for (int t = 0; t < TILES; ++t) x[t] = capped(x[t], softcap);
@@ -59,15 +60,15 @@ struct Running {
         }
         floats highest = x[0];
         for (int t = 1; t < TILES; ++t) highest = x[t] > highest ? x[t] : highest;
-        const float largest = max(highest);
-        if (largest > top) {
+        if (any_above(highest, top)) {
+            const float largest = max(highest);
             const float shrink = exp(splat(top - largest))[0];
             total *= shrink;
             for (int j = 0; j < d; j += LANES) store(acc + j, load(acc + j) * shrink);
             top = largest;
         }
         floats all = total;
-        for (int t = 0; t < TILES; ++t) all += x[t] = exp(x[t] - top);
+        for (int t = 0; t < TILES; ++t) all += x[t] = Values::power(x[t] - top);
         total = all;
     }
 
@@ -102,14 +103,15 @@ struct Visit {
     float* acc;  // [queries, d]
 
     bool sees(int n) const { return n < end && begin <= running[n].to && begin + BLOCK > running[n].from; }
-    void weigh(int n, floats* x) const { running[n].weigh(x, begin, s.softcap, acc + size_t(n) * s.d, s.d); }
+    template <class Values>
+    void weigh(int n, floats* x) const { running[n].weigh<Values>(x, begin, s.softcap, acc + size_t(n) * s.d, s.d); }
 };
 
 template <int N, class P>
 int meet(const P& products, int first, const Visit& visit) {
     floats x[N][TILES];
     products.template scores<N>(first, visit.s.d, x);
-    for (int n = 0; n < N; ++n) visit.weigh(first + n, x[n]);
+    for (int n = 0; n < N; ++n) visit.template weigh<P>(first + n, x[n]);
     products.template add<N>(x, visit.s.d, visit.acc + size_t(first) * visit.s.d);
     return N;
 }
@@ -136,7 +138,7 @@ int meet_next(const Tiles<Keys>& tiles, int first, const Visit& visit) {
     alignas(64) uint32_t w[TILE_ROWS][BLOCK / 2] = {};
     tiles.scores(first, d, x);
     for (int n = 0; n < tiles.height; ++n)
-        if (sees[n]) visit.weigh(first + n, x[n]), tiles.round(x[n], w[n]);
+        if (sees[n]) visit.weigh<Tiles<Keys>>(first + n, x[n]), tiles.round(x[n], w[n]);
     for (int j = 0; j < d; j += BLOCK) {
         tiles.weighted(w, j, x);
         for (int n = 0; n < tiles.height; ++n) {

@@ -1,6 +1,6 @@
 // Products of a block of keys and values in tiles (AMX).
 #pragma once
-#include "key_blocks.h"
+#include "integer_blocks.h"
 #include "tiles.h"
 
 #if defined(SOOTHSAY_TILES)

@@ -1,6 +1,6 @@
 // The formats of a KV pool, and the products that each uses.
 #pragma once
-#include "key_blocks.h"
+#include "integer_blocks.h"
 #include "key_tiles.h"
 
 namespace {

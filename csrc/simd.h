@@ -229,6 +229,15 @@ inline float max(floats v) {
     return a[0];
 }
 
+// Whether some number is above y.
+inline bool any_above(floats x, float y) {
+#if defined(__AVX512F__)
+    return _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(y), _CMP_GT_OQ);
+#else
+    return max(x) > y;
+#endif
+}
+
 // e^x for x <= 88, 0 below -87: 2^n e^r with |r| <= ln 2 / 2 and a polynomial of degree 6 (error below 2 ulp).
 inline floats exp(floats x) {
 #if defined(__AVX512F__)
@@ -252,6 +261,18 @@ inline floats exp(floats x) {
     std::memcpy(&two_n, &power, sizeof power);
     y *= two_n;
     return tiny ? splat(0.0f) : y;
+#endif
+}
+
+// e^x for x <= 0, with a relative error below 1e-4.
+inline floats coarse_exp(floats x) {
+#if defined(__AVX512DQ__)
+    const floats y = x * 1.44269504f, r = (floats)_mm512_reduce_ps((__m512)y, 1);  // y less the integer below it
+    floats power = splat(0.0780238897f);
+    for (float c : {0.226067930f, 0.695833310f, 0.999925230f}) power = fused(power, r, splat(c));
+    return (floats)_mm512_scalef_ps((__m512)power, (__m512)y);
+#else
+    return exp(x);
 #endif
 }
 

@@ -84,8 +84,9 @@ def test_rotate_and_store(
     rope = Rope(HeadRotation(RopeSpec(), d))(torch.randint(0, 4000, (rows,)))
     norms = (random_norm(d), random_norm(d)) if normed else None
     pools = [torch.zeros(2 * keys, 200, row_size(d, kept), dtype=kept) for _ in range(2)]
-    result = kernels.rotate_store(qkv, norms, rope, 0.3, pools[0], slots)
-    close(result, STOCK.rotate_store(qkv, norms, rope, 0.3, pools[1], slots))
+    centre = torch.randn(keys, d) if kept is torch.int8 else None
+    result = kernels.rotate_store(qkv, norms, rope, 0.3, pools[0], slots, centre=centre)
+    close(result, STOCK.rotate_store(qkv, norms, rope, 0.3, pools[1], slots, centre=centre))
     if kept in INTEGERS:  # which may differ by one
         whole = keys if kept is torch.int16 else 2 * keys  # rows of integers
         if kept is torch.int16:
@@ -97,7 +98,7 @@ def test_rotate_and_store(
     one = [part[5:6].contiguous() for part in rope]
     pool = torch.zeros_like(pools[0])
     alone = kernels.rotate_store(
-        qkv[5:6].contiguous(), norms, (one[0], one[1]), 0.3, pool, slots[5:6].clone()
+        qkv[5:6].contiguous(), norms, (one[0], one[1]), 0.3, pool, slots[5:6].clone(), centre=centre
     )
     assert torch.equal(alone[0], result[5])
     assert torch.equal(pool[:, slots[5]], pools[0][:, slots[5]])
