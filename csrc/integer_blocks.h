@@ -23,7 +23,9 @@ struct IntegerKeys {
     void set_query(int r, const float* source, int d) {
         T* row = (T*)&q[size_t(r) * words(d)];
         query_scales[r] = keep_integers(source, d, row);
-        for (int j = 0; BYTES && j < d; ++j) begins[r] -= 128 * row[j];
+        int32_t sum = 0;
+        for (int j = 0; BYTES && j < d; ++j) sum += row[j];
+        begins[r] = -128 * sum;
     }
 
     void set_keys(const T* const* k, int d) {
@@ -59,6 +61,13 @@ struct IntegerKeys {
     }
 };
 
+#if defined(__AVX512BW__)
+// Four words of each lane, as the lanes of four words: instructions that interleave or pack work within lanes.
+inline __m512i across_lanes(__m512i x) {
+    return _mm512_permutexvar_epi32(_mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0), x);
+}
+#endif
+
 // Values in 8 bits, weighted by bytes: a query's weights of a block, times the scales of values, are rounded to 0 to 255. Sums
 // of a block are exact.
 struct ByteValues {
@@ -73,11 +82,10 @@ struct ByteValues {
         for (int i = 0; i < BLOCK; i += 4) {
             uint32_t* out = &values[size_t(i / 4) * wide];
 #if defined(__AVX512BW__)
-            const __m512i order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
             for (int j = 0; j < d; j += 64) {
                 const __mmask16 own = __mmask16(d - j < 64 ? (1 << (d - j) / 4) - 1 : -1);
                 __m512i a[4], b[4];
-                for (int n = 0; n < 4; ++n) a[n] = _mm512_permutexvar_epi32(order, _mm512_maskz_loadu_epi32(own, v[i + n] + j));
+                for (int n = 0; n < 4; ++n) a[n] = across_lanes(_mm512_maskz_loadu_epi32(own, v[i + n] + j));
                 for (int n = 0; n < 4; n += 2) {
                     b[n] = _mm512_unpacklo_epi8(a[n], a[n + 1]);
                     b[n + 1] = _mm512_unpackhi_epi8(a[n], a[n + 1]);
@@ -102,7 +110,15 @@ struct ByteValues {
             highest = x[t] > highest ? x[t] : highest;
         }
         const float largest = max(highest), inverse = largest > LEAST_SIZE ? 255 / largest : 0.0f;
-        for (int t = 0; t < TILES; ++t) keep(w + t * LANES, nearest(x[t] * inverse));
+        ints whole[TILES];
+        for (int t = 0; t < TILES; ++t) whole[t] = nearest(x[t] * inverse);
+#if defined(__AVX512BW__)
+        const __m512i low = _mm512_packs_epi32((__m512i)whole[0], (__m512i)whole[1]);
+        const __m512i high = _mm512_packs_epi32((__m512i)whole[2], (__m512i)whole[3]);
+        _mm512_storeu_si512(w, across_lanes(_mm512_packus_epi16(low, high)));
+#else
+        for (int i = 0; i < BLOCK; ++i) w[i] = uint8_t(whole[i / LANES][i % LANES]);
+#endif
         return largest / 255;
     }
 

@@ -156,15 +156,6 @@ inline void keep(int8_t* p, ints v) {
 #endif
 }
 
-// Integers from 0 to 255.
-inline void keep(uint8_t* p, ints v) {
-#if defined(__AVX512F__)
-    _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8((__m512i)v));
-#else
-    for (int i = 0; i < LANES; ++i) p[i] = uint8_t(v[i]);
-#endif
-}
-
 // Integers that 16 bits hold.
 inline void keep(int16_t* p, ints v) {
 #if defined(__AVX512F__)
