@@ -299,11 +299,15 @@ void attend_together(const std::vector<Task>& tasks, int64_t most, const float* 
     most = std::min(most, end - begin);
     std::vector<std::optional<Sums>> sums(count), parts(count * most);
     for (; begin < end; begin += most) {
-        parallel(count * most, 1, [&](int64_t first, int64_t last) {
+        parallel(count * most, std::max(int64_t(1), count * most / (MANY * pool_threads())), [&](int64_t first, int64_t last) {
+            std::optional<Meeting<Format>> meeting;
             for (int64_t i = first; i < last; ++i) {
                 const Task& task = tasks[i / most];
                 const int64_t stretch = begin + i % most;
-                if (stretch >= task.begin(s) && stretch < task.end()) parts[i] = Meeting<Format>(task, q, kv, s).meet(stretch);
+                if (i % most == 0) meeting.reset();  // another task begins
+                if (stretch < task.begin(s) || stretch >= task.end()) continue;
+                if (!meeting) meeting.emplace(task, q, kv, s);
+                parts[i] = meeting->meet(stretch);
             }
         });
         parallel(count, 1 + JOINS / (most * tasks[0].count * s.group), [&](int64_t first, int64_t last) {
