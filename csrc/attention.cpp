@@ -8,6 +8,7 @@
 #include "operations.h"
 #include "kv_formats.h"
 #include "pool.h"
+#include "running_softmax.h"
 #include <algorithm>
 #include <optional>
 #include <vector>
@@ -23,7 +24,6 @@ constexpr int64_t STRETCH = 512 / BLOCK;  // blocks
 constexpr int64_t MANY = 4;               // tasks for each thread: from there on, each is one piece of work
 constexpr int64_t JOINS = 1024;           // of a query's sums, that are worth a piece
 constexpr int64_t MOST = 1 << 21;         // floats of sums that wait to be joined, about
-constexpr float HIDDEN = -1e30f;
 
 struct Shape {
     int heads;             // of keys
@@ -37,60 +37,6 @@ struct Shape {
     int64_t first_seen(int64_t position) const {
         if (window < 0) return position / -window * -window;
         return window && position >= window ? position - window + 1 : 0;
-    }
-};
-
-// A running softmax of one query: the largest score so far, and sums of exponentials relative to it, for each lane.
-struct Running {
-    floats total = {};
-    float top = HIDDEN;
-    int64_t from, to;  // positions that the query sees, both inclusive
-
-    // A score that comes before all keys' and has no value.
-    void begin_with(float sink) { top = sink, total[0] = 1; }
-
-    // Turns scores of the block at `begin` into weights, and rescales earlier sums to the new largest score.
-    template <class Values>
-    void weigh(floats* x, int64_t begin, float softcap, float* acc, int d) {
-        if (softcap != 0)
-            for (int t = 0; t < TILES; ++t) x[t] = capped(x[t], softcap);
-        if (begin + BLOCK - 1 > to || begin < from) {
-            const int first = int(std::max(from - begin, int64_t(0))), last = int(std::min(to - begin, int64_t(BLOCK)));
-            for (int t = 0; t < TILES; ++t) x[t] = hidden(x[t], t * LANES, first, last);
-        }
-        floats highest = x[0];
-        for (int t = 1; t < TILES; ++t) highest = x[t] > highest ? x[t] : highest;
-        if (any_above(highest, top)) {
-            const float largest = max(highest);
-            const float shrink = exp(splat(top - largest))[0];
-            total *= shrink;
-            for (int j = 0; j < d; j += LANES) store(acc + j, load(acc + j) * shrink);
-            top = largest;
-        }
-        floats all = total;
-        for (int t = 0; t < TILES; ++t) all += x[t] = Values::power(x[t] - top);
-        total = all;
-    }
-
-    // Joins the sums over keys that follow. `acc` and `others` have d floats.
-    void join(const Running& next, float* acc, const float* others, int d) {
-        const float factor = exp(splat(-std::abs(next.top - top)))[0];
-        const float mine = next.top > top ? factor : 1.0f, its = next.top > top ? 1.0f : factor;
-        total = total * mine + next.total * its;
-        for (int j = 0; j < d; j += LANES) store(acc + j, load(acc + j) * mine + load(others + j) * its);
-        top = std::max(top, next.top);
-    }
-
-    static floats capped(floats x, float softcap) {
-        for (int i = 0; i < LANES; ++i) x[i] = std::tanh(x[i] / softcap) * softcap;
-        return x;
-    }
-
-    // Hides the scores of keys before `first` and after `last`. x has those of keys from `key` on.
-    static floats hidden(floats x, int key, int first, int last) {
-        ints keys;
-        for (int i = 0; i < LANES; ++i) keys[i] = key + i;
-        return (keys < first) | (keys > last) ? splat(HIDDEN) : x;
     }
 };
 
