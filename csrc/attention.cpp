@@ -97,9 +97,9 @@ int meet_next(const Tiles<Keys>& tiles, int first, const Visit& visit) {
 }
 #endif
 
-// Fetches a row of `size` bytes into the second cache. A line that has but a scale is mostly one where the next row begins.
+// Fetches `size` bytes into the second cache.
 inline void prefetch(const void* row, int64_t size) {
-    for (int64_t i = 0; i + 4 < size; i += 64) __builtin_prefetch((const char*)row + i, 0, 2);
+    for (int64_t i = 0; i < size; i += 64) __builtin_prefetch((const char*)row + i, 0, 2);
 }
 
 // A family: consecutive paths that begin with the same keys, and their parameters.
