@@ -62,8 +62,14 @@ class Verify:
             # few, so that prefill needs chunks
             rows = min(self.batch * EngineConfig.max_tree, EngineConfig.max_rows)
             config = EngineConfig(max_requests=self.batch, max_rows=rows)
-            own = {"dtype": self.dtype, "kv_dtype": self.kv_dtype, "device": self.device}
-            llm = LLM(self.model, drafter="none", config=config, **own)
+            llm = LLM(
+                self.model,
+                drafter="none",
+                dtype=self.dtype,
+                kv_dtype=self.kv_dtype,
+                device=self.device,
+                config=config,
+            )
             drafters: dict[str, DrafterSpec] = {spec: spec for spec in self.drafter or ()}
             drafters = drafters or {**fitting_drafters(llm.engine.target)}
         ids = [encode(entry, llm) for entry in entries]

@@ -107,9 +107,9 @@ class Attention(nn.Module):
         if norms is not None and c.norms is not None and c.norms.over_heads:
             qkv, norms = self._normed(ops, qkv, *norms), None
         kv, own = at.keys(2 * c.kv_heads, c.size, qkv), 0 if self.shares else c.kv_heads
-        slots, gated = at.batch.slots, self.gates
-        heads = {"gates": gated, "keys": own, "centre": None if self.centre is None else self.centre.centre}
-        q = ops.rotate_store(qkv, norms, at.rope, c.scale, kv, slots, self.v_norm, **heads)
+        centre = None if self.centre is None else self.centre.centre
+        held = norms, at.rope, c.scale, kv, at.batch.slots, self.v_norm
+        q = ops.rotate_store(qkv, *held, gates=self.gates, keys=own, centre=centre)
         if self.growth is not None:
             g = self.growth
             q = ops.grow(q, g.factors, g.span, g.shift, at.batch.positions)
