@@ -8,6 +8,7 @@
 #include "operations.h"
 #include "kv_formats.h"
 #include "pool.h"
+#include "running_softmax.h"
 #include <algorithm>
 #include <optional>
 #include <vector>
@@ -23,7 +24,6 @@ constexpr int64_t STRETCH = 512 / BLOCK;  // blocks
 constexpr int64_t MANY = 4;               // tasks for each thread: from there on, each is one piece of work
 constexpr int64_t JOINS = 1024;           // of a query's sums, that are worth a piece
 constexpr int64_t MOST = 1 << 21;         // floats of sums that wait to be joined, about
-constexpr float HIDDEN = -1e30f;
 
 struct Shape {
     int heads;             // of keys
@@ -40,59 +40,6 @@ struct Shape {
     }
 };
 
-// A running softmax of one query: the largest score so far, and sums of exponentials relative to it, for each lane.
-struct Running {
-    float top = HIDDEN;
-    floats total = {};
-    int64_t from, to;  // positions that the query sees, both inclusive
-
-    // A score that comes before all keys' and has no value.
-    void begin_with(float sink) { top = sink, total[0] = 1; }
-
-    // Turns scores of the block at `begin` into weights, and rescales earlier sums to the new largest score.
-    void weigh(floats* x, int64_t begin, float softcap, float* acc, int d) {
-        if (softcap != 0)
-            for (int t = 0; t < TILES; ++t) x[t] = capped(x[t], softcap);
-        if (begin + BLOCK - 1 > to || begin < from) {
-            const int first = int(std::max(from - begin, int64_t(0))), last = int(std::min(to - begin, int64_t(BLOCK)));
-            for (int t = 0; t < TILES; ++t) x[t] = hidden(x[t], t * LANES, first, last);
-        }
-        floats highest = x[0];
-        for (int t = 1; t < TILES; ++t) highest = x[t] > highest ? x[t] : highest;
-        const float largest = max(highest);
-        if (largest > top) {
-            const float shrink = exp(splat(top - largest))[0];
-            total *= shrink;
-            for (int j = 0; j < d; j += LANES) store(acc + j, load(acc + j) * shrink);
-            top = largest;
-        }
-        floats all = total;
-        for (int t = 0; t < TILES; ++t) all += x[t] = exp(x[t] - top);
-        total = all;
-    }
-
-    // Joins the sums over keys that follow. `acc` and `others` have d floats.
-    void join(const Running& next, float* acc, const float* others, int d) {
-        const float factor = exp(splat(-std::abs(next.top - top)))[0];
-        const float mine = next.top > top ? factor : 1.0f, its = next.top > top ? 1.0f : factor;
-        total = total * mine + next.total * its;
-        for (int j = 0; j < d; j += LANES) store(acc + j, load(acc + j) * mine + load(others + j) * its);
-        top = std::max(top, next.top);
-    }
-
-    static floats capped(floats x, float softcap) {
-        for (int i = 0; i < LANES; ++i) x[i] = std::tanh(x[i] / softcap) * softcap;
-        return x;
-    }
-
-    // Hides the scores of keys before `first` and after `last`. x has those of keys from `key` on.
-    static floats hidden(floats x, int key, int first, int last) {
-        ints keys;
-        for (int i = 0; i < LANES; ++i) keys[i] = key + i;
-        return (keys < first) | (keys > last) ? splat(HIDDEN) : x;
-    }
-};
-
 // A pass of one head over a block of keys.
 struct Visit {
     const Shape& s;
@@ -102,14 +49,15 @@ struct Visit {
     float* acc;  // [queries, d]
 
     bool sees(int n) const { return n < end && begin <= running[n].to && begin + BLOCK > running[n].from; }
-    void weigh(int n, floats* x) const { running[n].weigh(x, begin, s.softcap, acc + size_t(n) * s.d, s.d); }
+    template <class Values>
+    void weigh(int n, floats* x) const { running[n].weigh<Values>(x, begin, s.softcap, acc + size_t(n) * s.d, s.d); }
 };
 
 template <int N, class P>
 int meet(const P& products, int first, const Visit& visit) {
     floats x[N][TILES];
     products.template scores<N>(first, visit.s.d, x);
-    for (int n = 0; n < N; ++n) visit.weigh(first + n, x[n]);
+    for (int n = 0; n < N; ++n) visit.template weigh<P>(first + n, x[n]);
     products.template add<N>(x, visit.s.d, visit.acc + size_t(first) * visit.s.d);
     return N;
 }
@@ -136,7 +84,7 @@ int meet_next(const Tiles<Keys>& tiles, int first, const Visit& visit) {
     alignas(64) uint32_t w[TILE_ROWS][BLOCK / 2] = {};
     tiles.scores(first, d, x);
     for (int n = 0; n < tiles.height; ++n)
-        if (sees[n]) visit.weigh(first + n, x[n]), tiles.round(x[n], w[n]);
+        if (sees[n]) visit.weigh<Tiles<Keys>>(first + n, x[n]), tiles.round(x[n], w[n]);
     for (int j = 0; j < d; j += BLOCK) {
         tiles.weighted(w, j, x);
         for (int n = 0; n < tiles.height; ++n) {
@@ -297,11 +245,15 @@ void attend_together(const std::vector<Task>& tasks, int64_t most, const float* 
     most = std::min(most, end - begin);
     std::vector<std::optional<Sums>> sums(count), parts(count * most);
     for (; begin < end; begin += most) {
-        parallel(count * most, 1, [&](int64_t first, int64_t last) {
+        parallel(count * most, std::max(int64_t(1), count * most / (MANY * pool_threads())), [&](int64_t first, int64_t last) {
+            std::optional<Meeting<Format>> meeting;
             for (int64_t i = first; i < last; ++i) {
                 const Task& task = tasks[i / most];
                 const int64_t stretch = begin + i % most;
-                if (stretch >= task.begin(s) && stretch < task.end()) parts[i] = Meeting<Format>(task, q, kv, s).meet(stretch);
+                if (i % most == 0) meeting.reset();  // another task begins
+                if (stretch < task.begin(s) || stretch >= task.end()) continue;
+                if (!meeting) meeting.emplace(task, q, kv, s);
+                parts[i] = meeting->meet(stretch);
             }
         });
         parallel(count, 1 + JOINS / (most * tasks[0].count * s.group), [&](int64_t first, int64_t last) {
@@ -348,6 +300,7 @@ extern "C" void soothsay_attend(const float* q, const void* kv, int format, cons
     const Shape s{heads, values, group, d, slots, softcap, window, sinks};
     const Family all{keys, key_begin, rows, positions, row_begin, shared, 0, 0};
     if (format == SOOTHSAY_INT16_KEYS) attend<IntegerFormat>(q, kv, all, num_paths, s, out);
+    else if (format == SOOTHSAY_INT8) attend<ByteFormat>(q, kv, all, num_paths, s, out);
     else if (format == SOOTHSAY_BF16) attend<HalfFormat>(q, kv, all, num_paths, s, out);
     else attend<FloatFormat>(q, kv, all, num_paths, s, out);
 }

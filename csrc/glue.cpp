@@ -2,9 +2,10 @@
 // activations. Each is one pass over memory. The order of a row's sums depends on its length alone, so its bits are the
 // same in any batch.
 #include "activations.h"
-#include "integer_keys.h"
+#include "integer_rows.h"
 #include "operations.h"
 #include "pool.h"
+#include <type_traits>
 
 namespace {
 
@@ -59,24 +60,26 @@ struct Heads {
     float eps, scale;
 };
 
-// Writes d numbers of a key or a value to the row of `slot` in a head's memory.
+// Elements of a row of d numbers in a pool of T.
 template <class T>
-void keep_row(const float* x, int d, int64_t slot, bool, T* head) {
-    for (int j = 0; j < d; j += LANES) keep(head + slot * d + j, load(x + j));
+int64_t row_size(int d) { return std::is_integral_v<T> ? integer_row<T>(d) : d; }
+
+// Writes d numbers of a key or a value to its row.
+template <class T>
+void keep_row(const float* x, int d, bool, T* row) {
+    for (int j = 0; j < d; j += LANES) keep(row + j, load(x + j));
 }
 
-void keep_row(const float* x, int d, int64_t slot, bool is_value, int16_t* head) {
-    int16_t* row = head + slot * integer_row(d);
-    if (!is_value) return keep_integer_key(x, d, row);
-    for (int j = 0; j < d; j += LANES) keep((bf16*)row + j, load(x + j));
+void keep_row(const float* x, int d, bool is_value, int16_t* row) {
+    if (is_value) keep_row(x, d, is_value, (bf16*)row);
+    else keep_integer_row(x, d, row);
 }
 
-inline int64_t row_size(const int16_t*, int d) { return integer_row(d); }
-template <class T> int64_t row_size(const T*, int d) { return d; }
+void keep_row(const float* x, int d, bool, int8_t* row) { keep_integer_row(x, d, row); }
 
 template <class In, class Out>
 void rotate_store(const In* qkv, const float* cos, const float* sin, const float* q_norm, const float* k_norm,
-                  const float* v_norm, const int64_t* slot, int64_t rows, const Heads& s, float* q, Out* kv) {
+                  const float* v_norm, const float* centre, const int64_t* slot, int64_t rows, const Heads& s, float* q, Out* kv) {
     const int d = s.d, first = s.queries + s.gates, all = first + 2 * s.keys;
     parallel(rows, PIECE / (all * d), [&](int64_t begin, int64_t end) {
         for (int64_t r = begin; r < end; ++r) {
@@ -93,11 +96,13 @@ void rotate_store(const In* qkv, const float* cos, const float* sin, const float
                     store(head + j, v);
                 }
                 if (!is_value) rotate(head, cos + r * d, sin + r * d, d, turned);
+                if (centre && !is_query && !is_value)
+                    for (int j = 0; j < d; j += LANES) store(turned + j, load(turned + j) - load(centre + int64_t(h - first) * d + j));
                 const float* result = is_value ? head : turned;
                 if (is_query)
                     for (int j = 0; j < d; j += LANES) store(q + (r * s.queries + h) * d + j, load(result + j) * s.scale);
                 else
-                    keep_row(result, d, slot[r], is_value, kv + int64_t(h - first) * s.slots * row_size(kv, d));
+                    keep_row(result, d, is_value, kv + (int64_t(h - first) * s.slots + slot[r]) * row_size<Out>(d));
             }
         }
     });
@@ -153,14 +158,15 @@ extern "C" void soothsay_add_norm(const float* x, const void* delta, int delta_i
 
 extern "C" void soothsay_rotate_store(const void* qkv, int is_bf16, const float* cos, const float* sin,
                                       const float* q_norm, const float* k_norm, const float* v_norm,
-                                      const int64_t* slot, int64_t rows, int queries, int gates, int keys, int d,
+                                      const float* centre, const int64_t* slot, int64_t rows, int queries, int gates, int keys, int d,
                                       int64_t slots, float eps, float scale, float* q, void* kv, int format) {
     Heads s{queries, gates, keys, d, slots, eps, scale};
     auto write = [&](auto* pool) {
-        if (is_bf16) rotate_store((const bf16*)qkv, cos, sin, q_norm, k_norm, v_norm, slot, rows, s, q, pool);
-        else rotate_store((const float*)qkv, cos, sin, q_norm, k_norm, v_norm, slot, rows, s, q, pool);
+        if (is_bf16) rotate_store((const bf16*)qkv, cos, sin, q_norm, k_norm, v_norm, centre, slot, rows, s, q, pool);
+        else rotate_store((const float*)qkv, cos, sin, q_norm, k_norm, v_norm, centre, slot, rows, s, q, pool);
     };
     if (format == SOOTHSAY_INT16_KEYS) write((int16_t*)kv);
+    else if (format == SOOTHSAY_INT8) write((int8_t*)kv);
     else if (format == SOOTHSAY_BF16) write((bf16*)kv);
     else write((float*)kv);
 }

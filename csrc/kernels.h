@@ -12,8 +12,9 @@ int soothsay_runs_here();
 void soothsay_set_threads(int count);
 
 // Formats of a KV pool [heads, slots, row]. A row has d floats or d bfloat16. With integer keys a row has d + 2 places of 16
-// bits: a key is d integers and a float, their scale; a value is d bfloat16, and two places are unused.
-enum soothsay_format { SOOTHSAY_FLOAT, SOOTHSAY_BF16, SOOTHSAY_INT16_KEYS };
+// bits: a key is d integers and a float, their scale; a value is d bfloat16, and two places are unused. With integers of 8 bits
+// a row has d + 4 bytes: d integers and their scale.
+enum soothsay_format { SOOTHSAY_FLOAT, SOOTHSAY_BF16, SOOTHSAY_INT16_KEYS, SOOTHSAY_INT8 };
 
 // The gated delta rule of a layer (soothsay/model/ops/delta_rule.py). taps [taps, channels], log_rates and offsets [value_heads],
 // scale [value_size]; channels are queries and keys of all key_heads, then values of all value_heads. Sizes of heads are
@@ -115,7 +116,7 @@ struct soothsay_operand {
 //   linear_heads   x [rows, heads, in], out [rows, heads, out]; held an array of weights for each head
 //   add_norm       x, delta, total, normed; held norm of delta, norm of total; factor epsilon
 //   centred_norm   x, out; held weight; factor epsilon
-//   rotate_store   qkv, q; held norms of queries, keys and values; numbers queries, gates, keys, d, rope; factors epsilon, scale
+//   rotate_store   qkv, q; held norms of queries, keys and values, centre of keys; numbers queries, gates, keys, d, rope; factors epsilon, scale
 //   attend         q, out; held sinks; numbers heads, values, group, d, window; factor softcap
 //   sigmoid_gate   x, gates, out
 //   delta          rows, gates, out; held soothsay_delta
@@ -138,7 +139,7 @@ enum soothsay_kind {
 struct soothsay_op {
     int kind, numbers[5];
     float factors[2];
-    const void* held[3];
+    const void* held[4];
     soothsay_operand operands[4];
 };
 

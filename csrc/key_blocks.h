@@ -1,9 +1,8 @@
 // A block of a head's keys and values in the layouts of products, and these products.
 //
-// `Floats...`, `Pair...` (of bfloat16) and `Integer...` each have one half: scores of queries against keys, or sums of
-// values.
+// `Float...` and `Pair...` (of bfloat16) each have one half: scores of queries against keys, or sums of values. Those of
+// integers are in integer_blocks.h.
 #pragma once
-#include "integer_keys.h"
 #include "simd.h"
 #include <vector>
 
@@ -50,19 +49,26 @@ inline void transpose(__m512i (&a)[LANES], uint32_t* out) {
 }
 #endif
 
-// The block's keys, rows of d numbers of 16 bits, as pairs: out[j][i] is pair j of key i.
-template <class T>
-void set_pairs(const T* const* k, int d, Words& out) {
+// The first `count` words of the block's keys, each with its bits FLIP changed: out[j][i] is word j of key i.
+template <uint32_t FLIP = 0, class T>
+void set_words(const T* const* k, int count, Words& out) {
 #if defined(__AVX512F__)
+    const __m512i flip = _mm512_set1_epi32(int(FLIP));
     for (int t = 0; t < TILES; ++t)
-        for (int j = 0; j < d / 2; j += LANES) {
+        for (int j = 0; j < count; j += LANES) {
+            const __mmask16 own = __mmask16(count - j < LANES ? (1 << (count - j)) - 1 : -1);
             __m512i rows[LANES];
-            for (int i = 0; i < LANES; ++i) rows[i] = _mm512_loadu_si512(k[t * LANES + i] + 2 * j);
+            for (int i = 0; i < LANES; ++i)
+                rows[i] = _mm512_xor_si512(_mm512_maskz_loadu_epi32(own, (const char*)k[t * LANES + i] + 4 * j), flip);
             transpose(rows, &out[size_t(j) * BLOCK + t * LANES]);
         }
 #else
     for (int i = 0; i < BLOCK; ++i)
-        for (int j = 0; j < d / 2; ++j) std::memcpy(&out[size_t(j) * BLOCK + i], k[i] + 2 * j, 4);
+        for (int j = 0; j < count; ++j) {
+            uint32_t word;
+            std::memcpy(&word, (const char*)k[i] + 4 * j, 4);
+            out[size_t(j) * BLOCK + i] = word ^ FLIP;
+        }
 #endif
 }
 
@@ -101,6 +107,7 @@ struct FloatKeys {
 // Values as floats.
 struct FloatValues {
     std::vector<float> values;
+    static floats power(floats x) { return exp(x); }
     FloatValues(int, int d) : values(size_t(BLOCK) * d) {}
 
     template <class T>
@@ -132,42 +139,6 @@ struct FloatValues {
     }
 };
 
-// Keys and queries as integers of 16 bits. Sums are exact; see integer_keys.h.
-struct IntegerKeys {
-    std::vector<float> query_scales;
-    float key_scales[BLOCK];
-    Words q, keys;  // pairs: [queries][d/2], [d/2][BLOCK]
-    IntegerKeys(int queries, int d) : query_scales(queries), q(size_t(queries) * d / 2), keys(size_t(BLOCK) * d / 2) {}
-
-    void set_query(int r, const float* source, int d) {
-        query_scales[r] = keep_integers(source, d, (int16_t*)&q[size_t(r) * d / 2]);
-    }
-
-    void set_keys(const int16_t* const* k, int d) {
-        set_pairs(k, d, keys);
-        for (int i = 0; i < BLOCK; ++i) key_scales[i] = integer_scale(k[i], d);
-    }
-
-    template <int N>
-    void scores(int r, int d, floats (*out)[TILES]) const {
-        const uint32_t* x = &q[size_t(r) * d / 2];
-        for (int first = 0; first < TILES; first += WIDE) {
-            ints s[N][WIDE] = {};
-            for (int j = 0; j < d / 2; ++j)
-                for (int t = 0; t < WIDE; ++t) {
-                    shorts k;
-                    std::memcpy(&k, &keys[size_t(j) * BLOCK + (first + t) * LANES], sizeof k);
-                    for (int n = 0; n < N; ++n) s[n][t] = add_pairs(s[n][t], k, (shorts)splat(int32_t(x[n * d / 2 + j])));
-                }
-            for (int n = 0; n < N; ++n)
-                for (int t = 0; t < WIDE; ++t) {
-                    const floats scale = load(&key_scales[(first + t) * LANES]) * query_scales[r + n];
-                    out[n][first + t] = __builtin_convertvector(s[n][t], floats) * scale;
-                }
-        }
-    }
-};
-
 #if defined(__AVX512BF16__)
 // Keys and queries as pairs of bfloat16. Sums are float.
 struct PairKeys {
@@ -180,7 +151,7 @@ struct PairKeys {
         for (int j = 0; j < d / 2; ++j) q[size_t(r) * d / 2 + j] = pair(narrow(source[2 * j]), narrow(source[2 * j + 1]));
     }
 
-    void set_keys(const bf16* const* k, int d) { set_pairs(k, d, keys); }
+    void set_keys(const bf16* const* k, int d) { set_words(k, d / 2, keys); }
 
     template <int N>
     void scores(int r, int d, floats (*out)[TILES]) const {
@@ -201,6 +172,7 @@ struct PairKeys {
 struct PairValues {
     const int wide;  // d, rounded up to whole tiles
     Words values;    // [BLOCK/2][wide]
+    static floats power(floats x) { return exp(x); }
     PairValues(int, int d) : wide((d + BLOCK - 1) / BLOCK * BLOCK), values(size_t(BLOCK) * wide / 2) {}
 
     void set_values(const bf16* const* v, int d) {

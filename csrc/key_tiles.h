@@ -1,6 +1,6 @@
 // Products of a block of keys and values in tiles (AMX).
 #pragma once
-#include "key_blocks.h"
+#include "integer_blocks.h"
 #include "tiles.h"
 
 #if defined(SOOTHSAY_TILES)
@@ -21,7 +21,7 @@ struct PairKeyTiles : PairKeys {
 };
 
 // Keys and queries as integers of 16 bits, multiplied byte by byte: an integer is 256 times a signed byte plus an unsigned
-// one. Sums wrap around at 32 bits, and the whole fits (integer_keys.h). So scores equal those of vectors.
+// one. Sums wrap around at 32 bits, and the whole fits (integer_rows.h). So scores equal those of vectors.
 class IntegerKeyTiles {
     typedef uint32_t uints __attribute__((vector_size(4 * LANES)));
 

@@ -1,6 +1,6 @@
 // The formats of a KV pool, and the products that each uses.
 #pragma once
-#include "key_blocks.h"
+#include "integer_blocks.h"
 #include "key_tiles.h"
 
 namespace {
@@ -36,9 +36,15 @@ struct IntegerFormat {
 #if defined(SOOTHSAY_TILES)
     typedef Tiles<IntegerKeyTiles> Products;
 #else
-    typedef Both<IntegerKeys, HalfValues> Products;
+    typedef Both<IntegerKeys<int16_t>, HalfValues> Products;
 #endif
-    static int64_t stride(int d) { return integer_row(d); }
+    static int64_t stride(int d) { return integer_row<int16_t>(d); }
+};
+
+struct ByteFormat {
+    typedef int8_t Key, Value;
+    typedef Both<IntegerKeys<int8_t>, ByteValues> Products;
+    static int64_t stride(int d) { return integer_row<int8_t>(d); }
 };
 
 }  // namespace

@@ -10,9 +10,9 @@ void soothsay_add_norm(const float* x, const void* delta, int delta_is_bf16, con
                        float eps, int64_t rows, int n, float* total, void* normed, int normed_is_bf16);
 
 // qkv [rows, queries + gates + 2 keys, d]; cos, sin [rows, d]; q [rows, queries, d] float; kv [2 keys, slots, row]; the three
-// norms [d] or null.
+// norms [d] or null; centre [keys, d], subtracted from rotated keys, or null.
 void soothsay_rotate_store(const void* qkv, int is_bf16, const float* cos, const float* sin, const float* q_norm,
-                           const float* k_norm, const float* v_norm, const int64_t* slot, int64_t rows, int queries,
+                           const float* k_norm, const float* v_norm, const float* centre, const int64_t* slot, int64_t rows, int queries,
                            int gates, int keys, int d, int64_t slots, float eps, float scale, float* q, void* kv,
                            int format);
 

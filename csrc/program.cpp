@@ -187,7 +187,7 @@ void run(const soothsay_op& op, const soothsay_pass& p, const soothsay_layer& la
         case SOOTHSAY_CENTRED_NORM:
             return centred_norm(a.floats(), held(0), op.factors[0], rows, a.width(), b);
         case SOOTHSAY_ROTATE_STORE:
-            return soothsay_rotate_store(a.data, a.is_bf16, p.ropes[2 * n[4]], p.ropes[2 * n[4] + 1], held(0), held(1), held(2), p.slots, rows, n[0],
+            return soothsay_rotate_store(a.data, a.is_bf16, p.ropes[2 * n[4]], p.ropes[2 * n[4] + 1], held(0), held(1), held(2), held(3), p.slots, rows, n[0],
                                          n[1], n[2], n[3], p.pool_slots, op.factors[0], op.factors[1], b.floats(), layer.kv, layer.format);
         case SOOTHSAY_ATTEND:
             return soothsay_attend(a.floats(), layer.kv, layer.format, p.keys, p.key_begin, p.path_rows, p.path_positions, p.row_begin, p.shared,

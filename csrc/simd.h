@@ -220,6 +220,15 @@ inline float max(floats v) {
     return a[0];
 }
 
+// Whether some number is above y.
+inline bool any_above(floats x, float y) {
+#if defined(__AVX512F__)
+    return _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(y), _CMP_GT_OQ);
+#else
+    return max(x) > y;
+#endif
+}
+
 // e^x for x <= 88, 0 below -87: 2^n e^r with |r| <= ln 2 / 2 and a polynomial of degree 6 (error below 2 ulp).
 inline floats exp(floats x) {
 #if defined(__AVX512F__)
@@ -243,6 +252,18 @@ inline floats exp(floats x) {
     std::memcpy(&two_n, &power, sizeof power);
     y *= two_n;
     return tiny ? splat(0.0f) : y;
+#endif
+}
+
+// e^x for x <= 0, with a relative error below 1e-4.
+inline floats coarse_exp(floats x) {
+#if defined(__AVX512DQ__)
+    const floats y = x * 1.44269504f, r = (floats)_mm512_reduce_ps((__m512)y, 1);  // y less the integer below it
+    floats power = splat(0.0780238897f);
+    for (float c : {0.226067930f, 0.695833310f, 0.999925230f}) power = fused(power, r, splat(c));
+    return (floats)_mm512_scalef_ps((__m512)power, (__m512)y);
+#else
+    return exp(x);
 #endif
 }
 
@@ -272,6 +293,33 @@ inline ints add_pairs(ints acc, shorts a, shorts b) {
     return (ints)_mm256_dpwssd_avx_epi32((__m256i)acc, (__m256i)a, (__m256i)b);
 #else
     return acc + pairs(a, b);
+#endif
+}
+
+#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
+// Sums of two products of bytes, unsigned a and signed b. Exact if a is below 128: then 16 bits hold a sum.
+inline shorts byte_pairs(ints a, ints b) {
+#if defined(__AVX512BW__)
+    return (shorts)_mm512_maddubs_epi16((__m512i)a, (__m512i)b);
+#else
+    return (shorts)_mm256_maddubs_epi16((__m256i)a, (__m256i)b);
+#endif
+}
+#endif
+
+// acc + the sum of four products of bytes, unsigned w of BITS bits and signed x. Exact.
+template <int BITS>
+inline ints dot(ints acc, ints w, ints x) {
+#if defined(__AVX512VNNI__)
+    return (ints)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, (__m512i)x);
+#elif defined(__AVXVNNI__)
+    return (ints)_mm256_dpbusd_avx_epi32((__m256i)acc, (__m256i)w, (__m256i)x);
+#else
+#if defined(__AVX2__)
+    if constexpr (BITS < 8) return acc + pairs(byte_pairs(w, x), shorts{} + 1);
+#endif
+    shorts even = (shorts)((ushorts)w & 0xff), odd = (shorts)((ushorts)w >> 8);
+    return acc + pairs(even, (shorts)x << 8 >> 8) + pairs(odd, (shorts)x >> 8);
 #endif
 }
 

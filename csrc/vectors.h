@@ -27,33 +27,6 @@ constexpr int ROWS = 2;
 template <int R> constexpr int WIDTH = R == 1 ? COLUMNS / 2 : COLUMNS / 2 < 4 ? COLUMNS / 2 : 4;
 #endif
 
-#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
-// Sums of two products of bytes, unsigned a and signed b. Exact if a is below 128: then 16 bits hold a sum.
-inline shorts byte_pairs(ints a, ints b) {
-#if defined(__AVX512BW__)
-    return (shorts)_mm512_maddubs_epi16((__m512i)a, (__m512i)b);
-#else
-    return (shorts)_mm256_maddubs_epi16((__m256i)a, (__m256i)b);
-#endif
-}
-#endif
-
-// acc + the sum of four products of bytes, unsigned w of BITS bits and signed x. Exact.
-template <int BITS>
-inline ints dot(ints acc, ints w, ints x) {
-#if defined(__AVX512VNNI__)
-    return (ints)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, (__m512i)x);
-#elif defined(__AVXVNNI__)
-    return (ints)_mm256_dpbusd_avx_epi32((__m256i)acc, (__m256i)w, (__m256i)x);
-#else
-#if defined(__AVX2__)
-    if constexpr (BITS < 8) return acc + pairs(byte_pairs(w, x), shorts{} + 1);
-#endif
-    shorts even = (shorts)((ushorts)w & 0xff), odd = (shorts)((ushorts)w >> 8);
-    return acc + pairs(even, (shorts)x << 8 >> 8) + pairs(odd, (shorts)x >> 8);
-#endif
-}
-
 // The integers of 16 codes, in every 16 bytes of a register.
 struct Table {
     ints values;

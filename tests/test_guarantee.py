@@ -203,6 +203,28 @@ class TestEveryDrafter:
         assert sum(request.num_preemptions for request in requests) >= 3  # reading prompts takes 19 steps
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "int4"])
+def test_with_keys_and_values_in_int8(dtype: str) -> None:
+    """After prefix hits, in small chunks, preempted, with drafters that share the pool or have their own."""
+    longest = max(len(prompt) for prompt in prompts()) + (GREEDY.max_tokens or 0)
+    small = {"kv_tokens": longest + 100, "block_size": 8, "max_rows": 24}
+    llm = make(dtype, kv_dtype="int8", **small)
+    alone = make(dtype, kv_dtype="int8", prefix_caching=False)
+    assert "KV pool int8" in llm.numeric_mode
+    expected = [alone.generate(*one) for one in zip(prompts(), MIXED, strict=True)]
+    assert any(a.logprobs != b.logprobs for a, b in zip(expected, plain(dtype), strict=True))
+    requests = watch(llm)
+    preempt_often(llm)
+    names = ["suffix", "mtp", "layer-skip", "draft-model(model=sibyl)", "prompt-lookup | mtp"]
+    for shift in range(2):
+        drafters = [names[(i + shift) % len(names)] for i in range(len(PROMPTS))]
+        results = llm.generate(prompts(), MIXED, drafter=drafters)
+        for result, one in zip(results, expected, strict=True):
+            same(result, one)
+    assert sum(request.num_preemptions for request in requests) >= 3
+    assert any(request.num_prefix_hits for request in requests)
+
+
 def test_priorities_and_bounds_on_guesses_in_a_mixed_batch() -> None:
     """Memory is so small that requests are preempted, and their order decides which.
 

@@ -10,10 +10,13 @@ import pytest
 import torch
 
 from soothsay import LLM, Drafter, DrafterError, EngineConfig, ModelError, SamplingParams
-from soothsay.core.integer_keys import kv_bytes
+from soothsay.core.kv_rows import kv_bytes
 from soothsay.engine.sizing import WORKING_MEMORY, complete_config
 from soothsay.machine import Memory
+from soothsay.model.ops.kernels import StockKernels
+from soothsay.model.specs.state_specs import ConvolutionSpec
 from soothsay.model.transformer import Transformer
+from soothsay.model.weights.numeric_mode import check_int8_kv
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, seed=0)
 
@@ -70,6 +73,29 @@ def test_engines_of_a_machine_share_its_memory(
     free[0] = WORKING_MEMORY
     with pytest.raises(ModelError, match=r"no memory of .* GB is left for the KV pool"):
         LLM(model)
+
+
+def test_keys_and_values_in_int8_take_half_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "soothsay.engine.sizing.memory_of", lambda device: Memory(WORKING_MEMORY + 4_000_000, "")
+    )
+    options = {"dtype": "bfloat16", "max_context": 4096, "drafter": "none"}
+    tokens = [LLM("sibyl", kv_dtype=own, **options).config.kv_tokens for own in ("auto", "int8")]
+    assert (tokens[1] or 0) / (tokens[0] or 1) > 1.75
+
+
+def test_keys_and_values_that_cannot_be_in_int8(
+    tiny: Callable[..., Transformer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ModelError, match=r"^kv_dtype 'int4' is unknown; choose auto, int8$"):
+        LLM("sibyl", kv_dtype="int4")  # type: ignore[arg-type]
+    kernels = StockKernels()
+    spec = tiny(mixers={0: ConvolutionSpec(channels=64, taps=3)}).spec
+    with pytest.raises(ModelError, match=r"keeps recurrent states\. Leave kv_dtype at auto"):
+        check_int8_kv(spec, kernels)
+    kernels.quantizes_kv = False
+    with pytest.raises(ModelError, match=r"cannot keep KV in int8; leave kv_dtype at auto, or choose device"):
+        check_int8_kv(tiny().spec, kernels)
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:99", "", 3.5, None])

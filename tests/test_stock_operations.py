@@ -21,10 +21,7 @@ OUTSIDE = {
 
 PASSES = [
     *sorted(file for file in (SOURCE / "model").glob("*.py") if file.stem not in OUTSIDE),
-    *(
-        SOURCE / "core" / f"{name}.py"
-        for name in ("drawing", "functions", "integer_keys", "noise", "sampling")
-    ),
+    *(SOURCE / "core" / f"{name}.py" for name in ("drawing", "functions", "kv_rows", "noise", "sampling")),
     *(SOURCE / file for file in ("core/verify.py", "engine/verification.py")),
 ]
 OURS = {"add", "norm", "select", "__init__"}

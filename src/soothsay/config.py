@@ -11,6 +11,9 @@ from soothsay.errors import ModelError
 DType = Literal["auto", "float32", "bfloat16", "int8", "int4"]
 """What linear layers compute in. "auto": what the weights are stored in, if the machine is fast at it."""
 
+KVDType = Literal["auto", "int8"]
+"""How the KV pool keeps keys and values. "auto": so that rounding them costs no quality."""
+
 
 LEAST = {
     "max_context": 2,  # a prompt and an answer

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn, Self, overload
 
 from soothsay.chat_layout import conversation
-from soothsay.config import DType, EngineConfig
+from soothsay.config import DType, EngineConfig, KVDType
 from soothsay.core.constraint import Constraint
 from soothsay.core.params import SamplingParams
 from soothsay.core.request import Request
@@ -45,6 +45,8 @@ class LLM:
             plain decoding included. `"none"` and None: plain decoding. docs/drafters.md lists all.
         dtype: element type of the linear layers: `"auto"`, `"float32"`, `"bfloat16"`, `"int8"` or `"int4"`;
             see `soothsay.model.weights.load.load_model`.
+        kv_dtype: how keys and values are kept: `"auto"`, or `"int8"`, with a scale for each token and head:
+            about half the memory and the time of attention; docs/model-files.md says what it costs.
         tokenizer: takes the place of the model's own.
         chat_template: a file with a Jinja template, which takes the place of the model's own ones.
         device: where the model runs, as PyTorch names it. `"auto"`: what the environment variable
@@ -79,6 +81,7 @@ class LLM:
         *,
         drafter: DrafterSpec | None = "auto",
         dtype: DType = "auto",
+        kv_dtype: KVDType = "auto",
         tokenizer: Tokenizer | None = None,
         chat_template: str | os.PathLike[str] | None = None,
         device: str = "auto",
@@ -108,10 +111,10 @@ class LLM:
             if generation_config == "auto":
                 self.sampling_defaults = checkpoint.sampling_defaults()
             if stages == 1:
-                chosen = named_kernels(kernels)
-                target = load_model(checkpoint, dtype, device, chosen, max_context=config.max_context)
+                context, chosen = config.max_context, named_kernels(kernels)
+                target = load_model(checkpoint, dtype, device, chosen, context, kv_dtype=kv_dtype)
             elif device in ("auto", "cpu"):
-                target = load_pipeline(model, stages, dtype, kernels, config.max_context)
+                target = load_pipeline(model, stages, dtype, kernels, config.max_context, kv_dtype)
             else:
                 raise ModelError(f"a model in several stages runs on CPUs only, not on {device}")
         if tokenizer is not None and tokenizer.layout.problem is not None:

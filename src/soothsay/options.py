@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from soothsay.config import DType
+from soothsay.config import DType, KVDType
 
 REQUIRED = MISSING
 """The default of an option that must be given."""
@@ -111,6 +111,7 @@ class ModelOptions:
         "-d",
     )
     dtype: DType = option("auto", "Number format of the linear layers.")
+    kv_dtype: KVDType = option("auto", "Number format of the KV cache; 'int8' takes about half the memory.")
     device: str = option(
         "auto", "Where the model runs: cpu, cuda, cuda:1. 'auto': SOOTHSAY_DEVICE, else cpu."
     )

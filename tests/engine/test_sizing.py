@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from soothsay.config import EngineConfig
-from soothsay.core.integer_keys import kv_bytes
+from soothsay.core.kv_rows import kv_bytes
 from soothsay.core.state_shape import StateShape
 from soothsay.core.states import StatePool
 from soothsay.engine import sizing

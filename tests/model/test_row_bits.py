@@ -16,7 +16,7 @@ from row_bits import assert_row_bits
 from torch import Tensor
 
 from soothsay.core.batch import Batch, Rows
-from soothsay.core.integer_keys import row_size
+from soothsay.core.kv_rows import row_size, written
 from soothsay.core.params import SamplingParams
 from soothsay.core.sampling_ops import SampledRows
 from soothsay.core.strands import WITHIN, Strand, Strands
@@ -86,7 +86,7 @@ def test_sums_and_norms(kernels: Kernels, size: int, dtype: torch.dtype) -> None
 
 @each_dtype
 @each_kernels
-@pytest.mark.parametrize("kept", [None, torch.int16], ids=str)
+@pytest.mark.parametrize("kept", [None, torch.int16, torch.int8], ids=str)
 def test_heads_that_are_normed_turned_and_kept(
     kernels: Kernels, dtype: torch.dtype, kept: torch.dtype | None
 ) -> None:
@@ -107,7 +107,7 @@ def test_heads_that_are_normed_turned_and_kept(
 
 
 @each_kernels
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.int16], ids=str)
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.int16, torch.int8], ids=str)
 @pytest.mark.parametrize("kind", ["plain", "capped", "sinks"])
 def test_attention(kernels: Kernels, dtype: torch.dtype, kind: str) -> None:
     """Rows are requests with contexts of different lengths."""
@@ -119,13 +119,7 @@ def test_attention(kernels: Kernels, dtype: torch.dtype, kind: str) -> None:
         np.random.default_rng(0).integers(1, 300, 64),
         np.random.default_rng(1).permutation(2560),
     )
-    kv = torch.randn(2 * heads, 2560 * block, row_size(d, dtype))
-    if dtype is torch.int16:
-        kv = torch.zeros(kv.shape, dtype=dtype)
-        kv[...] = torch.randint(-3000, 3000, kv.shape)
-        kv[:heads, :, d:] = torch.tensor([1e-4]).view(torch.int16)
-        kv[heads:] = torch.randn(heads, *kv.shape[1:]).bfloat16().view(torch.int16)
-    kv = kv if dtype is torch.int16 else kv.to(dtype)
+    kv = written(*torch.randn(2, heads, 2560 * block, d), dtype)
 
     def run(x: Tensor) -> Tensor:
         numbers = (x[:, 0] * 64).long().tolist()

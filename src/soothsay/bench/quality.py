@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from soothsay.bench.measure import Meter, Progress
-from soothsay.config import DType
+from soothsay.config import DType, KVDType
 from soothsay.core.batch import Rows
 from soothsay.errors import ModelError, RequestError
 from soothsay.model.timing.pass_predicting import held_bytes, linear_layers
@@ -46,6 +46,7 @@ def bench_quality(
     tokens: int = 20_000,
     chunk: int = 512,
     progress: Progress = lambda *_: None,
+    kv_dtype: KVDType = "auto",
 ) -> list[Quality]:
     """Compare each dtype with float32, which comes first in the result.
 
@@ -61,6 +62,7 @@ def bench_quality(
         tokens: the most that are read; the model is loaded once for each dtype, all at the same time.
         chunk: tokens of a chunk.
         progress: called with chunks done, chunks in all, and tokens read.
+        kv_dtype: of the models that are compared; see `load_model`.
 
     Raises `RequestError` if the text has fewer tokens than a chunk, or the reference another vocabulary.
     """
@@ -75,7 +77,7 @@ def bench_quality(
     models: dict[str, Transformer] = {REFERENCE: load_model(against, REFERENCE)}
     for dtype in dtypes:
         if dtype not in models:
-            models[dtype] = load_model(checkpoint, dtype)
+            models[dtype] = load_model(checkpoint, dtype, kv_dtype=kv_dtype)
     sums = {name: np.zeros(3) for name in models}
     meter = Meter(progress, len(chunks))
     meter.advance()

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.filesize import decimal
 
 from soothsay.cli.terminal import facts_table, notice, sampling_summary, try_drafters
-from soothsay.config import DType, EngineConfig
+from soothsay.config import DType, EngineConfig, KVDType
 from soothsay.errors import DrafterError, MissingDrafterError, ModelError
 from soothsay.files import user_path
 from soothsay.model.specs.attention_spec import AttentionSpec, LatentSpec
@@ -52,6 +52,7 @@ class Inspect:
         None, "Does this one fit? A spec, which is built, or a trained drafter's directory.", "-d"
     )
     dtype: DType = shared(ModelOptions, "dtype")
+    kv_dtype: KVDType = shared(ModelOptions, "kv_dtype")
 
     def run(self) -> None:
         """Print the facts."""
@@ -114,9 +115,9 @@ class Inspect:
         ]
 
     def _kv_cache(self, config: ModelSpec, mode: NumericMode, kernels: Kernels) -> Rows:
-        from soothsay.core.integer_keys import kv_bytes
+        from soothsay.core.kv_rows import kv_bytes
 
-        token = kv_bytes(config.kv_shapes, mode.kv_dtype(config, kernels))
+        token = kv_bytes(config.kv_shapes, mode.kv_dtype(config, kernels, self.kv_dtype))
         context, requests = self.context or config.max_positions, self.requests
         one = f"{decimal(token)} a token, {decimal(token * context)} for a context of {context:,}"
         many = f"\n{decimal(token * context * requests)} for {requests} of these requests"

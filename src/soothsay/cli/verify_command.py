@@ -19,7 +19,7 @@ from soothsay.bench.prompts import PromptEntry, encode, read_prompts, spread
 from soothsay.bench.tables import numbers_table
 from soothsay.cli.demo_command import TASKS
 from soothsay.cli.terminal import fitting_drafters, notice, progress_bar
-from soothsay.config import DType, EngineConfig
+from soothsay.config import DType, EngineConfig, KVDType
 from soothsay.options import FILE, PROMPTS, ModelOptions, SamplingOptions, common, option, optional, shared
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class Verify:
     seed: int | None = shared(SamplingOptions, "seed")
     batch: int = option(8, "Requests in a batch, of all drafters mixed.", min=1)
     dtype: DType = shared(ModelOptions, "dtype")
+    kv_dtype: KVDType = shared(ModelOptions, "kv_dtype")
     device: str = shared(ModelOptions, "device")
 
     def run(self) -> None:
@@ -61,7 +62,14 @@ class Verify:
             # few, so that prefill needs chunks
             rows = min(self.batch * EngineConfig.max_tree, EngineConfig.max_rows)
             config = EngineConfig(max_requests=self.batch, max_rows=rows)
-            llm = LLM(self.model, drafter="none", dtype=self.dtype, device=self.device, config=config)
+            llm = LLM(
+                self.model,
+                drafter="none",
+                dtype=self.dtype,
+                kv_dtype=self.kv_dtype,
+                device=self.device,
+                config=config,
+            )
             drafters: dict[str, DrafterSpec] = {spec: spec for spec in self.drafter or ()}
             drafters = drafters or {**fitting_drafters(llm.engine.target)}
         ids = [encode(entry, llm) for entry in entries]

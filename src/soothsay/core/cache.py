@@ -18,7 +18,7 @@ import torch
 
 from soothsay.core.arrays import IntArray
 from soothsay.core.batch import LayoutOps
-from soothsay.core.integer_keys import SCALE, row_size, written
+from soothsay.core.kv_rows import INTEGERS, SCALE_BYTES, row_size, written
 from soothsay.core.states import LayerStates, StatePool
 from soothsay.core.strands import Marks
 from soothsay.machine import mapped_zeros
@@ -58,7 +58,7 @@ class Move:
 class KVPool:
     """Keys and values of every layer: `layers[i]` is `[heads, slots, row]`. The heads of keys come first.
 
-    A row has the numbers of a head, or is as `soothsay.core.integer_keys` describes it.
+    A row has the numbers of a head, or is as `soothsay.core.kv_rows` describes it.
 
     The memory starts as zeros, because masked slots are multiplied by zero and must be finite. On a CPU, a
     pool takes memory only for the slots in use.
@@ -67,7 +67,7 @@ class KVPool:
         shapes: for each layer, its heads, those of keys and of values together, and their size.
         num_blocks: blocks of slots.
         block_size: slots in a block.
-        dtype: of the elements; int16: keys are integers.
+        dtype: of the elements.
         device: of the memory.
         states: of the layers that keep a state. Their shapes have no heads, unless they keep both.
         ops: the kernels; None: stock operations.
@@ -112,10 +112,10 @@ class KVPool:
         for layer in chain(*(own if isinstance(own, KVAndStates) else (own,) for own in self.layers)):
             if isinstance(layer, LayerStates):
                 layer.matrices.normal_()
-            elif layer.dtype == torch.int16:
+            elif layer.dtype in INTEGERS:
                 heads, slots, row = layer.shape
-                keys, values = torch.randn(2, heads // 2, slots, row - SCALE)
-                layer.copy_(written(keys, values))
+                keys, values = torch.randn(2, heads // 2, slots, row - SCALE_BYTES // layer.dtype.itemsize)
+                layer.copy_(written(keys, values, layer.dtype))
             else:
                 layer.normal_()
 

@@ -34,6 +34,10 @@ class StoredWeights(Protocol):
     def rounds_scale(self) -> bool:
         """Whether the scale of embeddings is rounded to the dtype of their table."""
 
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """Element type of the KV pool."""
+
     def tensor(self, module: str, suffix: str, expected: Tensor) -> Tensor:
         """A plain tensor of a module, in the shape of `expected`."""
 

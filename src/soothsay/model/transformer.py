@@ -72,7 +72,7 @@ class LocalStage:
 
     @property
     def kv_dtype(self) -> torch.dtype:
-        """Element type of the KV pool; int16: keys are integers."""
+        """Element type of the KV pool; see `soothsay.core.kv_rows`."""
         return self._kv_dtype or self.dtype
 
     def pack(self, requests: Sequence[Rows], block_size: int = 1) -> Batch:
@@ -199,7 +199,7 @@ class Transformer(nn.Module):
 
     @property
     def kv_dtype(self) -> torch.dtype:
-        """Element type of the KV pool; int16: keys are integers."""
+        """Element type of the KV pool; see `soothsay.core.kv_rows`."""
         return self.own.kv_dtype
 
     @property

@@ -10,7 +10,7 @@ import torch
 from tiny import TINY, adapted, mixtures
 from torch import Tensor
 
-from soothsay.core.integer_keys import read_values, row_size
+from soothsay.core.kv_rows import INTEGERS, read_values, row_size
 from soothsay.model import kernel_sets
 from soothsay.model.decoder.norm import RMSNorm
 from soothsay.model.decoder.rope import Rope
@@ -25,7 +25,7 @@ from soothsay.model.weights.load import load_model
 
 STOCK = StockKernels()
 DTYPES = [torch.float32, torch.bfloat16]
-KEPT = [*((dtype, dtype) for dtype in DTYPES), *((dtype, torch.int16) for dtype in DTYPES)]
+KEPT = [(dtype, kept) for dtype in DTYPES for kept in (dtype, torch.int16, torch.int8)]
 """Element types of layers' outputs and of the KV pool."""
 
 
@@ -85,18 +85,21 @@ def test_rotate_and_store(
     rope = Rope(HeadRotation(RopeSpec(), d))(torch.randint(0, 4000, (rows,)))
     norms = (random_norm(d), random_norm(d)) if normed else None
     pools = [torch.zeros(2 * keys, 200, row_size(d, kept), dtype=kept) for _ in range(2)]
-    result = kernels.rotate_store(qkv, norms, rope, 0.3, pools[0], slots)
-    close(result, STOCK.rotate_store(qkv, norms, rope, 0.3, pools[1], slots))
-    if kept is torch.int16:  # integers may differ by one
-        close(read_values(pools[0][keys:]), read_values(pools[1][keys:]))
-        assert (pools[0][:keys, :, :d].int() - pools[1][:keys, :, :d].int()).abs().max() <= 1
-        close(*(pool[:keys, :, d:].contiguous().view(torch.float32) for pool in pools))
+    centre = torch.randn(keys, d) if kept is torch.int8 else None
+    result = kernels.rotate_store(qkv, norms, rope, 0.3, pools[0], slots, centre=centre)
+    close(result, STOCK.rotate_store(qkv, norms, rope, 0.3, pools[1], slots, centre=centre))
+    if kept in INTEGERS:  # which may differ by one
+        whole = keys if kept is torch.int16 else 2 * keys  # rows of integers
+        if kept is torch.int16:
+            close(read_values(pools[0][keys:]), read_values(pools[1][keys:]))
+        assert (pools[0][:whole, :, :d].int() - pools[1][:whole, :, :d].int()).abs().max() <= 1
+        close(*(pool[:whole, :, d:].contiguous().view(torch.float32) for pool in pools))
     else:
         close(pools[0], pools[1])
     one = [part[5:6].contiguous() for part in rope]
     pool = torch.zeros_like(pools[0])
     alone = kernels.rotate_store(
-        qkv[5:6].contiguous(), norms, (one[0], one[1]), 0.3, pool, slots[5:6].clone()
+        qkv[5:6].contiguous(), norms, (one[0], one[1]), 0.3, pool, slots[5:6].clone(), centre=centre
     )
     assert torch.equal(alone[0], result[5])
     assert torch.equal(pool[:, slots[5]], pools[0][:, slots[5]])

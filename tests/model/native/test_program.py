@@ -104,6 +104,7 @@ MODES = {
     "int8": NumericMode(torch.bfloat16, 8),
     "int8 in float32": NumericMode(torch.float32, 8),
     "int4": NumericMode(torch.bfloat16, 4),
+    "KV in int8": NumericMode(torch.bfloat16, 8),
 }
 
 
@@ -187,8 +188,9 @@ def test_bits_are_the_same(
         pytest.skip(f"{kernels.variant} does not multiply bfloat16")
     torch.manual_seed(0)
     config = tiny(1, **COMMON | FAMILIES[family]).spec
-    kv_dtype = MODES[mode].kv_dtype(config, kernels)
-    assert (kv_dtype is torch.int16) == (mode != "bfloat16")
+    is_small = mode == "KV in int8" and not config.states
+    kv_dtype = MODES[mode].kv_dtype(config, kernels, "int8" if is_small else "auto")
+    assert kv_dtype is (torch.bfloat16 if mode == "bfloat16" else torch.int8 if is_small else torch.int16)
     model = Transformer(config, kernels, kv_dtype=kv_dtype)
     pack(model, kernels, MODES[mode], kv_dtype)
     routed = [part.mlp for part in model.blocks if isinstance(part.mlp, Experts)]

@@ -224,7 +224,7 @@ def test_a_stage_that_cannot_load() -> None:
         LLM("sibyl", stages=9)
     address = stage_here()
     one = RemoteStage(call(address.host, address.port, KEY), "here")
-    options = {"model": "sibyl", "dtype": "float32", "max_context": None, "threads": 1}
+    options = {"model": "sibyl", "dtype": "float32", "max_context": None, "kv_dtype": "auto", "threads": 1}
     one.load(range(3, 8), kernels="z80", **options)
     with pytest.raises(ModelError, match=r"layers 3 to 7.*kernels 'z80'"):
         one.wait("")
@@ -258,12 +258,13 @@ def test_stages_are_told_what_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
     model = open_checkpoint("sibyl").path
     monkeypatch.chdir(model.parent)
     with pytest.raises(ModelError, match="that is all"):
-        load_pipeline(f"./{model.name}", [stage_here()], "bfloat16", "portable", 77)
+        load_pipeline(f"./{model.name}", [stage_here()], "bfloat16", "portable", 77, "int8")
     assert told == {
         "model": str(model),
         "dtype": "bfloat16",
         "kernels": "portable",
         "max_context": 77,
+        "kv_dtype": "int8",
         "threads": torch.get_num_threads(),
     }
 

@@ -13,7 +13,8 @@ from soothsay.bench.bench_plans import BenchOptions
 from soothsay.bench.tables import records_table
 from soothsay.cli.bench.bench_options import known_dtypes, row_counts, save_numbers
 from soothsay.cli.terminal import notice, progress_bar
-from soothsay.options import FILE, argument, common, option, optional, shared
+from soothsay.config import KVDType
+from soothsay.options import FILE, ModelOptions, argument, common, option, optional, shared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +136,7 @@ class Quality:
     model: str = common("model")
     texts: list[Path] = argument("Text files to read, in order.", metavar="TEXT...", **FILE)
     dtype: list[str] | None = shared(BenchOptions, "dtype", show_default="auto")
+    kv_dtype: KVDType = shared(ModelOptions, "kv_dtype")
     reference: str | None = optional("MODEL", "The model whose float32 is the reference.")
     tokens: int = option(20_000, "Tokens to read, at most.", min=1)
     chunk: int = option(512, "Tokens that are read at once.", min=4)
@@ -147,7 +149,8 @@ class Quality:
         with progress_bar(f"reading with {self.model}", "chunks") as progress:
             from soothsay.bench.quality import bench_quality
 
-            found = bench_quality(self.model, text, dtypes, self.reference, self.tokens, self.chunk, progress)
+            read = self.reference, self.tokens, self.chunk
+            found = bench_quality(self.model, text, dtypes, *read, progress, self.kv_dtype)
         table = records_table(
             found,
             {"dtype": "{.dtype}"},

@@ -11,9 +11,9 @@ from soothsay.model.decoder.convolution_layer import ConvolutionLayer
 from soothsay.model.decoder.delta_layer import DeltaLayer
 from soothsay.model.decoder.layer_pass import LayerPass
 from soothsay.model.decoder.norm import RMSNorm, UnitNorm
-from soothsay.model.decoder.rope import QueryGrowth
+from soothsay.model.decoder.rope import QueryGrowth, Rope
 from soothsay.model.decoder.state_space_layer import StateSpaceLayer
-from soothsay.model.loaded_part import FloatPart
+from soothsay.model.loaded_part import FloatPart, LoadedPart, StoredWeights
 from soothsay.model.ops.kernels import Kernels
 from soothsay.model.ops.linear import Dense
 from soothsay.model.ops.operands import Norm
@@ -27,6 +27,39 @@ class Sinks(FloatPart):
     def __init__(self, heads: int):
         super().__init__(sinks="sinks")
         self.sinks = nn.Parameter(torch.zeros(heads))  # [H_q] float32, named as in checkpoints
+
+
+STILL = 1 / 32768
+"""Radians per position. Pairs of dimensions that turn less count as still."""
+
+
+class KeyCentre(LoadedPart):
+    """What keys in 8 bits are kept relative to: their bias, in pairs of dimensions that hardly turn.
+
+    It shifts all scores of a query alike, which softmax does not see. In Qwen 2.5, biases are up to fifty
+    times as large as the rest of a key, nearly all in such pairs. Without them, a row's scale fits the rest.
+    """
+
+    def __init__(self, spec: AttentionSpec):
+        super().__init__()
+        self.spec = spec
+        self.register_buffer("centre", None, persistent=False)
+        self.centre: Tensor | None  # [H_kv, d] float32; None: zeros
+
+    @staticmethod
+    def fit(spec: AttentionSpec) -> bool:
+        """Whether keys have a bias, and scores may be shifted."""
+        return spec.bias and spec.norms is spec.softcap is None and not spec.sinks and spec.projections == 3
+
+    def load(self, weights: StoredWeights, name: str) -> nn.Module:
+        """See `LoadedPart`."""
+        if weights.kv_dtype == torch.int8:
+            c, rope = self.spec, Rope(self.spec.rotation)
+            heads = c.heads * (1 + c.gated) + 2 * c.kv_heads
+            bias = weights.tensor(name.removesuffix("centre") + "qkv", "bias", torch.empty(heads * c.size))
+            keys = bias.float().view(heads, c.size)[-2 * c.kv_heads : -c.kv_heads]
+            self.centre = keys * rope.scale * (rope.signed.abs() < STILL)
+        return self
 
 
 class Attention(nn.Module):
@@ -51,6 +84,7 @@ class Attention(nn.Module):
         self.v_norm = UnitNorm(c.size, c.norms.eps) if c.norms is not None and values else None
         self.growth = None if c.growth is None else QueryGrowth(c.growth)
         self.sinks = Sinks(c.heads) if c.sinks else None
+        self.centre = KeyCentre(c) if KeyCentre.fit(c) else None
 
     def _norm(self, heads: int) -> Norm | None:
         """The norm of queries or of keys, if there is one."""
@@ -73,8 +107,9 @@ class Attention(nn.Module):
         if norms is not None and c.norms is not None and c.norms.over_heads:
             qkv, norms = self._normed(ops, qkv, *norms), None
         kv, own = at.keys(2 * c.kv_heads, c.size, qkv), 0 if self.shares else c.kv_heads
-        slots, gated = at.batch.slots, self.gates
-        q = ops.rotate_store(qkv, norms, at.rope, c.scale, kv, slots, self.v_norm, gates=gated, keys=own)
+        centre = None if self.centre is None else self.centre.centre
+        held = norms, at.rope, c.scale, kv, at.batch.slots, self.v_norm
+        q = ops.rotate_store(qkv, *held, gates=self.gates, keys=own, centre=centre)
         if self.growth is not None:
             g = self.growth
             q = ops.grow(q, g.factors, g.span, g.shift, at.batch.positions)

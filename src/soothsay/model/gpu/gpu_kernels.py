@@ -41,6 +41,7 @@ class GpuKernels(GpuLayers):
 
     integers_on = "cuda", "cpu"
     dtype_of_keys = torch.float16
+    quantizes_kv = False
 
     def __init__(self, device: torch.device | str):
         self.device, where = torch.device(device), "its interpreter"

@@ -83,8 +83,9 @@ class GpuLayers(Kernels):
         *,
         gates: int = 0,
         keys: int | None = None,
+        centre: Tensor | None = None,
     ) -> Tensor:
-        """See `Kernels`."""
+        """See `Kernels`. Keys have no centre, since no KV pool here is in int8."""
         qkv, (cos, sin) = aligned(qkv), map(aligned, rope)
         rows, heads, size = qkv.shape
         keys = kv.shape[0] // 2 if keys is None else keys

@@ -118,6 +118,7 @@ class NativeOperations(ABC):
         *,
         gates: int = 0,
         keys: int | None = None,
+        centre: Tensor | None = None,
     ) -> Tensor:
         """See `Kernels`."""
         qkv = self._whole(qkv)
@@ -126,7 +127,7 @@ class NativeOperations(ABC):
         queries = heads - gates - 2 * keys
         q = self._new(qkv, torch.float32, queries, d)
         weights = [None, None] if norms is None else [norm.weight for norm in norms]
-        held = *weights, None if value_norm is None else value_norm.weight
+        held = *weights, None if value_norm is None else value_norm.weight, centre
         eps = next((norm.eps for norm in (*(norms or ()), value_norm) if norm is not None), 0.0)
         reads = Reads(rope=rope, slots=slots, kv=kv)
         self._emit("rotate_store", (qkv, q), held, (queries, gates, keys, d), (eps, scale), reads)

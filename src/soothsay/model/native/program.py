@@ -16,7 +16,7 @@ from soothsay.model.native.layout import path_pointers, strand_plan
 from soothsay.model.native.native_linear import address
 from soothsay.model.ops.operands import Ropes, Rotation
 
-KV_FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.int16: 2}
+KV_FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.int16: 2, torch.int8: 3}
 """Element type of a KV pool -> `soothsay_format` of csrc/kernels.h."""
 
 
@@ -66,7 +66,7 @@ class Op(Structure):
         ("kind", c_int),
         ("numbers", c_int * 5),
         ("factors", c_float * 2),
-        ("held", c_void_p * 3),
+        ("held", c_void_p * 4),
         ("operands", Operand * 4),
     ]
 

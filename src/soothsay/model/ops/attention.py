@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from soothsay.core import integer_keys
 from soothsay.core.batch import Batch
+from soothsay.core.kv_rows import key_products, read_values
 from soothsay.core.paths import KEY_BLOCK
 
 
@@ -48,10 +48,7 @@ def attend(
         keys, values = kv.index_select(1, lanes.keys).view(2, heads * num, num_keys, -1)
         x = q.index_select(0, lanes.rows).view(num, m, heads, group, d)
         x = x.permute(2, 0, 1, 3, 4).reshape(heads * num, m * group, d)
-        if kv.dtype == torch.int16:
-            scores, v = integer_keys.scores(x, keys), integer_keys.read_values(values)
-        else:
-            scores, v = torch.bmm(x, keys.float().transpose(1, 2)), values.float()  # [H_kv * L, m * G, K]
+        scores, v = key_products(x, keys), read_values(values)  # [H_kv * L, m * G, K], [H_kv * L, K, d]
         if softcap is not None:
             scores = torch.tanh(scores / softcap) * softcap
         scores.view(heads, num, m, group, num_keys).add_(lanes.bias[window])

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from soothsay.core.batch import Batch, LayoutOps
 from soothsay.core.cache import KVPool, LayerMemory
 from soothsay.core.functions import ACTIVATIONS, clipped_swiglu, rms_norm, rotate, sigmoid
-from soothsay.core.integer_keys import written
+from soothsay.core.kv_rows import written
 from soothsay.core.sampling_ops import SamplingOps
 from soothsay.core.states import LayerStates
 from soothsay.core.strands import Strands
@@ -75,7 +75,9 @@ class Kernels(LayoutOps):
     sampling = SamplingOps()
     dtype_of_keys: torch.dtype | None = None
     """Element type of the KV pool of a model with weights in integers; int16: see
-    `soothsay.core.integer_keys`; None: that of linear layers' outputs."""
+    `soothsay.core.kv_rows`; None: that of linear layers' outputs."""
+    quantizes_kv = True
+    """Whether they keep keys and values in int8 if a user wants that."""
     integers_on: tuple[str, ...] = ("cpu",)
     """Types of devices where these kernels multiply weights in integers."""
 
@@ -113,6 +115,7 @@ class Kernels(LayoutOps):
         *,
         gates: int = 0,
         keys: int | None = None,
+        centre: Tensor | None = None,
     ) -> Tensor:
         """Rotate queries and keys, and write keys and values to the pool.
 
@@ -126,6 +129,7 @@ class Kernels(LayoutOps):
             value_norm: of values, applied to each head.
             gates: heads after the queries that are left out.
             keys: heads of keys in `qkv`; None: all that the pool has. 0: nothing is written.
+            centre: `[H_kv, d]` float32, subtracted from rotated keys; None: zeros.
 
         Returns:
             `[N, H_q, d]` float32 queries.
@@ -147,13 +151,13 @@ class Kernels(LayoutOps):
         qk = rotate(qk, *rope)
         if not keys:
             return qk * scale
-        self.write(qk[:, queries:].transpose(0, 1), v.transpose(0, 1), kv, slots)
+        k = qk[:, queries:] if centre is None else qk[:, queries:] - centre
+        self.write(k.transpose(0, 1), v.transpose(0, 1), kv, slots)
         return qk[:, :queries] * scale
 
     def write(self, k: Tensor, v: Tensor, kv: Tensor, slots: Tensor) -> None:
         """Write keys and values `[H_kv, N, d]` float32 to the pool, for the stock `rotate_store`."""
-        new = written(k, v) if kv.dtype == torch.int16 else torch.cat([k, v]).to(kv.dtype)
-        kv.index_copy_(1, slots, new)
+        kv.index_copy_(1, slots, written(k, v, kv.dtype))
 
     def attend(
         self,

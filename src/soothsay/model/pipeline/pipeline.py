@@ -15,7 +15,7 @@ from typing import Protocol, Self
 
 import torch
 
-from soothsay.config import DType
+from soothsay.config import DType, KVDType
 from soothsay.errors import ModelError
 from soothsay.handshake import call
 from soothsay.model.kernel_sets import named_kernels
@@ -90,6 +90,7 @@ def load_pipeline(
     dtype: DType = "auto",
     kernels: str = "auto",
     max_context: int | None = None,
+    kv_dtype: KVDType = "auto",
 ) -> Transformer:
     """Load a model of which other processes run some layers. They end with it.
 
@@ -102,6 +103,7 @@ def load_pipeline(
         dtype: see `load_model`.
         kernels: see `named_kernels`.
         max_context: see `load_model`.
+        kv_dtype: see `load_model`.
 
     Raises `ModelError` if a process cannot load its layers, cannot be reached, or has another numeric mode.
     """
@@ -118,9 +120,10 @@ def load_pipeline(
                 dtype=dtype,
                 kernels=kernels,
                 max_context=max_context,
+                kv_dtype=kv_dtype,
                 threads=torch.get_num_threads(),
             )
-        loaded = load_model(checkpoint, dtype, "cpu", chosen, max_context, own)
+        loaded = load_model(checkpoint, dtype, "cpu", chosen, max_context, own, kv_dtype=kv_dtype)
         mode = described_mode(loaded.blocks, loaded.kernels, loaded.dtype, loaded.kv_dtype, loaded.bits)
         for stage in rest:
             stage.wait(mode)

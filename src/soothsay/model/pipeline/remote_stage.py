@@ -55,7 +55,7 @@ class RemoteStage:
 
         Args:
             layers: their numbers.
-            options: `model`, `dtype`, `kernels`, `max_context` and `threads`.
+            options: `model`, `dtype`, `kernels`, `max_context`, `kv_dtype` and `threads`.
         """
         self.layers = layers
         self._tell(Frame("load", {"layers": [layers.start, layers.stop], **options}))

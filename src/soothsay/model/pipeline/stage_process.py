@@ -129,7 +129,8 @@ def _load(frame: Frame) -> tuple[ServedStage, Frame]:
     torch.set_num_threads(min(max(int(fields["threads"]), 1), MAX_THREADS))
     checkpoint, layers = open_checkpoint(fields["model"]), range(*fields["layers"])
     kernels = named_kernels(fields["kernels"])
-    stage, bits = load_stage(checkpoint, layers, fields["dtype"], kernels, fields["max_context"])
+    options = fields["dtype"], kernels, fields["max_context"], fields["kv_dtype"]
+    stage, bits = load_stage(checkpoint, layers, *options)
     mode = described_mode(stage.blocks, stage.kernels, stage.dtype, stage.kv_dtype, bits)
     about = {"mode": mode, "memory": available_memory(), "machine": platform.node()}
     return ServedStage(stage), Frame("loaded", about)

@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from soothsay.config import DType
+from soothsay.config import DType, KVDType
 from soothsay.errors import ModelError
 from soothsay.machine import available_memory, usable_memory
 from soothsay.model.decoder.blocks import record
@@ -36,6 +36,7 @@ def load_model(
     layers: range | None = None,
     coarse: bool = False,
     tokens: Tensor | None = None,
+    kv_dtype: KVDType = "auto",
 ) -> Transformer:
     """Load a model from a checkpoint.
 
@@ -54,6 +55,7 @@ def load_model(
         coarse: for draft models, which may lose quality: integers of more bits than `dtype` are rounded
             again, and so is the output head.
         tokens: `[n]` int64, those that the output head has logits of, in order; None: all.
+        kv_dtype: "int8" keeps keys and values in 8 bits with a scale a row and head: about half the memory.
 
     Raises `ModelError` for an unknown dtype, quantization or device, for too little memory, and for tensors
     that are missing or do not fit the configuration.
@@ -64,7 +66,7 @@ def load_model(
     kernels = kernels or best_kernels(spec, device)
     mode = numeric_mode(names, dtype, device, coarse, kernels)
     with torch.device("meta"):
-        model = Transformer(spec, kernels, layers, mode.kv_dtype(spec, kernels))
+        model = Transformer(spec, kernels, layers, mode.kv_dtype(spec, kernels, kv_dtype))
     if not spec.head.tied and mode.format_of(names.all, *names.of("head")) is None:
         names.require("head")
     _load_modules(model, names, mode, device, tokens=tokens)
@@ -85,6 +87,7 @@ def load_stage(
     dtype: DType = "auto",
     kernels: Kernels | None = None,
     max_context: int | None = None,
+    kv_dtype: KVDType = "auto",
 ) -> tuple[LocalStage, int | None]:
     """Load some layers of a model, and nothing else, on the CPU. For the arguments see `load_model`.
 
@@ -95,7 +98,7 @@ def load_stage(
     mode = numeric_mode(names, dtype)
     kernels = kernels or best_kernels(spec)
     with torch.device("meta"):
-        model = Transformer(spec, kernels, layers, mode.kv_dtype(spec, kernels))
+        model = Transformer(spec, kernels, layers, mode.kv_dtype(spec, kernels, kv_dtype))
     _load_modules(model, names, mode, "cpu", "blocks.")
     stage = model.own
     record(stage.blocks)

@@ -6,13 +6,13 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
 from soothsay import __version__
-from soothsay.config import DType
+from soothsay.config import DType, KVDType
 from soothsay.errors import ModelError
 from soothsay.model.formats.declared import FP8, MXFP4, open_format
 from soothsay.model.formats.gguf_blocks import GGUFFormat
@@ -51,12 +51,19 @@ class NumericMode:
         """Bits of the loaded weights; None: they are plain."""
         return self.bits or (self.stored.bits if self.stored is not None and self.keeps_integers else None)
 
-    def kv_dtype(self, spec: ModelSpec, kernels: Kernels) -> torch.dtype:
+    def kv_dtype(self, spec: ModelSpec, kernels: Kernels, wanted: KVDType = "auto") -> torch.dtype:
         """Element type of a model's KV pool.
 
         With weights in integers it is one that keeps more of a key. Rounding keys to bfloat16 would cost more
         than rounding the weights to 8 bits. Latent states are no such keys.
+
+        Raises `ModelError` if it cannot be what a user wants.
         """
+        if wanted not in get_args(KVDType):
+            raise ModelError(f"kv_dtype {wanted!r} is unknown; choose {', '.join(get_args(KVDType))}")
+        if wanted == "int8":
+            check_int8_kv(spec, kernels)
+            return torch.int8
         whole = self.stored_bits is not None and not spec.parts(LatentSpec)
         return (kernels.dtype_of_keys or self.dtype) if whole else self.dtype
 
@@ -121,6 +128,20 @@ class NumericMode:
         if bits is None:
             return weight.to(self.dtype)
         return round_to_nearest(weight, bits, group_size(weight.shape[1]))
+
+
+def check_int8_kv(spec: ModelSpec, kernels: Kernels) -> None:
+    """Raises `ModelError` if a model cannot have its keys and values in int8."""
+    if not kernels.quantizes_kv:
+        raise ModelError(
+            f"{kernels.name} cannot keep KV in int8; leave kv_dtype at auto, or choose device='cpu'"
+        )
+    if spec.parts(LatentSpec) or spec.states:
+        kept = "latent states" if spec.parts(LatentSpec) else "recurrent states"
+        raise ModelError(
+            f"kv_dtype='int8' is for models with keys and values in each layer; this one keeps {kept}. "
+            "Leave kv_dtype at auto"
+        )
 
 
 def group_size(size: int) -> int | None:

@@ -50,7 +50,7 @@ class WeightSource:
         chosen: Mapping[str, Tensor] | None = None,
     ):
         self.names, self.mode, self.chosen = names, mode, chosen or {}
-        self._kernels, self._kv_dtype = kernels, kv_dtype
+        self._kernels, self.kv_dtype = kernels, kv_dtype
         self.zero_centred_norms = names.spec.zero_centred_norms
         self.rounds_scale = names.spec.embedding.scale_rounded
         self._opened = ExitStack()
@@ -112,7 +112,7 @@ class WeightSource:
         stored = self.weight(module, weight)
         kept = self.mode.dtype if isinstance(stored, Tensor) else torch.float32
         added = None if bias is None else self.tensor(module, "bias", bias).to(kept)
-        return self._kernels.linear(stored, added, self.mode.output(module, self._kv_dtype))
+        return self._kernels.linear(stored, added, self.mode.output(module, self.kv_dtype))
 
     def _part(self, part: str, held: WeightFormat | None) -> QuantizedRows | Tensor:
         """A weight, `held` in a format or plain. Raises `ModelError` if its tensors do not make one."""
