@@ -18,6 +18,7 @@ from soothsay.bench.peers.peer_results import OURS
 from soothsay.bench.peers.to_gguf import write_gguf
 from soothsay.bench.prompts import PromptEntry, encode_with, read_prompts, spread
 from soothsay.model.families.parsing import parse_model_config
+from soothsay.model.kernel_sets import usable_device
 from soothsay.model.weights.checkpoint import Checkpoint, open_checkpoint
 
 GGUF_KINDS = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
@@ -40,7 +41,7 @@ class EngineBench:
     def __init__(self, plan: PeerOptions, room: int = 0, progress: Progress = lambda *_: None):
         self.options, self.progress = plan, progress
         self.peers = plan.peers or PEERS
-        self.threads = plan.threads or torch.get_num_threads()
+        self.threads, self.device = plan.threads or torch.get_num_threads(), str(usable_device(plan.device))
         if unknown := {*self.peers, *filter(None, plan.interpreters)} - {*PEERS}:
             raise SoothsayError(
                 f"no peer is named {', '.join(sorted(unknown))}; there are {', '.join(PEERS)}"
@@ -71,6 +72,8 @@ class EngineBench:
         self.folder = plan.work / f"{self.checkpoint.path.resolve().name}-{_digest(self.checkpoint)}"
         self.folder.mkdir(parents=True, exist_ok=True)
         self.conditions = {"model": str(self.checkpoint.path.resolve()), "threads": self.threads}
+        if self.device != "cpu":
+            self.conditions["device"] = self.device
         names = "max_tokens", "lookup_tokens", *(["draft_model"] if plan.draft_model else [])
         self.conditions |= {name: getattr(plan, name) for name in names}
 
@@ -82,7 +85,7 @@ class EngineBench:
         model, export = str(self.checkpoint.path.resolve()), str(self._export(name, dtype))
         draft_model = plan.draft_model and str(Path(plan.draft_model).resolve())
         speculation = plan.lookup_tokens, list(plan.drafters), draft_model
-        setup = Setup(model, dtype, self.threads, self.context, export, *speculation)
+        setup = Setup(model, dtype, self.threads, self.context, export, *speculation, self.device)
         return PeerProcess(name, setup, python, self.folder / f"{name}-{dtype}.log")
 
     def load(self, engine: PeerProcess, dtype: str) -> None:

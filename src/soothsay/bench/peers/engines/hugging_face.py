@@ -35,6 +35,7 @@ class Transformers(Peer):
             options["quantization_config"] = self.transformers.GgufConfig(dequantize=True)
         dtype = getattr(self.torch, self.setup.dtype)
         loaded = load(model, dtype=dtype, trust_remote_code=False, **options).eval()
+        loaded = loaded.to(self.setup.device)
         # An id outside the vocabulary, so that no token ends an answer: prompt lookup does not accept None.
         loaded.generation_config.eos_token_id = loaded.config.vocab_size
         return loaded
@@ -69,8 +70,8 @@ class Transformers(Peer):
     def answers(self, prompts: list[list[int]], count: int, mode: str) -> list[list[int]]:
         """See `Peer`. Shorter prompts of a batch are padded on their left."""
         longest = max(map(len, prompts))
-        inputs = self.torch.tensor([[0] * (longest - len(ids)) + ids for ids in prompts])
-        mask = self.torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts])
+        inputs = self._tensor([[0] * (longest - len(ids)) + ids for ids in prompts])
+        mask = self._tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts])
         options: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": count, "do_sample": False}
         if mode == "prompt lookup":
             options["prompt_lookup_num_tokens"] = self.lookup
@@ -81,7 +82,10 @@ class Transformers(Peer):
 
     def _forward(self, ids: list[int], cache: Any, keep: int) -> int:
         """Run a pass, with logits of the last `keep` rows. Returns the likeliest token after the last."""
-        inputs = self.torch.tensor([ids])
+        inputs = self._tensor([ids])
         with self.torch.no_grad():
             out = self.model(input_ids=inputs, past_key_values=cache, use_cache=True, logits_to_keep=keep)
         return int(out.logits[0, -1].argmax())
+
+    def _tensor(self, rows: list[list[int]]) -> Any:
+        return self.torch.tensor(rows, device=self.setup.device)

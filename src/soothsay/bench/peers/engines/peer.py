@@ -35,6 +35,7 @@ class Setup:
     lookup_tokens: int = 0  # draft tokens of prompt lookup; 0: as the engine's makers recommend
     drafters: Sequence[str] = ("auto",)  # for soothsay only
     draft_model: str = ""  # for the speculation of the others; of the kind that `model` is
+    device: str = "cpu"  # where the model runs, as PyTorch names it
 
 
 class Peer(Protocol):
