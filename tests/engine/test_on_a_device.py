@@ -69,7 +69,7 @@ def _kernels_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def on_device(path: str | Path, **options: Any) -> LLM:
-    sizes = {"kv_tokens": 2048, "drafter": "none"} | options
+    sizes: dict[str, Any] = {"kv_tokens": 2048, "drafter": "none"} | options
     return LLM(str(path), dtype="float32", device=str(DEVICE), **sizes)
 
 

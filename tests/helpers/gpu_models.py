@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import interpreter  # noqa: F401 - before any kernel
 import torch
@@ -91,4 +92,5 @@ def loaded(folder: Path, dtype: str = "bfloat16", *, recorded: bool = False) -> 
 
 def serving(model: Transformer, **options: int) -> LLM:
     """An engine with room for a few requests."""
-    return LLM(model, drafter="none", **{"kv_tokens": 1024, "max_requests": 4} | options)
+    sizes: dict[str, Any] = {"kv_tokens": 1024, "max_requests": 4} | options
+    return LLM(model, drafter="none", **sizes)
