@@ -220,6 +220,11 @@ def test_an_engine_without_a_dtype_says_so(tmp_path: Path) -> None:
         PeerProcess("transformers", setup("int8"), sys.executable, tmp_path / "log")
 
 
+def test_an_engine_that_runs_on_a_cpu_alone_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UnavailableError, match="it is not run on cuda here"):
+        PeerProcess("openvino", replace(setup(), device="cuda"), sys.executable, tmp_path / "log")
+
+
 def test_a_process_that_fails_says_so(fake: str, tmp_path: Path) -> None:
     with pytest.raises(SoothsayError, match="cannot be run with /no/python"):
         PeerProcess(OURS, setup(), "/no/python", tmp_path / "log")

@@ -26,6 +26,13 @@ def test_tensors_go_to_a_device_in_one_copy_with_all_bits() -> None:
     assert [torch.equal(here[place], one) for place, one in zip((2, 4), small, strict=True)] == [True, True]
 
 
+def test_a_repeated_number_goes_to_a_device() -> None:
+    """Its stride is 0, so its bytes cannot be seen in place."""
+    with CountingDevice():
+        [there] = upload([torch.tensor([7]).as_strided((1,), (0,))], DEVICE)
+        assert there.tolist() == [7]
+
+
 def test_tensors_come_back_behind_one_wait() -> None:
     device, floats = CountingDevice(), torch.tensor([[0.1], [-torch.inf]])
     with device:

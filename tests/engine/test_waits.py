@@ -88,8 +88,8 @@ def answers(
         ("draft-model", {"temperature": 0}, 1 + LEVELS, 3 + 2 * LEVELS),
         ("draft-model", {}, 1 + LEVELS, 4 + 3 * LEVELS),
         ("draft-model", {"verifier": "rejection"}, 1 + 2 * LEVELS, 4 + 3 * LEVELS),
-        ("eagle2", {"temperature": 0}, 1 + LEVELS, 8 + 2 * LEVELS),
-        ("eagle2", {}, 1 + LEVELS, 9 + 3 * LEVELS),
+        ("eagle2", {"temperature": 0}, 1 + LEVELS, 5 + 2 * LEVELS),
+        ("eagle2", {}, 1 + LEVELS, 6 + 3 * LEVELS),
     ],
 )
 def test_a_step_waits_once_and_once_a_level(

@@ -17,8 +17,13 @@ from torch.utils._pytree import tree_iter, tree_map
 DEVICE = torch.device("xpu")
 
 WAITS = {
-    *("cpu", "tolist", "item", "numpy", "nonzero", "masked_select", "unique", "equal", "allclose"),
-    *("__bool__", "__int__", "__float__", "__index__", "__array__", "__contains__"),
+    *("cpu", "tolist", "item", "nonzero", "masked_select", "unique", "equal", "allclose"),
+    *("__bool__", "__int__", "__float__", "__index__", "__contains__"),
+}
+REFUSED = {
+    "data_ptr": "the address of a tensor on a device means nothing to native code",
+    "numpy": "NumPy does not see the memory of a device",
+    "__array__": "NumPy does not see the memory of a device",
 }
 COPIES = {"tensor", "as_tensor", "new_tensor"}
 INDEXING = {"__getitem__", "__setitem__"}
@@ -48,7 +53,8 @@ class CountingDevice(TorchFunctionMode):
         if name == "_has_compatible_shallow_copy_type":  # so that `Module.to` replaces parameters
             return False
         if name in ("requires_grad_", "__get__"):  # of a leaf, not of a view of it
-            return func(*args, **kwargs)
+            found = func(*args, **kwargs)
+            return _placed(found) if name == "__get__" and isinstance(args[0], OnDevice) else found
         given = [x for x in tree_iter((args, kwargs)) if isinstance(x, Tensor)]
         there = any(isinstance(x, OnDevice) for x in given)
         goes_there = name == "to" and any(
@@ -82,15 +88,15 @@ class CountingDevice(TorchFunctionMode):
 
     def _use(self, name: str, args: Any, given: Iterable[Tensor]) -> None:
         """Count an operation on tensors of the device."""
-        if name == "data_ptr":
-            raise RuntimeError("the address of a tensor on a device means nothing to native code")
+        if name in REFUSED:
+            raise RuntimeError(REFUSED[name])
         self.waits += name in WAITS
-        self._copy(name in COPIES)
+        self._copy(name in COPIES or (name == "copy_" and not isinstance(args[1], OnDevice)))
         if name in INDEXING:
             index = args[1] if isinstance(args[1], tuple) else (args[1],)
             self._copy(sum(isinstance(x, list) for x in index))
             self.waits += sum(isinstance(x, Tensor) and x.dtype == torch.bool for x in index)
-        elif any(not isinstance(x, OnDevice) and x.ndim for x in given):
+        elif name != "copy_" and any(not isinstance(x, OnDevice) and x.ndim for x in given):
             raise RuntimeError(f"{name} on tensors of two devices: {[type(x).__name__ for x in given]}")
 
 

@@ -93,6 +93,7 @@ class PeerOptions:
         metavar="[PEER=]PATH",
     )
     threads: int | None = optional("torch's", "Threads of each engine.", min=1)
+    device: str = shared(ModelOptions, "device")
     questions: Path | None = option(
         None, "Also measure whole answers to the prompts of this file.", "--spec-bench", **FILE
     )

@@ -134,6 +134,7 @@ class Batch(HasForms):
     windows: Windows
     requests: Sequence[Rows] = field(default=(), kw_only=True)
     stacked: Sequence[Tensor] = field(default=(), kw_only=True)  # `Layout.lanes` on the device
+    inputs: Tensor | None = field(default=None, kw_only=True)  # [N, H], what heads read beside the tokens
 
     @classmethod
     def pack(

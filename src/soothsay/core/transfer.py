@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 ALIGNED = 16
@@ -19,17 +18,17 @@ def upload(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     """Bring tensors to a device in one copy, which the host does not wait for."""
     if device.type == "cpu" or not tensors:
         return list(tensors)
-    parts = [tensor.reshape(-1).view(torch.uint8) for tensor in tensors]
-    sizes = [-(-len(part) // ALIGNED) * ALIGNED for part in parts]
-    padded = [F.pad(part, (0, size - len(part))) for part, size in zip(parts, sizes, strict=True)]
-    whole = torch.cat(padded)
-    if device.type == "cuda":
-        whole = whole.pin_memory()
-    there = whole.to(device, non_blocking=True).split_with_sizes(sizes)
-    return [
-        part[: own.numel() * own.element_size()].view(own.dtype).view(own.shape)
-        for part, own in zip(there, tensors, strict=True)
-    ]
+    places = [*accumulate((-(-own.nbytes // ALIGNED) * ALIGNED for own in tensors), initial=0)]
+    whole = torch.empty(places[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
+    for here, own in zip(_parts(whole, places, tensors), tensors, strict=True):
+        here.copy_(own)
+    return _parts(whole.to(device, non_blocking=True), places, tensors)
+
+
+def _parts(whole: Tensor, places: Sequence[int], tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The parts of some bytes that have room for tensors, which begin at places."""
+    begins = zip(places, tensors, strict=False)
+    return [whole[at : at + own.nbytes].view(own.dtype).view(own.shape) for at, own in begins]
 
 
 def send(numbers: Sequence[Any], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:

@@ -84,7 +84,7 @@ class Engine:
             snapshots=num_snapshots(config, model),
             nodes=config.max_tree,
         )
-        self._known_times, ops = KnownTimes(model, config.max_context), draft_ops(model.kernels)
+        self._known_times, ops = KnownTimes(model, config.max_context), draft_ops(model.kernels, model.device)
         self.target = Target(model, tokenizer, config, num_blocks, path, self.cache, self._pass_times, ops)
         snapshots = Snapshots(self.cache.states, config.block_size, partial(model.copy_state, self.cache))
         self.scheduler = Scheduler(config, self.allocator, snapshots)

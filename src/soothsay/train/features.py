@@ -254,9 +254,9 @@ class FeatureStore:
         whole = kept[0].states.new_zeros(len(kept[0].states), *batch.shape, kept[0].states.shape[-1])
         for row, one in enumerate(kept):
             whole[:, row, : one.states.shape[1]] = one.states
-        teacher = Likely.joined([one.teacher for one in kept])
-        device = self.target.device
-        teacher = Likely(teacher.tokens.to(device), teacher.probabilities.to(device))
+        device, said = self.target.device, [one.teacher for one in kept]  # some from memory, some from disk
+        said = [Likely(own.tokens.to(device), own.probabilities.to(device)) for own in said]
+        teacher = Likely.joined(said)
         return Computed(whole.flatten(1, 2).float().to(device), teacher)
 
 

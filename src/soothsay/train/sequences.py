@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from soothsay.core.batch import Batch
 from soothsay.core.strands import Strands
+from soothsay.core.transfer import upload
 from soothsay.errors import TrainingError
 from soothsay.model.decoder.blocks import Block
 from soothsay.model.ops.kernels import StockKernels
@@ -53,10 +54,11 @@ class Sequences(Batch):
             tokens[i, :n] = torch.from_numpy(example.tokens)
             answer[i, :n] = torch.from_numpy(example.answer)
             real[i, :n] = True
-        rows = tokens.numel()
+        rows, device = tokens.numel(), torch.device(device)
+        tokens, answer, real = upload([tokens, answer, real], device)
         return cls(
-            tokens=tokens.view(-1).to(device),
-            positions=torch.arange(size[1]).repeat(size[0]).to(device),
+            tokens=tokens.view(-1),
+            positions=torch.arange(size[1], device=device).repeat(size[0]),
             slots=torch.arange(rows, device=device),
             logit_rows=torch.arange(rows, device=device),
             asked=(),
@@ -65,8 +67,8 @@ class Sequences(Batch):
             group=1,
             windows=(),
             shape=size,
-            answer=answer.to(device),
-            real=real.to(device),
+            answer=answer,
+            real=real,
         )
 
     @cached_property

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from soothsay.core.transfer import download
 from soothsay.errors import TrainingError
 from soothsay.files import locked, replacing
 from soothsay.plotting import new_figure, save_png, tidy
@@ -63,6 +64,8 @@ class TrainingConfig:
     evaluate_every: int = 200
     save_every: int = 100
     seed: int = 0
+    compiled: bool = False
+    """Whether decoder blocks are compiled. It takes minutes, and pays in a long training on a GPU."""
 
     def rate(self, step: int) -> float:
         """The factor of the learning rates in `step`, from 0 to 1."""
@@ -113,7 +116,7 @@ class Trainer:
         self.best: float | None = None
         self.device = next(recipe.trained.parameters()).device
         self.optimizers = _optimizers(recipe.trained, config)
-        if self.device.type == "cuda":
+        if config.compiled:
             for module in recipe.modules():
                 compile_blocks(module)
         self._state = directory / "training"
@@ -155,7 +158,7 @@ class Trainer:
         """Update the weights once. Raises `TrainingError` if the loss is not finite."""
         config, device = self.config, self.device
         self.recipe.trained.train()
-        sums: dict[str, float] = {}
+        sums: dict[str, Tensor] = {}
         tokens = 0
         for part in range(config.parts):
             examples = next(parts)
@@ -167,20 +170,23 @@ class Trainer:
                 losses = self.recipe.losses(examples, generator)
             (losses["loss"] / config.parts).backward()  # type: ignore[no-untyped-call]
             for name, value in losses.items():
-                sums[name] = sums.get(name, 0.0) + float(value.detach()) / config.parts
-        if not math.isfinite(sums["loss"]):
+                own = value.detach().double() / config.parts
+                sums[name] = sums[name] + own if name in sums else own
+        sums["gradient_norm"] = nn.utils.clip_grad_norm_(self.recipe.trained.parameters(), config.clip)
+        found = download(*sums.values())  # behind the step's one wait
+        measured = {name: float(value) for name, value in zip(sums, found, strict=True)}
+        if not math.isfinite(measured["loss"]):
             raise TrainingError(
-                f"the loss is {sums['loss']} in step {self.step + 1}: lower the learning rate and go on from "
-                f"the last checkpoint, which is in {self.directory}"
+                f"the loss is {measured['loss']} in step {self.step + 1}: lower the learning rate and go on "
+                f"from the last checkpoint, which is in {self.directory}"
             )
-        norm = nn.utils.clip_grad_norm_(self.recipe.trained.parameters(), config.clip)
         rate = config.rate(self.step)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["base_rate"] * rate
             optimizer.step()
             optimizer.zero_grad()
-        return {**sums, "gradient_norm": float(norm), "rate": rate, "tokens": tokens}
+        return {**measured, "rate": rate, "tokens": tokens}
 
     def _evaluate(self) -> dict[str, float]:
         """Measure the current weights, and keep their checkpoint if it is the best."""

@@ -26,7 +26,7 @@ from soothsay.drafters.heads.trained_head import TargetEnds
 from soothsay.errors import TrainingError
 from soothsay.llm import LLM
 from soothsay.model.families.parsing import parse_model_config
-from soothsay.model.kernel_sets import best_kernels
+from soothsay.model.kernel_sets import best_kernels, usable_device
 from soothsay.model.specs.attention_spec import AttentionSpec
 from soothsay.model.transformer import Transformer
 from soothsay.model.weights.checkpoint import Checkpoint
@@ -67,19 +67,19 @@ class LanguageModel:
         device: str = "cpu",
     ):
         torch.manual_seed(seed)
-        self.checkpoint, self.held_out, self.device = checkpoint, held_out, device
+        self.checkpoint, self.held_out, self.device = checkpoint, held_out, usable_device(device)
         kernels = TrainingKernels()
         self.model = (
             Transformer(parse_model_config(checkpoint.config), kernels)
             if fresh
-            else trainable(load_model(checkpoint, "float32", device, kernels))
-        ).to(device)
+            else trainable(load_model(checkpoint, "float32", self.device, kernels))
+        ).to(self.device)
         c = self.model.spec
         self.mtp = None
         if mtp_modules:
             layer = replace(c.layers[0], mixer=replace(c.first(AttentionSpec), window=None))
             block = replace(c, layers=(layer,) * mtp_modules)
-            self.mtp = MTPHead(MTPConfig(block, c.num_layers), kernels).to(device)
+            self.mtp = MTPHead(MTPConfig(block, c.num_layers), kernels).to(self.device)
         parts: dict[str, nn.Module] = {"model": self.model}
         self.trained: nn.Module = nn.ModuleDict(parts if self.mtp is None else {**parts, "mtp": self.mtp})
 
@@ -118,7 +118,7 @@ class LanguageModel:
         for first in range(0, len(self.held_out), 16):
             examples = self.held_out[first : first + 16]
             tokens = sum(len(example.tokens) - 1 for example in examples)
-            with torch.autocast(self.device, torch.bfloat16), torch.no_grad():
+            with torch.autocast(self.device.type, torch.bfloat16), torch.no_grad():
                 losses = self.losses(examples, torch.Generator())
             for name, value in losses.items():
                 sums[name] = sums.get(name, 0.0) + float(value) * tokens

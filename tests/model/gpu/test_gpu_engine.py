@@ -2,95 +2,26 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
-import interpreter  # noqa: F401 - before any kernel
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from gpu_models import PROMPT, loaded, serving, write_llama
 
 from soothsay import LLM, SamplingParams
 from soothsay.core.batch import Rows
 from soothsay.core.tree import DraftTree
 from soothsay.model.gpu import gpu_passes
-from soothsay.model.gpu.gpu_kernels import GpuKernels
-from soothsay.model.gpu.gpu_passes import GpuPasses, GraphRecorder
-from soothsay.model.ops.kernels import Outputs
-from soothsay.model.transformer import Transformer
-from soothsay.model.weights.checkpoint import open_checkpoint
-from soothsay.model.weights.load import load_model
-
-HIDDEN, VOCAB, LAYERS, UNITS = 64, 128, 2, 96
-PROMPT = [1, 5, 9, 5, 9, 7] * 3
+from soothsay.model.gpu.gpu_passes import GraphRecorder
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama that repeats itself now and then."""
-    path, generator = tmp_path_factory.mktemp("llama"), torch.Generator().manual_seed(0)
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": HIDDEN,
-        "intermediate_size": UNITS,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "num_hidden_layers": LAYERS,
-        "vocab_size": VOCAB,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "max_position_embeddings": 512,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-    }
-
-    def weight(*shape: int) -> torch.Tensor:
-        return (torch.randn(*shape, generator=generator) * 1.7 * shape[-1] ** -0.5).bfloat16()
-
-    tensors = {
-        "model.embed_tokens.weight": weight(VOCAB, HIDDEN) * 5,
-        "lm_head.weight": weight(VOCAB, HIDDEN) * 2,
-        "model.norm.weight": torch.ones(HIDDEN).bfloat16(),
-    }
-    shapes = {"q": (64, HIDDEN), "k": (32, HIDDEN), "v": (32, HIDDEN), "o": (HIDDEN, 64)}
-    mlp = {"gate": (UNITS, HIDDEN), "up": (UNITS, HIDDEN), "down": (HIDDEN, UNITS)}
-    for layer in range(LAYERS):
-        name = f"model.layers.{layer}"
-        tensors |= {f"{name}.self_attn.{part}_proj.weight": weight(*shape) for part, shape in shapes.items()}
-        tensors |= {f"{name}.mlp.{part}_proj.weight": weight(*shape) for part, shape in mlp.items()}
-        for norm in ("input_layernorm", "post_attention_layernorm"):
-            tensors[f"{name}.{norm}.weight"] = torch.ones(HIDDEN).bfloat16()
-    (path / "config.json").write_text(json.dumps(config))
-    save_file(tensors, path / "model.safetensors")
-    return path
-
-
-def call_again(function: Callable[[], Outputs]) -> tuple[Callable[[], None], Outputs]:
-    """Record as a graph does: outputs stay where they are, and so does what the function reads."""
-    hidden, taps, logits = function()
-
-    def repeat() -> None:
-        new_hidden, new_taps, new_logits = function()
-        for own, new in zip((hidden, *taps, logits), (new_hidden, *new_taps, new_logits), strict=True):
-            own.copy_(new)
-
-    return repeat, (hidden, taps, logits)
-
-
-def loaded(folder: Path, dtype: str = "bfloat16", *, recorded: bool = False) -> Transformer:
-    kernels = GpuKernels("cpu")
-    kernels.passes = GpuPasses(call_again) if recorded else None
-    return load_model(open_checkpoint(folder), dtype, "cpu", kernels)  # type: ignore[arg-type]
-
-
-def serving(model: Transformer, **options: int) -> LLM:
-    return LLM(model, drafter="none", **{"kv_tokens": 1024, "max_requests": 4} | options)
+    return write_llama(tmp_path_factory.mktemp("llama"))
 
 
 def check(llm: LLM, params: SamplingParams) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import interpreter
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from soothsay.drafters.heads.trained_head import TargetEnds
 from soothsay.errors import ModelError
 from soothsay.model.gpu import tiles
 from soothsay.model.gpu.gpu_linear import GpuLinear, gpu_linear
@@ -232,6 +235,8 @@ def test_rows_of_integers_are_read_as_floats(kind: str) -> None:
     read = table.floats(torch.tensor([129, 0, 64, -1, 130]))
     assert torch.equal(read[:3], weight.dequantize()[[129, 0, 64]])
     assert read[3:].isnan().all()
+    ends: Any = SimpleNamespace(head=layer(weight))  # heads take their rows exactly, too
+    assert torch.equal(TargetEnds.head_rows(ends, torch.tensor([129, 0])), read[:2])
 
 
 def test_a_weight_is_packed_slab_by_slab(monkeypatch: pytest.MonkeyPatch) -> None:

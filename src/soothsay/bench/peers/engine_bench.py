@@ -17,6 +17,7 @@ from soothsay.bench.peers.peer_process import PeerProcess
 from soothsay.bench.peers.peer_results import OURS
 from soothsay.bench.prompts import PromptEntry, encode_with, read_prompts, spread
 from soothsay.model.families.parsing import parse_model_config
+from soothsay.model.kernel_sets import usable_device
 from soothsay.model.weights.checkpoint import Checkpoint, open_checkpoint
 
 Progress = Callable[[str, int, int], None]
@@ -37,7 +38,7 @@ class EngineBench:
     def __init__(self, plan: PeerOptions, room: int = 0, progress: Progress = lambda *_: None):
         self.options, self.progress = plan, progress
         self.peers = plan.peers or PEERS
-        self.threads = plan.threads or torch.get_num_threads()
+        self.threads, self.device = plan.threads or torch.get_num_threads(), str(usable_device(plan.device))
         if unknown := {*self.peers, *filter(None, plan.interpreters)} - {*PEERS}:
             raise SoothsayError(
                 f"no peer is named {', '.join(sorted(unknown))}; there are {', '.join(PEERS)}"
@@ -68,6 +69,8 @@ class EngineBench:
         self.folder = plan.work / f"{self.checkpoint.path.resolve().name}-{_digest(self.checkpoint)}"
         self.folder.mkdir(parents=True, exist_ok=True)
         self.conditions = {"model": str(self.checkpoint.path.resolve()), "threads": self.threads}
+        if self.device != "cpu":
+            self.conditions["device"] = self.device
         names = "max_tokens", *(["draft_model"] if plan.draft_model else [])
         self.conditions |= {name: getattr(plan, name) for name in names}
 
@@ -85,7 +88,7 @@ class EngineBench:
         python = sys.executable if name == OURS else pythons.get(name, pythons.get("", sys.executable))
         draft_model = plan.draft_model and str(Path(plan.draft_model).resolve())
         speculation = list(plan.drafters), draft_model
-        setup = Setup(model, dtype, self.threads, self.context, own_format, *speculation)
+        setup = Setup(model, dtype, self.threads, self.context, own_format, *speculation, self.device)
         return PeerProcess(name, setup, python, self.folder / f"{name}-{dtype}.log")
 
 

@@ -61,6 +61,7 @@ class TrainingRun:
     )
     seed: int = _training(0, "Seed of shuffling and of new weights.")
     device: str = _training("cpu", "Where to train: cpu or cuda.")
+    compiled: bool = _training(False, "Compile decoder blocks: minutes that pay in a long training on a GPU.")
     chat_template: Path | None = shared(ModelOptions, "chat_template")
 
     def checkpoint(self) -> Checkpoint:
@@ -116,7 +117,7 @@ class TrainingRun:
 
         def evaluate(directory: Path) -> dict[str, float]:
             if not llm:
-                llm.append(LLM(self.model, drafter="none", config=measuring()))
+                llm.append(LLM(self.model, drafter="none", device=self.device, config=measuring()))
             spec = f"{drafter}(model={directory})"
             greedy, sampled = (mean_accepted(llm[0], spec, prompts, temperature=t) for t in (0.0, 1.0))
             return {"accepted": greedy, "accepted_sampled": sampled, "score": (greedy + sampled) / 2}

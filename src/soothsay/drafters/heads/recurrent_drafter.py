@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, cast
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from soothsay.config import DType
 from soothsay.core.batch import Batch, Rows
+from soothsay.core.cache import KVPool
 from soothsay.core.params import MIN_TEMPERATURE
 from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
@@ -22,6 +24,8 @@ from soothsay.drafters.ops.draft_ops import DraftBatch, DraftInput, RecurrentDra
 from soothsay.drafters.trees.growth import ConfidentShape, GrowingTree, GrownDrafter, TreeShape, parent_rows
 from soothsay.drafters.trees.guesses import SHARPNESS
 from soothsay.drafters.trees.own_kv import DraftPass
+from soothsay.model.ops.kernels import Outputs as PassOutputs
+from soothsay.model.ops.kernels import StockKernels
 
 Outputs = tuple[Tensor, ...]
 """`[M, H]` outputs of a head's modules, of M rows. The logits come from the first; rows below read the rest,
@@ -42,8 +46,11 @@ class RecurrentDrafter(FeatureDrafter[RecurrentHead], GrownDrafter[Outputs]):
     """
 
     def __init__(self, target: Target, served: Served[RecurrentHead], shape: TreeShape):
-        FeatureDrafter.__init__(self, target, served, served.head.config.block)
+        block, kernels = served.head.config.block, target.model.kernels
+        FeatureDrafter.__init__(self, target, served, block)
         GrownDrafter.__init__(self, target, shape)
+        self.modules = [_Module(served, number) for number in range(block.num_layers)]
+        self.kernels = kernels if kernels.fit(block) else StockKernels()
 
     def expand_roots(self, growing: Sequence[GrowingTree]) -> tuple[Tensor, Outputs]:
         """Compute committed tokens up to the roots, see `Expander`."""
@@ -82,12 +89,30 @@ class RecurrentDrafter(FeatureDrafter[RecurrentHead], GrownDrafter[Outputs]):
 
     def run_module(self, packed: Batch, features: Tensor, module: int = 0) -> Tensor:
         """Compute a pass of one module: `[N, H]` features -> `[N, H]` outputs."""
-        embedded = self.head.embed(packed.tokens, self.shared)
-        out: Tensor = self.head(embedded, features, packed, self.kv.pool.layers[module], module)
-        return out
+        whole = replace(packed, inputs=features)
+        return self.kernels.run_pass(self.modules[module], whole, self.kv.pool, None, ())[0]
 
     def _logits(self, outputs: Outputs) -> Tensor:
         return self.head.logits(outputs[0], self.shared)
+
+
+@dataclass(frozen=True)
+class _Module:
+    """A module of a head as a `PassModel`, so that kernels may repeat a recorded pass of it."""
+
+    served: Served[RecurrentHead]
+    number: int
+
+    def compute(
+        self, batch: Batch, cache: KVPool | None, layers: Sequence[int] | None, taps: Sequence[int]
+    ) -> PassOutputs:
+        """See `PassModel`. The outputs take the place of logits."""
+        assert batch.inputs is not None
+        assert cache is not None
+        embedded = self.served.head.embed(batch.tokens, self.served.shared)
+        kv = cache.kv(self.number)
+        out: Tensor = self.served.head(embedded, batch.inputs, batch, kv, self.number)
+        return out, (), batch.select_logit_rows(out)
 
 
 class ConfidentDrafter(RecurrentDrafter):

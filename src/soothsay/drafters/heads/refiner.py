@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from soothsay.core.params import MIN_TEMPERATURE
 from soothsay.core.request import Request
-from soothsay.core.transfer import send
+from soothsay.core.transfer import download, send
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.heads.trained_head import ShortlistHead, TargetEnds
 from soothsay.drafters.ops.draft_ops import Candidates, DraftOps, HeadOutputs, Refinement
@@ -117,10 +117,10 @@ class RefinedTrees:
             tokens = [self.cell.token(head.embedded(some, shared)) for some in torch.split(ids, ROWS)]
             corrections = head.logits(self.cell.out(units).float(), shared)
             self.refinement = Refinement(
-                tokens=torch.cat(tokens).bfloat16(),
-                carry=self.cell.carry(units).bfloat16().contiguous(),
-                out=corrections.t().bfloat16().contiguous(),
-                followers=_followers(torch.cat(tokens), corrections),
+                tokens=torch.cat(tokens).bfloat16().cpu(),
+                carry=self.cell.carry(units).bfloat16().contiguous().cpu(),
+                out=corrections.t().bfloat16().contiguous().cpu(),
+                followers=_followers(torch.cat(tokens), corrections).cpu(),
             )
 
     def trees(self, requests: Sequence[Request], outputs: HeadOutputs) -> list[DraftTree]:
@@ -130,13 +130,14 @@ class RefinedTrees:
         if any(request.params.rule.guessing.draws for request in requests):
             return self._drawn(requests, logits, depths)
         factors = [SHARPNESS if request.params.temperature == 0 else 1.0 for request in requests]
-        scores, values, places = self._candidates(requests, logits, depths, factors)
+        found = download(*self._candidates(requests, logits, depths, factors), read, states)
+        scores, values, places, read, states = map(torch.from_numpy, found)
         trees = []
         for i, request in enumerate(requests):
             own = slice(i * depths, (i + 1) * depths)
             scale = factors[i] / max(request.params.temperature or 1.0, MIN_TEMPERATURE)
-            found = Candidates(scores[own], factors[i], values[own], places[own], read[own], states[i], scale)
-            trees.append(self._tree(request, found))
+            guesses = scores[own], factors[i], values[own], places[own]
+            trees.append(self._tree(request, Candidates(*guesses, read[own], states[i], scale)))
         return trees
 
     def _tree(self, request: Request, candidates: Candidates) -> DraftTree:
@@ -164,7 +165,7 @@ class RefinedTrees:
     def _drawn(self, requests: Sequence[Request], logits: Tensor, depths: int) -> list[DraftTree]:
         """Trees for verifiers that must know what each token was drawn from: its depth, not refined."""
         whole = self.head.whole(logits, self.shared.vocab_size)
-        scores = score_rows(requests, whole, [depths] * len(requests), self.sampling)
+        scores = score_rows(requests, whole, [depths] * len(requests), self.sampling).cpu()
         trees = []
         for request, rows in zip(requests, torch.split(scores, depths), strict=True):
             tree, guessing = DraftTree(request.last_token), request.params.rule.guessing

@@ -18,7 +18,7 @@ from soothsay.drafters.ops.draft_ops import DraftOps, RecurrentDrafts
 from soothsay.model.decoder.decoder_block import DecoderBlock
 from soothsay.model.decoder.embedding import Embedding
 from soothsay.model.decoder.norm import RMSNorm
-from soothsay.model.native.native_linear import NativeLinear, PackedTable
+from soothsay.model.loaded_part import Table
 from soothsay.model.ops.kernels import Kernels
 from soothsay.model.ops.linear import Dense
 from soothsay.model.specs.model_spec import HeadSpec
@@ -82,13 +82,14 @@ class TargetEnds(nn.Module):
     def head_rows(self, tokens: Tensor) -> Tensor:
         """Some rows of the output head, whatever kind of layer it is: `[n]` int64 -> `[n, H]` float32.
 
-        Rows of integers that no library packs are multiplied by activations of 8 bits, so they are off by
+        Rows of integers that no kernel packs are multiplied by activations of 8 bits, so they are off by
         that rounding.
         """
         if isinstance(self.head, Dense):
             return self.head.weight.detach()[tokens].float()
-        if isinstance(self.head, NativeLinear) and self.head.in_integers:
-            return PackedTable(self.head).floats(tokens)
+        table: Table | None = getattr(self.head, "table", None)
+        if table is not None:
+            return table.floats(tokens)
         parts, units = [], torch.eye(self.hidden_size, device=self.norm.weight.device)
         for begin in range(0, len(units), HEAD_ROWS):
             parts.append(cast(Tensor, self.head(units[begin : begin + HEAD_ROWS]))[:, tokens].float())

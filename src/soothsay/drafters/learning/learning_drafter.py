@@ -266,7 +266,7 @@ class Learning(LevelwiseDrafter, ReadingDrafter, RememberingDrafter[Experience])
         The tokens that are not known are taken as one.
         """
         key = torch.tensor([noise_key(request.seed, request.length + depth)])
-        drawn = self.target.model.kernels.sampling.gumbel(key, torch.tensor([[*known]]))[0].tolist()
+        drawn = self.target.ops.sampling.gumbel(key, torch.tensor([[*known]]))[0].tolist()
         weights = {token: p * math.exp(g) for (token, p), g in zip(known.items(), drawn, strict=True)}
         total = sum(weights.values()) + max(1.0 - sum(known.values()), 0.0)
         return {token: weight / total for token, weight in weights.items()}

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from soothsay.core.arrays import IntArray
 from soothsay.core.learned import State, check_kept, read_arrays
@@ -19,6 +20,7 @@ from soothsay.core.noise import noise_key
 from soothsay.core.params import MIN_TEMPERATURE
 from soothsay.core.request import Observation, Request
 from soothsay.core.tenant import PerTenant, Tenant
+from soothsay.core.transfer import download
 from soothsay.core.tree import DraftTree
 from soothsay.core.verify import Guessing
 from soothsay.drafters.base import RememberingDrafter, Target, check_at_least_one
@@ -127,16 +129,23 @@ class Recycling(RememberingDrafter[Successors]):
         for seen in observations:
             if self.tree == "measured" and seen.tree is not None and seen.verdict is not None:
                 self._measure(seen)
+        found = list[Tensor]()
         for seen in observations:
-            if seen.tree is not None and seen.logits is not None and seen.verdict is not None:
+            if seen.logits is not None:
+                values, successors = self.ops.largest(seen.logits, self.branch)
+                found += (values.log_softmax(-1), successors)
+        there = iter(download(*found))
+        for seen in observations:
+            if seen.logits is None:
+                continue
+            log_probs, tokens = next(there), next(there)
+            if seen.tree is not None and seen.verdict is not None:
                 right = [0, *seen.verdict.path]
                 # the last of equal tokens is kept: an accepted one
                 order = [*({*range(len(seen.tree))} - {*right}), *right]
-                tokens = [seen.tree.tokens[node] for node in order]
-                values, successors = self.ops.largest(seen.logits, self.branch)
+                rows = [seen.tree.tokens[node] for node in order]
                 known = self.memories[seen.request.tenant]
-                known.tokens[tokens] = successors.numpy(force=True)[order]
-                known.log_probs[tokens] = values.log_softmax(-1).numpy(force=True)[order]
+                known.tokens[rows], known.log_probs[rows] = tokens[order], log_probs[order]
 
     def release(self, request: Request) -> None:
         """Forget a request, and keep what was learnt from it."""
@@ -208,7 +217,7 @@ class Recycling(RememberingDrafter[Successors]):
         log_probs = known / max(params.temperature, MIN_TEMPERATURE)
         if params.rule.guessing is Guessing.SHARED_NOISE:
             key = torch.tensor([noise_key(request.seed, request.length + level)])
-            noise = self.ops.gumbel(key, torch.from_numpy(successors).view(1, -1))
+            noise = self.target.ops.sampling.gumbel(key, torch.from_numpy(successors).view(1, -1))
             log_probs += noise.view(successors.shape).numpy()
         log_probs -= np.maximum(log_probs.max(1, keepdims=True), LEAST)
         # 1 if there are no successors

@@ -21,6 +21,7 @@ from soothsay.core.batch import Rows
 from soothsay.core.cache import BlockAllocator
 from soothsay.core.request import Request
 from soothsay.core.sampling import Nodes
+from soothsay.core.transfer import download
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import ReadingDrafter, Target, check_at_least_one
 from soothsay.drafters.models.translation import Translation, continues_character
@@ -186,7 +187,8 @@ class UniversalDraftModel(ReadingDrafter):
         # of all draft model tokens that stand for the chosen one, take the likeliest
         own = logits.masked_fill(self._stands_for != tokens, -math.inf).argmax(-1)
         going = []
-        guesses = zip(growing, values[:, 0].tolist(), tokens[:, 0].tolist(), own.tolist(), strict=True)
+        found = (each.tolist() for each in download(values[:, 0], tokens[:, 0], own))
+        guesses = zip(growing, *found, strict=True)
         for chain, log_prob, token, number in guesses:
             if log_prob == -math.inf:
                 continue

@@ -2,7 +2,8 @@
 return.
 
 The engine has one set of them, which it passes to drafters in `Target`. `DraftOps` has the stock operations,
-`native_draft_ops.NativeDraftOps` those of a compiled library.
+`native_draft_ops.NativeDraftOps` those of a compiled library. Texts, and guesses that are refined node by
+node, are the host's: whatever device the model is on, these operations take tensors of the CPU.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from soothsay.core.batch import Rows
 from soothsay.core.functions import silu
 from soothsay.core.request import Request
+from soothsay.core.sampling_ops import SamplingOps
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.ops.automaton import Automaton, StockAutomaton
 from soothsay.model.decoder.rope import Rope
@@ -191,6 +193,9 @@ def _best(scores: Tensor) -> float:
 
 class DraftOps:
     """The stock operations. A subclass computes some of them in another way."""
+
+    sampling = SamplingOps()
+    """Those of the host."""
 
     def redrafter_head(self, layers: Sequence[nn.Module], norm: Norm, depths: int) -> RedrafterCall | None:
         """One call for all that a ReDrafter head computes; None if there is none for these layers.

@@ -26,9 +26,13 @@ from soothsay.drafters.ops.draft_ops import (
 )
 from soothsay.drafters.ops.native_recurrent import NativeRecurrentDrafts
 from soothsay.model.native.library import Library
+from soothsay.model.native.native_kernels import load_native
 from soothsay.model.native.native_linear import NativeLinear
+from soothsay.model.native.native_sampling import NativeSampling
 from soothsay.model.ops.kernels import Kernels
 from soothsay.model.ops.operands import Norm
+
+CPU = torch.device("cpu")
 
 _NO_NOISE = False, 0, 0, 0.0, 0.0
 
@@ -165,6 +169,10 @@ class NativeDraftOps(Library, DraftOps):
     Raises `OSError` if the library is missing or cannot run on this processor.
     """
 
+    def __init__(self, variant: str):
+        super().__init__(variant)
+        self.sampling = NativeSampling(variant)
+
     def redrafter_head(self, layers: Sequence[nn.Module], norm: Norm, depths: int) -> RedrafterCall | None:
         """See `DraftOps`."""
         own = [layer for layer in layers if isinstance(layer, NativeLinear)]
@@ -193,6 +201,10 @@ class NativeDraftOps(Library, DraftOps):
         return NativeAutomaton(self._library, counted)
 
 
-def draft_ops(kernels: Kernels) -> DraftOps:
-    """The operations of drafters that go with a model's kernels: of the same library, or stock ones."""
-    return NativeDraftOps(kernels.variant) if kernels.variant else DraftOps()
+def draft_ops(kernels: Kernels, device: torch.device = CPU) -> DraftOps:
+    """The operations of drafters that go with a model's kernels: of the same library, or stock ones.
+
+    Beside a model on another device than the CPU, they are those of the best library that runs here.
+    """
+    host = kernels if device.type == "cpu" else load_native()
+    return NativeDraftOps(host.variant) if host is not None and host.variant else DraftOps()

@@ -22,7 +22,7 @@ from torch import Tensor
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.cache import KVPool, Move
 from soothsay.core.request import Observation, Request
-from soothsay.core.transfer import send
+from soothsay.core.transfer import upload
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Target
 from soothsay.model.specs.model_spec import ModelSpec
@@ -222,13 +222,14 @@ def own_pool(target: Target, config: ModelSpec, dtype: torch.dtype, scratch: int
 
 def pack(rows: Sequence[Rows], target: Target, config: ModelSpec) -> Batch:
     """Lay out a pass of a drafter whose decoder blocks are as `config` describes them."""
+    kernels = target.model.kernels
     return Batch.pack(
         rows,
         block_size=target.config.block_size,
         group=config.group,
         windows=config.windows,
         device=target.model.device,
-        ops=target.model.kernels,
+        ops=kernels if kernels.fit(config) else None,  # stock operations read no plan of other kernels
     )
 
 
@@ -267,8 +268,7 @@ class FeatureKV(OwnKV[FeatureState]):
         """
         yield from self._fill([seen.request for seen in observations])
         kept = [seen.committed_rows for seen in observations]
-        device = observations[0].taps[0].device
-        places = [send(rows, device) for rows in kept]
+        places = upload([torch.tensor(rows) for rows in kept], observations[0].taps[0].device)
         taps = [
             torch.cat([tap.index_select(0, rows) for tap, rows in zip(layer, places, strict=True)])
             for layer in zip(*(seen.taps for seen in observations), strict=True)

@@ -21,6 +21,7 @@ from soothsay.core.request import Observation, Request
 from soothsay.core.sampling import Nodes, perturb
 from soothsay.core.sampling_ops import SamplingOps
 from soothsay.core.tenant import PerTenant, Tenant
+from soothsay.core.transfer import download
 from soothsay.core.tree import DraftTree
 from soothsay.core.verify import Guessing
 from soothsay.drafters.trees.guesses import draw, draw_rates
@@ -172,10 +173,11 @@ def score_rows(
         ops: of the target's device.
         ids: the tokens that the columns stand for, see `perturb`.
     """
-    likeliest, asked, begin = ops.argmax(logits).tolist(), list[Nodes](), 0
+    reads = any(r.constraint is not None or r.params.changes_logits for r in requests)
+    likeliest, asked, begin = ops.argmax(logits).tolist() if reads else [0] * len(logits), list[Nodes](), 0
     for request, depth in zip(requests, depths, strict=True):
         chain = DraftTree(request.last_token)  # the tokens above matter to penalties only
-        chain.extend(likeliest[begin : begin + depth - 1])
+        chain.extend(likeliest[begin : begin + depth - 1])  # without any, these may be wrong
         asked.append(Nodes(request, chain, range(depth)))
         begin += depth
     return perturb(logits, asked, ops, ids)
@@ -186,10 +188,10 @@ def rank_rows(scores: Tensor, depths: Sequence[int], ranks: int, ops: SamplingOp
 
     A row has fewer where fewer tokens are possible.
     """
-    values, tokens = ops.largest(scores, ranks, scores.new_ones(len(scores)))
+    log_probs, names = download(*ops.largest(scores, ranks, scores.new_ones(len(scores))))
     guesses = [
         [(token, value) for token, value in zip(*row, strict=True) if value > -math.inf]
-        for row in zip(tokens.tolist(), values.tolist(), strict=True)
+        for row in zip(names.tolist(), log_probs.tolist(), strict=True)
     ]
     return [guesses[end - depth : end] for depth, end in zip(depths, accumulate(depths), strict=True)]
 
@@ -266,6 +268,8 @@ class TreeLayout:
         trees = []
         scores = score_rows(requests, logits, depths, self.ops)
         guesses = rank_rows(scores, depths, self.branch, self.ops)
+        if any(request.params.rule.guessing.draws for request in requests):
+            scores = scores.cpu()  # in one copy
         for request, ranked, rows in zip(requests, guesses, torch.split(scores, [*depths]), strict=True):
             tree, size = DraftTree(request.last_token), min(self.size, request.max_nodes - 1)
             deep, guessing = max(request.max_depth, 0), request.params.rule.guessing

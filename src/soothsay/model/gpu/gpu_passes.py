@@ -111,8 +111,10 @@ class _Recorded:
         self._rows = torch.zeros(3, rows, dtype=torch.int64, device=device)
         self._plan = torch.zeros(numbers, dtype=torch.int32, device=device)
         tokens, positions, slots = self._rows
+        self._inputs = None if batch.inputs is None else batch.inputs.new_zeros(rows, batch.inputs.shape[1])
         self.batch = replace(
             batch,
+            inputs=self._inputs,
             tokens=tokens,
             positions=positions,
             slots=slots,
@@ -127,6 +129,8 @@ class _Recorded:
         rows = self._ends.clamp(max=len(batch.tokens) - 1)
         for own, read in zip(self._rows, (batch.tokens, batch.positions, batch.slots), strict=True):
             torch.index_select(read, 0, rows, out=own)
+        if self._inputs is not None and batch.inputs is not None:
+            torch.index_select(batch.inputs, 0, rows, out=self._inputs)
         self._plan[: len(numbers)].copy_(numbers)
 
 

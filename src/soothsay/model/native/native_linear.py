@@ -89,9 +89,9 @@ class NativeLinear(nn.Module):
         return _fits(weight.rows(0, 1))
 
     @property
-    def in_integers(self) -> bool:
-        """Whether all weights are integers, so that `PackedTable` reads rows of them."""
-        return all(part.scales is not None for part in self.parts)
+    def table(self) -> PackedTable | None:
+        """The weight's rows, read one by one, if they are integers: embeddings that are the head as well."""
+        return PackedTable(self) if all(part.scales is not None for part in self.parts) else None
 
     def forward(self, x: Tensor) -> Tensor:
         """`[M, in] -> [M, out]`."""

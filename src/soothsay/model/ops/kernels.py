@@ -37,7 +37,7 @@ Outputs = tuple[Tensor, tuple[Tensor, ...], Tensor]
 
 
 class PassModel(Protocol):
-    """A model whose passes kernels run: `soothsay.model.transformer.Transformer`."""
+    """A model whose passes kernels run: `soothsay.model.transformer.Transformer`, or a head's module."""
 
     def compute(
         self, batch: Batch, cache: KVPool | None, layers: Sequence[int] | None, taps: Sequence[int]

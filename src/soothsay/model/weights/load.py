@@ -118,7 +118,7 @@ def _load_modules(
     if torch.device(device).type == "cpu":
         check_memory(model, mode, names, prefix)
     chosen = {} if tokens is None else {"head": tokens}
-    with WeightSource(names, mode, model.kernels, model.kv_dtype, chosen) as source:
+    with WeightSource(names, mode, model.kernels, model.kv_dtype, chosen, device) as source:
         for name, part in list(model.named_modules()):
             if isinstance(part, LoadedPart) and name.startswith(prefix):
                 model.set_submodule(name, part.load(source, name))

@@ -36,6 +36,7 @@ class WeightSource:
         kernels: make linear layers.
         kv_dtype: of the model's KV pool.
         chosen: the rows that are read of the weights of some linear layers, by name: `[n]` int64; None: all.
+        device: where plain weights of linear layers are brought, so that kernels see where they will be.
 
     Attributes:
         used: names of the tensors that were read.
@@ -48,8 +49,9 @@ class WeightSource:
         kernels: Kernels,
         kv_dtype: torch.dtype,
         chosen: Mapping[str, Tensor] | None = None,
+        device: torch.device | str = "cpu",
     ):
-        self.names, self.mode, self.chosen = names, mode, chosen or {}
+        self.names, self.mode, self.chosen, self._device = names, mode, chosen or {}, device
         self._kernels, self.kv_dtype = kernels, kv_dtype
         self.zero_centred_norms = names.spec.zero_centred_norms
         self.rounds_scale = names.spec.embedding.scale_rounded
@@ -109,8 +111,9 @@ class WeightSource:
 
     def linear(self, module: str, weight: Tensor, bias: Tensor | None) -> nn.Module:
         """See `StoredWeights`."""
-        stored = self.weight(module, weight)
-        kept = self.mode.dtype if isinstance(stored, Tensor) else torch.float32
+        stored, kept = self.weight(module, weight), torch.float32
+        if isinstance(stored, Tensor):
+            stored, kept = stored.to(self._device), self.mode.dtype
         added = None if bias is None else self.tensor(module, "bias", bias).to(kept)
         return self._kernels.linear(stored, added, self.mode.output(module, self.kv_dtype))
 

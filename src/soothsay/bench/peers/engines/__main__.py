@@ -48,6 +48,8 @@ def serve(kind: type[Peer], setup: Setup) -> None:
     made: list[Peer] = []
 
     def make() -> dict[str, Any]:
+        if setup.device != "cpu" and kind not in (Soothsay, Transformers):
+            raise UnavailableError(f"it is not run on {setup.device} here")
         made.append(kind(setup))
         return {"version": made[0].version, "modes": made[0].modes}
 

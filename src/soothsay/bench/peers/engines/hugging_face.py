@@ -34,6 +34,7 @@ class Transformers(SteppingPeer):
             options["quantization_config"] = self.transformers.GgufConfig(dequantize=True)
         dtype = getattr(self.torch, self.setup.dtype)
         loaded = load(model, dtype=dtype, trust_remote_code=False, **options).eval()
+        loaded = loaded.to(self.setup.device)
         # An id outside the vocabulary, so that no token ends an answer: prompt lookup does not accept None.
         loaded.generation_config.eos_token_id = loaded.config.vocab_size
         return loaded
@@ -47,7 +48,7 @@ class Transformers(SteppingPeer):
         """See `SteppingPeer`."""
         options = {"past_key_values": self.cache, "use_cache": True, "logits_to_keep": keep}
         with self.torch.no_grad():
-            out = self.model(input_ids=self.torch.tensor([ids]), **options)
+            out = self.model(input_ids=self._tensor([ids]), **options)
         return int(out.logits[0, -1].argmax())
 
     def forget(self, count: int) -> None:
@@ -57,8 +58,8 @@ class Transformers(SteppingPeer):
     def answers(self, prompts: list[list[int]], count: int, mode: str) -> list[list[int]]:
         """See `Peer`. Shorter prompts of a batch are padded on their left."""
         longest = max(map(len, prompts))
-        inputs = self.torch.tensor([[0] * (longest - len(ids)) + ids for ids in prompts])
-        mask = self.torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts])
+        inputs = self._tensor([[0] * (longest - len(ids)) + ids for ids in prompts])
+        mask = self._tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts])
         options: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": count, "do_sample": False}
         if mode == "prompt lookup":
             options["prompt_lookup_num_tokens"] = 10  # as in transformers' documentation
@@ -66,3 +67,6 @@ class Transformers(SteppingPeer):
             options["assistant_model"] = self.drafts
         answers: list[list[int]] = self.model.generate(inputs, **options)[:, longest:].tolist()
         return answers
+
+    def _tensor(self, rows: list[list[int]]) -> Any:
+        return self.torch.tensor(rows, device=self.setup.device)

@@ -34,6 +34,7 @@ class Setup:
     export: str = ""  # path of the model in the engine's own format; exported if it does not exist
     drafters: Sequence[str] = ("auto",)  # for soothsay only
     draft_model: str = ""  # for the speculation of the others; of the kind that `model` is
+    device: str = "cpu"  # where the model runs, as PyTorch names it
 
 
 class Peer(Protocol):
