@@ -49,7 +49,8 @@ class KeyCentre(LoadedPart):
     @staticmethod
     def fit(spec: AttentionSpec) -> bool:
         """Whether keys have a bias, and scores may be shifted."""
-        return spec.bias and spec.norms is spec.softcap is None and not spec.sinks and spec.projections == 3
+        shifts = spec.norms is None and spec.softcap is None and not spec.sinks
+        return spec.bias and shifts and spec.projections == 3
 
     def load(self, weights: StoredWeights, name: str) -> nn.Module:
         """See `LoadedPart`."""
