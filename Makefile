@@ -28,7 +28,6 @@ test-share: $(VENV)/.installed-dev
 	OMP_WAIT_POLICY=passive $(BIN)/pytest -m slow --share $$(git rev-list --count HEAD)/12 --minutes 30
 
 docs: $(VENV)/.installed-dev
-	$(BIN)/pip install --quiet --editable ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 lint: $(VENV)/.installed-dev
