@@ -72,14 +72,12 @@ def test_it_is_said_how_to_install_matplotlib() -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        ["step", "no-such-model", "--png={out}"],
-        ["peers", "no-such-model", "--png={out}", "--spec-bench={file}"],
         ["spec", "no-such-model", "-dsuffix", "--html={out}", "--spec-bench={file}"],
         ["serve", "--target=http://127.0.0.1:9/v1", "--burst=1", "--html={out}", "--prompts={file}"],
         ["serve", "--target=http://127.0.0.1:9/v1", "--burst=1", "--png={out}", "--prompts={file}"],
         ["report", "{file}", "--html={out}"],
     ],
-    ids=["step", "peers", "spec", "serve-html", "serve-png", "report"],
+    ids=["spec", "serve-html", "serve-png", "report"],
 )
 def test_commands_say_so_before_they_do_anything(command: list[str], tmp_path: Path) -> None:
     """Each would fail for another reason a moment later."""

@@ -85,7 +85,7 @@ def test_strangers_see_the_page_and_nothing_else(guarded: Running) -> None:
     folder = resources.files("soothsay.server") / "site"
     public = [file.read_bytes() for file in folder.iterdir()]
     public += [b'{"status":"ok"}', b'{"status":"ready"}']
-    paths = guarded.server.app._paths  # type: ignore[attr-defined]
+    paths = guarded.server.app._routes  # type: ignore[attr-defined]
     with httpx.Client(base_url=guarded.url) as http:
         for path in (*paths, "/no/such/path", "/docs", "/%2e%2e/etc/passwd"):
             reply = http.get(path)

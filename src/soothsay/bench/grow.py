@@ -49,7 +49,7 @@ from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.formats.declared import open_format
 from soothsay.model.formats.weight_format import Reader
 from soothsay.model.specs.attention_spec import AttentionSpec
-from soothsay.model.specs.feed_forward_spec import DenseSpec, ExpertsSpec
+from soothsay.model.specs.feed_forward_spec import DenseSpec
 from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.weights.checkpoint import Checkpoint, read_model_config
 from soothsay.model.weights.tensor_names import TensorNames
@@ -145,8 +145,6 @@ def _embedding_scale(config: ModelSpec, dtype: torch.dtype) -> float:
 
 def _require_growable(checkpoint: Checkpoint, old: ModelSpec) -> None:
     path = checkpoint.path
-    if old.parts(ExpertsSpec):
-        raise ModelError(f"{path}: a mixture of experts ({old.family}) cannot grow: it is not supported")
     if old.family not in GROWABLE:
         known = ", ".join(GROWABLE)
         raise ModelError(f"{path}: a model of family {old.family} cannot grow, only one of {known}")
@@ -300,7 +298,7 @@ def _card(source: str, shape: GrownShape) -> str:
         f"# {source}, grown\n\n"
         f"This is `{source}`, grown by `soothsay grow` to {shape.layers} layers of {shape.hidden}, "
         f"{shape.heads} heads, {shape.kv_heads} for keys and values, and {shape.intermediate:,} units in the "
-        "feed-forward part (Net2Net, arXiv 1511.05641). It computes the same function as `{source}` "
+        f"feed-forward part (Net2Net, arXiv 1511.05641). It computes the same function as `{source}` "
         "and knows no more than it does, at the cost of a model of this size. It is for speed benchmarks "
         "only.\n"
     )

@@ -13,7 +13,7 @@ from torch import Tensor
 from soothsay.errors import ModelError
 from soothsay.model.formats.weight_format import Reader
 from soothsay.model.specs.attention_spec import AttentionSpec
-from soothsay.model.specs.feed_forward_spec import DenseSpec
+from soothsay.model.specs.feed_forward_spec import DenseSpec, ExpertsSpec
 from soothsay.model.specs.model_spec import ModelSpec
 
 
@@ -42,6 +42,8 @@ class GrownShape:
 
         Raises `ModelError` for an unknown name, and for a value that is not a number above 0.
         """
+        if config.parts(ExpertsSpec):
+            raise ModelError(f"a mixture of experts ({config.family}) cannot grow: it is not supported")
         if text in SHAPES:
             return SHAPES[text].with_head_dim(config.first(AttentionSpec).size).with_layers(config.num_layers)
         names = {field.name: field.name for field in fields(cls)} | {"ffn": "intermediate"}

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from soothsay.cli.terminal import acceptance_summary, harmless, load_llm, summary
+from soothsay.errors import RequestError
 from soothsay.options import FILE, MODEL, ModelOptions, SamplingOptions, argument, common, option, optional
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ class Generate:
     def run(self) -> None:
         """Answer the prompt."""
         text = _read_prompt(self.prompt, self.file)
+        if not text:
+            raise RequestError("the prompt is empty")
         from soothsay.core.params import SamplingParams
 
         given = self.sampling.given(stop=self.stop or (), max_tokens=self.max_tokens)

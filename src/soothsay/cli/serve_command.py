@@ -187,7 +187,7 @@ class Serve:
         learning = {"max_stall": self.max_stall, "learn_for_tenants": self.learn_for_tenants}
         arguments = {**self.engine.for_llm(), **learning}
         with bind(self.host, self.port) as sockets, _fleet(self.model, self.placement, arguments) as fleet:
-            from soothsay.server.http.json_log import log_to_stderr
+            from soothsay.server.http.json_log import log, log_to_stderr
             from soothsay.server.http_server import Server
             from soothsay.server.runner import make_runner
 
@@ -203,12 +203,12 @@ class Serve:
                 **asdict(self.limits),
             )
             console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-            if defaults := sampling_summary(fleet.model.sampling_defaults):
-                console.print(f"defaults of the model: {defaults}; --generation-config none ignores them")
             self._warn(console, keyless=keys is None)
             if console.is_terminal and self.port:
                 console.print(_invitation(config.name, self.host, self.port))
             log_to_stderr()
+            if defaults := sampling_summary(fleet.model.sampling_defaults):
+                log.info(f"defaults of the model: {defaults}; --generation-config none ignores them")
             make_runner(Server(fleet, config, keys), self.host, self.port).run(sockets)
 
     def _warn(self, console: Console, *, keyless: bool) -> None:

@@ -15,6 +15,7 @@ from soothsay.drafters.heads.checkpoints.drafter_files import WEIGHT_DTYPES, Dra
 from soothsay.drafters.heads.checkpoints.fit import ENDS, TargetFit
 from soothsay.drafters.heads.trained_head import Head
 from soothsay.errors import DrafterError
+from soothsay.model.decoder.attention_layer import KeyCentre
 from soothsay.model.decoder.norm import RMSNorm
 from soothsay.model.decoder.rope import Rope
 from soothsay.model.specs.attention_spec import AttentionSpec
@@ -65,7 +66,8 @@ def split(head: Head, names: Names, block: ModelSpec | None = None) -> Iterator[
         DrafterError: the head was made ready to serve, so its weights are in its kernels' order.
     """
     for module in head.modules():
-        served = not isinstance(module, nn.ModuleList | nn.Sequential | Rope) and not any(module.children())
+        bare = isinstance(module, nn.ModuleList | nn.Sequential | Rope | KeyCentre)  # these have no weights
+        served = not bare and not any(module.children())
         if served and not module.state_dict():
             raise DrafterError(f"this {head.method} head was made ready to serve: write it before `serve`")
     for name, value in head.state_dict().items():
