@@ -25,7 +25,7 @@ OTHERS = [[3, 4, 5], PROMPT[4:]]
 GREEDY = SamplingParams(temperature=0, max_tokens=6, logprobs=2)
 PARAMS = {
     "greedy": GREEDY,
-    "sampled": replace(GREEDY, temperature=1, seed=3),
+    "sampled": replace(GREEDY, temperature=0.3, seed=3),
     "a nucleus": replace(GREEDY, temperature=0.8, top_p=0.9, top_k=40, seed=4),
     "penalized": replace(GREEDY, repetition_penalty=1.3, presence_penalty=0.5, logit_bias={9: 2.0}),
 }
