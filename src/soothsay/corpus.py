@@ -75,15 +75,11 @@ def read_entries(path: Path, tally: Tally) -> Iterator[tuple[str, Entry]]:
 
     Raises `RequestError` if the file or the directory cannot be read.
     """
-    if path.is_dir():
-        items: Iterator[tuple[str, object]] = _rows(path)
-    elif has_lines(path):
-        items = read_items(path)
-    else:
+    if not has_lines(path):
         tally.read += 1
         yield str(path), read_text(path)
         return
-    for where, item in items:
+    for where, item in read_items(path):
         tally.read += 1
         try:
             entry = as_entry(item)
@@ -93,9 +89,9 @@ def read_entries(path: Path, tally: Tally) -> Iterator[tuple[str, Entry]]:
             yield where, entry
 
 
-def has_lines(file: Path) -> bool:
-    """Whether a file's name says that it holds JSON lines."""
-    return file.name.removesuffix(".gz").endswith((".jsonl", ".json"))
+def has_lines(path: Path) -> bool:
+    """Whether this is a directory, or a file whose name says that it holds JSON lines: see `read_items`."""
+    return path.is_dir() or path.name.removesuffix(".gz").endswith((".jsonl", ".json"))
 
 
 def read_lines(file: Path) -> Iterator[tuple[int, bytes]]:
@@ -126,8 +122,13 @@ def read_text(file: Path) -> str:
 def read_items(file: Path) -> Iterator[tuple[str, object]]:
     """Yield the lines of a file, or the items of the array that it is, each with its place.
 
-    Raises `RequestError` if the file cannot be read, or is an array that is not valid JSON.
+    Of a directory that `datasets` has saved, yield the rows.
+
+    Raises `RequestError` if it cannot be read, or is an array that is not valid JSON.
     """
+    if file.is_dir():
+        yield from _rows(file)
+        return
     lines = read_lines(file)
     first = next(lines, None)
     if first is None:

@@ -27,7 +27,10 @@ MODEL = (
     "A Hugging Face directory, a .gguf file, sibyl, smollm2, or a name on the hub, OWNER/NAME. "
     "DIRECTORY:TYPE and OWNER/NAME:TYPE choose a GGUF file by its type, such as Q4_K_M."
 )
-PROMPTS = "A .txt file with one prompt a line, or JSON lines with messages, turns or a prompt."
+PROMPTS = (
+    "A .txt file with a user's message in each line; or JSON lines with messages, turns, or a prompt to "
+    "continue. It may be compressed (.gz)."
+)
 """Help texts of options that differ in the rest."""
 
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from soothsay.bench.prompts import Question
+from soothsay.bench.prompts import PromptEntry, user_message
 from soothsay.corpus import Tally, read_entries
 from soothsay.errors import RequestError
 
@@ -37,7 +37,7 @@ _PLACE = re.compile(r"\bin ([A-Z][a-z]+(?: [A-Z][a-z]+)?)\b")
 _LONGEST_CODE = 900  # characters, so that an episode fits into the contexts of small models
 
 
-def make_episodes(data: Path, per_task: int, seed: int = 0) -> list[Question]:
+def make_episodes(data: Path, per_task: int, seed: int = 0) -> list[PromptEntry]:
     """Make episodes of both tasks from a file of conversations; see `soothsay.corpus.read_entries`.
 
     An episode has the user's messages, which leave no doubt about the answers.
@@ -68,8 +68,8 @@ def make_episodes(data: Path, per_task: int, seed: int = 0) -> list[Question]:
     return edits + [_calls(rng, list(places), list(sentences)) for _ in range(per_task)]
 
 
-def write_questions(path: Path, questions: Iterable[Question]) -> None:
-    """Write questions to a file that `read_questions` reads."""
+def write_questions(path: Path, questions: Iterable[PromptEntry]) -> None:
+    """Write questions to a file that `read_prompts` reads."""
     with path.open("w", encoding="utf-8") as file:
         for number, question in enumerate(questions):
             raw = {"question_id": number, "category": question.task, "turns": question.turns}
@@ -89,7 +89,7 @@ def _names(code: str) -> list[str]:
     return sorted({name for name in found if found.count(name) > 1})
 
 
-def _edits(rng: random.Random, code: str) -> Question:
+def _edits(rng: random.Random, code: str) -> PromptEntry:
     turns: list[str] = []
     for _ in range(RENAMES):
         old = rng.choice(_names(code))
@@ -97,10 +97,10 @@ def _edits(rng: random.Random, code: str) -> Question:
         shown = f"\n\n```\n{code}\n```" if not turns else ""
         code = re.sub(rf"\b{old}\b", new, code)
         turns.append(f"Repeat the code with {old} renamed to {new}, and nothing else.{shown}")
-    return Question(EDITS, tuple(turns))
+    return PromptEntry(user_message(turns[0]), EDITS, later=tuple(turns[1:]))
 
 
-def _calls(rng: random.Random, places: Sequence[str], sentences: Sequence[str]) -> Question:
+def _calls(rng: random.Random, places: Sequence[str], sentences: Sequence[str]) -> PromptEntry:
     tool = rng.choice(sorted(TOOLS))
     names = TOOLS[tool]
     arguments: dict[str, str | int] = {name: _value(rng, name, places) for name in names}
@@ -110,12 +110,12 @@ def _calls(rng: random.Random, places: Sequence[str], sentences: Sequence[str]) 
         arguments = {**arguments, changed: _value(rng, changed, places)}
         if turn == 0:
             call = json.dumps({"tool": tool, "arguments": arguments}, ensure_ascii=False)
-            asked = f"Answer with a call of a tool, as JSON. For example:\n\n{call}\n\nCall it just so."
+            said = f"Answer with a call of a tool, as JSON. For example:\n\n{call}\n\nCall it just so."
         else:
             result = json.dumps({"status": "ok", "text": rng.choice(sentences)}, ensure_ascii=False)
-            asked = f"Result: {result}\n\nCall it again, with {changed} = {json.dumps(arguments[changed])}."
-        turns.append(asked)
-    return Question(CALLS, tuple(turns))
+            said = f"Result: {result}\n\nCall it again, with {changed} = {json.dumps(arguments[changed])}."
+        turns.append(said)
+    return PromptEntry(user_message(turns[0]), CALLS, later=tuple(turns[1:]))
 
 
 def _value(rng: random.Random, name: str, places: Sequence[str]) -> str | int:

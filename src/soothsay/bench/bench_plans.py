@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from soothsay.bench.prompts import SPEC_BENCH
 from soothsay.config import EngineConfig
-from soothsay.options import FILE, ModelOptions, common, flag, option, optional, required, shared
+from soothsay.options import PROMPTS, ModelOptions, common, flag, option, optional, shared
 from soothsay.plotting import require_matplotlib
 
 
@@ -27,6 +29,9 @@ DRAWN: Mapping[str, Any] = {"dir_okay": False, "callback": _with_matplotlib}
 class BenchOptions:
     """The options of benchmarks. Each benchmark has some of them."""
 
+    prompts: Path = option(
+        SPEC_BENCH, PROMPTS, "--prompts", "-p", "--spec-bench", exists=True, show_default="Spec-Bench's"
+    )
     max_tokens: int = common("max_tokens", default=128, min=1)
     temperature: float = common("temperature", default=0.0, min=0)
     nodes: int = option(
@@ -56,12 +61,7 @@ class StackPlan:
     """What `bench stack` measures. End tokens do not end answers."""
 
     model: str = common("model", default="sibyl")
-    questions: Path | None = optional(
-        "requests for stories",
-        "File of prompts; those to answer are evenly spread over its categories.",
-        "--spec-bench",
-        **FILE,
-    )
+    prompts: Path | None = shared(BenchOptions, "prompts", default=None, show_default="requests for stories")
     requests: int = option(16, "Number of prompts.", min=1)
     tokens: int = option(64, "Tokens of each answer.", min=1)
     rounds: int = option(5, "Number of rounds; factors are medians.", min=1)
@@ -94,9 +94,7 @@ class PeerOptions:
     )
     threads: int | None = optional("torch's", "Threads of each engine.", min=1)
     device: str = shared(ModelOptions, "device")
-    questions: Path | None = option(
-        None, "Also measure whole answers to the prompts of this file.", "--spec-bench", **FILE
-    )
+    prompts: Path | None = shared(BenchOptions, "prompts", default=None, show_default="no whole answers")
     per_task: int = option(20, "Number of prompts of each task.", min=1)
     max_tokens: int = option(128, "Tokens of an answer.", min=1)
     drafters: list[str] = option(
@@ -137,8 +135,12 @@ class EqualityPlan(PeerOptions):
         "alone: other engines run the file as it is.",
         "--dtype",
     )
-    questions: Path = required("Prompts to answer.", "--spec-bench", **FILE)
+    prompts: Path = shared(BenchOptions, "prompts")
     per_task: int = option(10, "Number of prompts of each task.", min=1)
+
+
+MINUTES = 10
+"""Time for the answers of `bench spec`, if nothing else limits them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +148,11 @@ class SpecOptions:
     """How `bench spec` asks its questions. Temperatures, batches and verifiers are measured one by one."""
 
     per_task: int | None = optional("all", "Number of questions of each task, evenly spread.", min=1)
+    minutes: float | None = optional(
+        f"{MINUTES}; no limit with --per-task",
+        "Time for answers, which counts what was answered by then.",
+        min=0.01,
+    )
     temperatures: list[float] = option(
         (0.0,), "Sampling temperature; may be repeated.", "--temperature", "-t", min=0, show_default="0"
     )
@@ -163,6 +170,11 @@ class SpecOptions:
         "--verifier",
     )
     trees: bool = flag("Write the draft tree of each step to the file of --json too.")
+
+    @property
+    def limit(self) -> float:
+        """Seconds for answers."""
+        return 60 * (self.minutes or (math.inf if self.per_task else MINUTES))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +197,7 @@ class LengthPlan:
     """What `bench length` measures."""
 
     model: str = common("model")
-    questions: Path = required("Prompts to answer.", "--spec-bench", **FILE)
+    prompts: Path = shared(BenchOptions, "prompts")
     drafters: list[str] = option(
         ("auto", "suffix"), "Drafter; may be repeated.", "--drafter", "-d", show_default="auto, suffix"
     )

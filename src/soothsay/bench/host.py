@@ -16,14 +16,13 @@ from itertools import product
 from typing import Any
 
 import torch
-from rich.table import Table
 from torch import Tensor
 
 from soothsay import LLM, SamplingParams
 from soothsay.bench.measure import turns
 from soothsay.bench.prompts import PASSAGE
 from soothsay.bench.running import running
-from soothsay.bench.tables import records_table
+from soothsay.bench.tables import ResultTable, records_table
 from soothsay.core.batch import Batch
 from soothsay.core.cache import KVPool
 from soothsay.core.request import Request
@@ -262,7 +261,7 @@ def _median(rounds: Sequence[HostTime]) -> HostTime:
     return replace(rounds[-1], tokens=statistics.median(one.tokens for one in rounds), us=us)
 
 
-def host_table(times: Sequence[HostTime], rounds: int) -> Table:
+def host_table(times: Sequence[HostTime], rounds: int) -> ResultTable:
     """A row for each drafter and situation."""
 
     def cell(part: str) -> Callable[[HostTime], str]:
@@ -270,16 +269,12 @@ def host_table(times: Sequence[HostTime], rounds: int) -> Table:
 
     return records_table(
         times,
-        {"drafter": "{.drafter}", "batch": "{.batch}"},
+        {"drafter": "{.drafter}", "batch": "{.batch}", "T": "{.temperature:g}", "caches": "{.caches}"},
         {
-            "T": "{.temperature:g}",
-            "caches": "{.caches}",
             "tokens": "{.tokens:.2f}",
             **{part: cell(part) for part in PARTS},
             "all": "{.total:.0f}",
         },
-        grouped=True,
-        dense=True,
         title="microseconds of a step on the host, beside the pass",
         caption=f"median of {rounds} rounds; tokens are those of a step and request",
     )

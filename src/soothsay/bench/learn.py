@@ -8,13 +8,11 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from soothsay import LLM, Drafter, DrafterError, SamplingParams
 from soothsay.bench.bench_plans import LearnPlan
 from soothsay.bench.measure import rotated
 from soothsay.bench.prompts import PromptEntry, encode
-from soothsay.bench.tables import numbers_table
+from soothsay.bench.tables import ResultTable
 from soothsay.drafters.learning.learning_drafter import can_learn
 from soothsay.drafters.registry import build_drafter
 from soothsay.plotting import new_figure, series_style, tidy
@@ -169,20 +167,18 @@ def learn_chart(report: LearnReport) -> Any:
     return figure
 
 
-def learn_table(report: LearnReport) -> Table:
+def learn_table(report: LearnReport) -> ResultTable:
     """What each contender did, in the stream and in the requests held out."""
     title = f"{report.drafter}, learning in {report.share:.0%} of a core's time"
     equal = f"{report.compared - report.different} of {report.compared} answers equal plain decoding's"
-    headings = "tokens a step", "tokens/s", "over plain", "tokens per CPU second"
-    caption = f"{equal}; windows in which all three ran"
-    table = numbers_table(("requests", ""), headings, title=title, caption=caption)
+    headings = "requests", "", "tokens a step", "tokens/s", "over plain", "tokens per CPU second"
+    caption, rows = f"{equal}; windows in which all three ran", []
     for held_out in (False, True):
-        table.add_section()
         plain = report.total(PLAIN, held_out=held_out)
         for name in CONTENDERS if plain.tokens else ():
             run = report.total(name, held_out=held_out)
-            where = ("held out" if held_out else "stream") if name == PLAIN else ""
+            where = "held out" if held_out else "stream"
             rate, base = run.tokens / run.seconds, plain.tokens / plain.seconds
             rates = f"{rate:.0f}", f"{rate / base:.2f}x", f"{run.tokens / run.cpu:.0f}"
-            table.add_row(where, name, f"{run.accepted:.2f}", *rates)
-    return table
+            rows.append([where, name, f"{run.accepted:.2f}", *rates])
+    return ResultTable(headings, rows, 2, title, caption)

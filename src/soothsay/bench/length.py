@@ -139,7 +139,7 @@ class LengthBench:
     ):
         self.llm, self.plan = llm, plan
         self.drafters = {name: build_drafter(name, llm.engine.target) for name in (PLAIN, *plan.drafters)}
-        self.entries = read_prompts(plan.questions)
+        self.entries = read_prompts(plan.prompts)
         own = conditions(plan, "model", "max_tokens", "temperature", nodes=llm.config.max_tree)
         self.results = LengthResults(Journal(own, path))
         self.left_out = 0

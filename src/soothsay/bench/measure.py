@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -62,16 +62,28 @@ def interleave(contenders: Mapping[str, Workload], rounds: int) -> Rates:
 
 @dataclass(slots=True)
 class Meter:
-    """Counts the work of a run, and tells its progress."""
+    """Counts the work of a run, and tells its progress.
+
+    With a `limit` in seconds, the total is what can be done until then at the pace so far.
+    """
 
     progress: Progress
     total: float = 0
     done: float = 0
     tokens: int = 0
+    limit: float = math.inf
+    begin: float = field(default_factory=time.perf_counter)
+
+    @property
+    def left(self) -> float:
+        """Seconds until the limit. Below 0: it has passed."""
+        return self.limit - (time.perf_counter() - self.begin)
 
     def advance(self, done: float = 0, tokens: int = 0, *, dropped: float = 0) -> None:
         """Count work that was done, and work that will not be."""
         self.done += done
         self.tokens += tokens
         self.total -= dropped
-        self.progress(int(min(self.done, self.total)), math.ceil(self.total), self.tokens)
+        possible = self.done * self.limit / (time.perf_counter() - self.begin) if self.done else self.total
+        total = min(self.total, max(possible, self.done))
+        self.progress(int(min(self.done, total)), math.ceil(total), self.tokens)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from soothsay.corpus import as_entry, check_text, parse_line, plain, read_lines
+from soothsay.corpus import as_entry, check_text, has_lines, parse_line, plain, read_items, read_lines
 from soothsay.errors import RequestError
 
 if TYPE_CHECKING:
     from soothsay.llm import LLM
     from soothsay.tokenizer import Message, Tokenizer
 
+T = TypeVar("T")
 
 SPEC_BENCH = Path(__file__).parents[1] / "bundled" / "spec-bench" / "questions.jsonl.gz"
 """The questions of Spec-Bench (Xia et al. 2024, arXiv 2401.07851)."""
@@ -26,68 +29,119 @@ MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", 
 class PromptEntry:
     """One prompt of a file."""
 
-    prompt: str | tuple[Message, ...]  # text as it stands, or a conversation for the chat template
+    prompt: str | tuple[Message, ...]  # text to continue, or a conversation for the chat template
     category: str = ""  # kind of task; empty: unknown
-    id: str = ""  # the file's identifier of it, or its line
-    turns: tuple[str, ...] = field(default=(), compare=False)  # the user's messages, if the file has `turns`
-    line: int = field(default=0, compare=False)
+    id: str = ""  # the file's identifier of it, or its number
+    later: tuple[str, ...] = ()  # further messages of the user, each after an answer to the one before
+    number: int = field(default=0, compare=False)  # its place in the file, from 1
 
     @property
     def task(self) -> str:
         """Spec-Bench's task: the category, or "conversation" for MT-bench's categories."""
-        return "conversation" if self.category in MT_BENCH else self.category
+        return "conversation" if self.category in MT_BENCH else self.category or "prompts"
+
+    @property
+    def turns(self) -> tuple[str, ...]:
+        """The prompt's last message, and the user's messages after it."""
+        return (self.messages[-1]["content"], *self.later)
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The prompt as a conversation: a text is the message of a user."""
+        return user_message(self.prompt) if isinstance(self.prompt, str) else self.prompt
+
+
+def user_message(text: str) -> tuple[Message, ...]:
+    """The conversation in which a user says one thing."""
+    return ({"role": "user", "content": text},)
 
 
 def read_prompts(path: Path) -> list[PromptEntry]:
-    """Read the prompts of a file, in order. Blank lines are skipped.
+    """Read the prompts of a file, in order.
 
-    A `.txt` file has one prompt in each line. Any other file has one JSON object in each line, of which the
-    first of these fields is read:
+    - JSON lines, or a JSON array: objects with a conversation as `messages`, `conversations` (ShareGPT), or
+      `prompt` and `completion`; with the user's messages as `turns`, as in Spec-Bench (Xia et al. 2024, arXiv
+      2401.07851); or with a text to continue as `prompt` or `text`. `category` (or `task`) and `question_id`
+      (or `id`) are kept.
+    - A directory that `datasets` has saved: its rows have the same keys.
+    - Any other file: each line that is not blank is a user's message.
 
-    - `messages`: a conversation, `[{"role": ..., "content": ...}, ...]`;
-    - `turns`: the user's messages, as in Spec-Bench (Xia et al. 2024, arXiv 2401.07851); the first one is
-      the prompt;
-    - `prompt`: text.
+    A conversation ends before the assistant's last answer. A name that ends in `.gz` says that the file is
+    compressed. This reads what training reads, see `soothsay.corpus.read_entries`.
 
-    `category` (or `task`) and `question_id` (or `id`) are kept where they are given. A name that ends in
-    `.gz` says that the file is compressed.
-
-    Raises `RequestError` if the file cannot be read or has no prompts, or for a line that cannot be read,
+    Raises `RequestError` if the file cannot be read or has no prompts, or for an entry that cannot be used,
     which is named.
     """
-    read, entries = _text_entry if path.suffix == ".txt" else _json_entry, list[PromptEntry]()
-    for number, line in read_lines(path):
+    entries = list[PromptEntry]()
+    for number, (where, item) in enumerate(_items(path), 1):
         try:
-            entries.append(read(line, number))
+            entries.append(_entry(item, number))
         except ValueError as error:
-            raise RequestError(f"{path}, line {number}: {error}") from None
+            raise RequestError(f"{where}: {error}") from None
     if not entries:
         raise RequestError(f"{path} has no prompts")
     return entries
 
 
-def _text_entry(line: bytes, number: int) -> PromptEntry:
-    return PromptEntry(line.decode("utf-8-sig").rstrip("\r\n"), id=str(number), line=number)
+def _items(path: Path) -> Iterator[tuple[str, object]]:
+    """The entries of a file, each with its place. A name that says nothing leaves it to the first line."""
+    first = b"" if path.is_dir() else next((line for _, line in read_lines(path)), b"")
+    plain_text = path.name.removesuffix(".gz").endswith(".txt")
+    if has_lines(path) or (first.lstrip()[:1] in (b"{", b"[") and not plain_text):
+        yield from read_items(path)
+        return
+    for number, line in read_lines(path):
+        where = f"{path}, line {number}"
+        try:
+            yield where, {"turns": [line.decode("utf-8-sig").rstrip("\r\n")]}
+        except UnicodeDecodeError as error:
+            raise RequestError(f"{where}: not UTF-8: {error.reason} at byte {error.start + 1}") from None
 
 
-def _json_entry(line: bytes, number: int) -> PromptEntry:
+def _entry(item: object, number: int) -> PromptEntry:
     """Raises `ValueError`."""
-    raw = parse_line(line)
-    if not isinstance(raw, dict):
-        raise ValueError("not a JSON object")
-    turns: list[str] = []
+    raw = parse_line(item) if isinstance(item, bytes) else item
+    fields: Mapping[str, Any] = raw if isinstance(raw, Mapping) else {}
+    later: list[str] = []
     prompt: str | tuple[Message, ...]
-    if "messages" in raw:
-        prompt = tuple(as_entry({"messages": raw["messages"]}))  # type: ignore[arg-type]
-    elif "turns" in raw:
-        turns = _texts(raw["turns"], "turns")
-        prompt = ({"role": "user", "content": turns[0]},)
-    elif "prompt" in raw:
-        (prompt,) = _texts([raw["prompt"]], "prompt")
+    if "turns" in fields:
+        first, *later = _texts(fields["turns"], "turns")
+        prompt = user_message(first)
+    elif "prompt" in fields and not {"messages", "conversations", "completion"} & fields.keys():
+        (prompt,) = _texts([fields["prompt"]], "prompt")
     else:
-        raise ValueError("none of messages, turns and prompt is there")
-    category, own_id = raw.get("category", raw.get("task", "")), raw.get("question_id", raw.get("id", number))
-    return PromptEntry(prompt, str(category), str(own_id), tuple(turns), number)
+        entry = as_entry(raw)
+        prompt = entry if isinstance(entry, str) else _without_answer(entry)
+    category = fields.get("category", fields.get("task", ""))
+    own_id = fields.get("question_id", fields.get("id", number))
+    return PromptEntry(prompt, str(category), str(own_id), tuple(later), number)
+
+
+def _without_answer(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The messages up to the last one that is not the assistant's. Raises `ValueError` if there is none."""
+    kept = [place for place, message in enumerate(messages, 1) if message["role"] != "assistant"]
+    if not kept:
+        raise ValueError("nobody asks anything: all messages are the assistant's")
+    return tuple(messages[: kept[-1]])
+
+
+def by_task(entries: Sequence[PromptEntry], limit: int | None = None) -> dict[str, list[PromptEntry]]:
+    """At most `limit` entries of each task, evenly spread over the file.
+
+    They are shuffled, so that a run that ends early has some of every kind. The order is always the same.
+    """
+    tasks: dict[str, list[PromptEntry]] = {}
+    for entry in entries:
+        tasks.setdefault(entry.task, []).append(entry)
+    chosen = {task: spread(own, limit or len(own)) for task, own in tasks.items()}
+    for own in chosen.values():
+        random.Random(0).shuffle(own)
+    return chosen
+
+
+def in_turns(groups: Iterable[Sequence[T]]) -> list[T]:
+    """The first of each group, then the second of each, and so on."""
+    return [one for several in zip_longest(*groups) for one in several if one is not None]
 
 
 def spread(entries: Sequence[PromptEntry], limit: int) -> list[PromptEntry]:
@@ -135,39 +189,6 @@ def _texts(given: object, name: str) -> list[str]:
         raise ValueError(f"{name} must be text, and not empty")
     check_text("".join(texts))
     return texts
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """The user's messages of one conversation."""
-
-    task: str
-    turns: tuple[str, ...]
-    number: int = 0  # identifies the question: its line in the file
-
-
-def read_questions(path: Path, per_task: int | None = None) -> list[Question]:
-    """Read a Spec-Bench file: JSON lines with `turns` and `category`.
-
-    MT-bench's categories are one task, "conversation".
-
-    Args:
-        path: the file.
-        per_task: number of questions of each task, evenly spread over the file. None: all.
-
-    Raises `RequestError` for a line that is not a question, and if the file has no questions.
-    """
-    tasks: dict[str, list[PromptEntry]] = {}
-    for entry in read_prompts(path):
-        if not entry.turns or not entry.category:
-            what = "no question of Spec-Bench, with 'category' and 'turns'"
-            raise RequestError(f"{path}, line {entry.line}: {what}")
-        tasks.setdefault(entry.task, []).append(entry)
-    return [
-        Question(task, entry.turns, entry.line)
-        for task, entries in tasks.items()
-        for entry in spread(entries, per_task or len(entries))
-    ]
 
 
 QUESTION = "Tell me a story about a river, a bridge and a town."

@@ -225,8 +225,8 @@ def choose_prompts(plan: StackPlan, tokenizer: Tokenizer, room: int) -> list[Ids
     Raises `RequestError` if there are fewer than `plan.requests`.
     """
     entries: Sequence[PromptEntry]
-    if plan.questions is not None:
-        entries = read_prompts(plan.questions)
+    if plan.prompts is not None:
+        entries = read_prompts(plan.prompts)
     else:
         asked = (f"Tell me a story about {topic}." for topic in TOPICS.split())
         entries = [PromptEntry(({"role": "user", "content": text},)) for text in asked]

@@ -10,11 +10,10 @@ from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
-from rich.table import Table
 
 from soothsay.bench.journal import Journal, Records
 from soothsay.bench.peers.peer_results import equal_tokens
-from soothsay.bench.tables import records_table
+from soothsay.bench.tables import ResultTable, records_table
 from soothsay.errors import SoothsayError
 from soothsay.plotting import COLOURS, DIM, INK, new_figure, tidy
 
@@ -173,7 +172,7 @@ def stack_chart(rows: Sequence[StackRow], title: str) -> Any:
     return figure
 
 
-def stack_table(rows: Sequence[StackRow], rounds: int, title: str) -> Table:
+def stack_table(rows: Sequence[StackRow], rounds: int, title: str) -> ResultTable:
     """A row for each rung."""
 
     def spread(row: StackRow) -> str:

@@ -13,11 +13,10 @@ from itertools import product
 from pathlib import Path
 
 import torch
-from rich.table import Table
 
 from soothsay.bench.measure import Rates, Workload, interleave
 from soothsay.bench.random_models import LlamaShape, RandomCheckpoint
-from soothsay.bench.tables import Column, records_table
+from soothsay.bench.tables import Column, ResultTable, records_table
 from soothsay.config import DType
 from soothsay.model.decoder.feed_forward import Experts
 from soothsay.model.timing.pass_measuring import Layout, VerifyPass, filled_cache
@@ -190,7 +189,7 @@ def multiplying(model: Transformer) -> Workload:
     return run
 
 
-def step_table(report: StepReport) -> Table:
+def step_table(report: StepReport) -> ResultTable:
     """A row for each kind of pass. Columns of experts are there if the model has some."""
     experts: dict[str, Column] = {
         "of dense": lambda time: "" if time.of_dense is None else f"{time.of_dense:.2f}x",
@@ -209,7 +208,6 @@ def step_table(report: StepReport) -> Table:
             "GB read": lambda time: f"{time.bytes / 1e9:.3f}",
             **(experts if any(time.experts is not None for time in report.times) else {}),
         },
-        grouped=True,
         title=f"{Path(report.model).name}, {report.layout}, {report.threads} threads",
         caption=f"median of {report.rounds} rounds; {report.bandwidth / 1e9:.1f} GB/s read, {rates}",
     )

@@ -2,30 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
 
 from rich import box
+from rich.console import Console, ConsoleOptions
 from rich.table import Table
 from rich.text import Text
 
 
 @dataclass(frozen=True, slots=True)
 class ResultTable:
-    """Headings and rows of cells."""
+    """Headings and rows of cells.
+
+    In a terminal, columns that have no room follow in further tables with the same names. With several names,
+    a line separates rows that differ in the first one. Names that equal those of the row above are left out
+    there, and names after them.
+    """
 
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
     names: int = 1  # the first columns, which say what a row is about; numbers follow
     title: str = ""
+    caption: str = ""
+    styles: Sequence[str] = ()  # of rows, in a terminal
 
     def markdown(self) -> str:
         """The table in Markdown, without its title."""
         ruler = [*["---"] * self.names, *["---:"] * (len(self.headings) - self.names)]
         rows = [[escaped(cell) for cell in row] for row in self.rows]
         return "\n".join(f"| {' | '.join(row)} |" for row in (self.headings, ruler, *rows))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table | Text]:
+        """Draw it as one table, or as several if one would be too wide."""
+        if self.title:
+            yield Text(self.title, "italic")
+        names, room = self._widths(options.max_width // 2), options.max_width - 1
+        free = room - sum(width + GAP for width in names)
+        parts: list[dict[int, int]] = [{}]
+        for column in range(self.names, len(self.headings)):
+            width = max(map(len, (*self.headings[column].split(), *(row[column] for row in self.rows))))
+            if parts[-1] and sum(other + GAP for other in parts[-1].values()) + width + GAP > free:
+                parts.append({})
+            parts[-1][column] = width
+        for part in parts:
+            yield self._part(names, part)
+        if self.caption:
+            yield Text(self.caption, "dim")
+
+    def _widths(self, most: int) -> list[int]:
+        """The widths of the names, which together take `most` characters at most."""
+        columns = zip(*(row[: self.names] for row in (self.headings, *self.rows)), strict=True)
+        widths = [max(map(len, column)) for column in columns]
+        while sum(widths) > most:
+            widths[widths.index(max(widths))] -= 1
+        return widths
+
+    def _part(self, names: Sequence[int], numbers: Mapping[int, int]) -> Table:
+        """The table of some columns of numbers, which have these widths."""
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        for heading, width in zip(self.headings, names, strict=False):
+            table.add_column(Text(heading), overflow="fold", width=width)
+        for column, width in numbers.items():
+            table.add_column(Text(self.headings[column]), justify="right", width=width)
+        before: Sequence[str] = ()
+        for number, row in enumerate(self.rows):
+            if self.names > 1 and before and row[0] != before[0]:
+                table.add_section()
+            same = next((i for i in range(self.names) if before[i : i + 1] != row[i : i + 1]), 0)
+            cells = [*[""] * same, *row[same : self.names], *(row[column] for column in numbers)]
+            table.add_row(*map(Text, cells), style=self.styles[number] if self.styles else "")
+            before = row
+        return table
+
+
+GAP = 2
+"""Characters between two columns in a terminal."""
 
 
 def escaped(text: str) -> str:
@@ -88,24 +142,13 @@ Column = str | Callable[[Any], str]
 """How a cell is made of a record: a format, such as "{.rate:.1f}", or a function."""
 
 
-def numbers_table(
-    names: Iterable[str],
-    numbers: Iterable[str],
-    *,
-    title: str | Text | None = None,
-    caption: str | None = None,
-    dense: bool = False,
-) -> Table:
-    """A table with columns of names, and after them columns of numbers, which are aligned to the right.
-
-    `dense`: there are many columns, close to each other, whose numbers stay in one line.
-    """
-    table = Table(box=box.SIMPLE_HEAD, title=title, caption=caption, padding=(0, 1, 0, 0 if dense else 1))
-    table.title_justify = table.caption_justify = "left"
+def numbers_table(names: Iterable[str], numbers: Iterable[str], *, caption: str | None = None) -> Table:
+    """A table with columns of names, and after them columns of numbers, which are aligned to the right."""
+    table = Table(box=box.SIMPLE_HEAD, caption=caption, caption_justify="left")
     for heading in names:
-        table.add_column(heading, overflow="fold", min_width=8 if dense else None)
+        table.add_column(heading, overflow="fold")
     for heading in numbers:
-        table.add_column(heading, justify="right", no_wrap=dense)
+        table.add_column(heading, justify="right")
     return table
 
 
@@ -114,46 +157,22 @@ def records_table(
     names: Mapping[str, Column],
     numbers: Mapping[str, Column],
     *,
-    grouped: bool = False,
+    title: str = "",
+    caption: str = "",
     style: Callable[[Any], str] = lambda record: "",
-    **looks: Any,
-) -> Table:
-    """A `numbers_table` with a row for each record.
+) -> ResultTable:
+    """A table with a row for each record.
 
     Args:
         records: what the table shows.
         names: the columns of names by their headings.
         numbers: the columns of numbers.
-        grouped: rows with equal names are a group, between lines. Only its first row shows them.
+        title: stands above it.
+        caption: stands below it.
         style: the style of a record's row.
-        looks: title and caption.
     """
-    table, before = numbers_table(names, numbers, **looks), None
-    for record in records:
-        own, values = (
-            [column.format(record) if isinstance(column, str) else column(record) for column in part.values()]
-            for part in (names, numbers)
-        )
-        if grouped and own != before:
-            table.add_section()
-        table.add_row(*([""] * len(own) if grouped and own == before else own), *values, style=style(record))
-        before = own
-    return table
-
-
-def result_table(content: ResultTable) -> Table:
-    """Draw a table of results. With several names, a line separates rows that differ in the first one.
-
-    Names that equal those of the row above are left out, and names after them.
-    """
-    names = content.names
-    headings, title = content.headings, Text(content.title)
-    table = numbers_table(headings[:names], headings[names:], title=title, dense=True)
-    before: Sequence[str] = ()
-    for row in content.rows:
-        if names > 1 and before and row[0] != before[0]:
-            table.add_section()
-        same = next((i for i in range(names) if before[i : i + 1] != row[i : i + 1]), 0)
-        table.add_row(*(Text(cell) for cell in (*[""] * same, *row[same:])))
-        before = row
-    return table
+    columns = {**names, **numbers}
+    rows = [
+        [one.format(of) if isinstance(one, str) else one(of) for one in columns.values()] for of in records
+    ]
+    return ResultTable([*columns], rows, len(names), title, caption, [style(one) for one in records])

@@ -20,7 +20,7 @@ from soothsay.bench.tables import numbers_table
 from soothsay.cli.demo_command import TASKS
 from soothsay.cli.terminal import fitting_drafters, notice, progress_bar
 from soothsay.config import DType, EngineConfig, KVDType
-from soothsay.options import FILE, PROMPTS, ModelOptions, SamplingOptions, common, option, optional, shared
+from soothsay.options import PROMPTS, ModelOptions, SamplingOptions, common, option, optional, shared
 
 if TYPE_CHECKING:
     from soothsay.bench.equality import Difference, Emitted, EqualityReport
@@ -40,7 +40,7 @@ class Verify:
     drafter: list[str] | None = optional(
         "all that need no files", "A drafter to check. Can be repeated.", "-d"
     )
-    prompts: Path | None = optional("built-in prompts", PROMPTS, "-p", **FILE)
+    prompts: Path | None = optional("built-in prompts", PROMPTS, "-p", exists=True)
     limit: int | None = optional("all", "Number of prompts, spread evenly over the file.", min=1)
     max_tokens: int = common("max_tokens", default=128)
     temperature: float = common("temperature", default=0.0, panel=SamplingOptions.PANEL)

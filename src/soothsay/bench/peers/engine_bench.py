@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from itertools import chain, zip_longest
 from pathlib import Path
 
 import torch
@@ -15,7 +14,7 @@ from soothsay.bench.journal import short_hash
 from soothsay.bench.peers.engines.peer import Setup, UnavailableError
 from soothsay.bench.peers.peer_process import PeerProcess
 from soothsay.bench.peers.peer_results import OURS
-from soothsay.bench.prompts import PromptEntry, encode_with, read_prompts, spread
+from soothsay.bench.prompts import PromptEntry, by_task, encode_with, in_turns, read_prompts
 from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.kernel_sets import usable_device
 from soothsay.model.weights.checkpoint import Checkpoint, open_checkpoint
@@ -55,7 +54,7 @@ class EngineBench:
         self.notes: list[str] = []
         """What could not be measured, and why."""
 
-        every = [] if plan.questions is None else list(_questions(plan, self.tokenizer))
+        every = [] if plan.prompts is None else list(_questions(plan, self.tokenizer))
         self.questions = [one for one in every if len(one[1]) + plan.max_tokens <= config.max_positions]
         """Prompts to which engines give whole answers, and their token ids."""
 
@@ -93,17 +92,10 @@ class EngineBench:
 
 
 def _questions(plan: PeerOptions, tokenizer: Tokenizer | None) -> Iterator[tuple[PromptEntry, list[int]]]:
-    """Yield `per_task` prompts of each task, evenly spread over the file.
-
-    The tasks take turns, so that an interrupted run has prompts of all tasks.
-    """
-    if tokenizer is None or plan.questions is None:
+    """Yield `per_task` prompts of each task. The tasks take turns."""
+    if tokenizer is None or plan.prompts is None:
         raise ModelError(f"{plan.model} has no tokenizer, and the prompts are text")
-    tasks: dict[str, list[PromptEntry]] = {}
-    for entry in read_prompts(plan.questions):
-        tasks.setdefault(entry.task, []).append(entry)
-    chosen = [spread(entries, plan.per_task) for entries in tasks.values()]
-    for entry in filter(None, chain.from_iterable(zip_longest(*chosen))):
+    for entry in in_turns(by_task(read_prompts(plan.prompts), plan.per_task).values()):
         yield entry, encode_with(tokenizer, entry)
 
 

@@ -8,12 +8,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from rich.table import Table
-from rich.text import Text
-
 from soothsay.bench.journal import Records
 from soothsay.bench.spec.spec_page import HEADINGS
-from soothsay.bench.tables import numbers_table
+from soothsay.bench.tables import ResultTable
 
 OURS = "soothsay"
 """Our engine, to which the others are compared."""
@@ -125,12 +122,11 @@ def equal_tokens(ours: list[int], theirs: list[int]) -> int:
     return next((i for i, (own, other) in enumerate(pairs) if own != other), min(len(ours), len(theirs)))
 
 
-def speeds_table(results: PeerResults, dtype: str, rounds: int) -> Table:
+def speeds_table(results: PeerResults, dtype: str, rounds: int) -> ResultTable:
     """Times of steps, prompts and passes, and whether engines say the same."""
     threads = results.conditions["threads"]
     caption = f"median of {rounds} rounds, {threads} threads; equal: leading tokens, of {AGREEMENT}"
-    numbers = "ms", "tokens/s", "of ours", "equal"
-    table = numbers_table(("", "engine"), numbers, title=f"weights in {dtype}", caption=caption)
+    headings, table = ("", "engine", "ms", "tokens/s", "of ours", "equal"), list[list[str]]()
     measures = {"decode": f"one token, context {CONTEXT}", "prompt": f"a prompt of {PROMPT} tokens"}
     for rows in VERIFIED:
         passes = "a pass of 1 row" if rows == 1 else f"a pass of {rows} rows"
@@ -138,15 +134,13 @@ def speeds_table(results: PeerResults, dtype: str, rounds: int) -> Table:
     agreement = results.agreement(dtype)
     for measure, title in measures.items():
         times = results.medians(measure, dtype)
-        table.add_section()
         for engine, (seconds, count) in sorted(times.items(), key=lambda item: item[0] != OURS):
             shown = seconds / count if measure == "decode" else seconds
             equal = str(agreement.get(engine, "")) if measure == "decode" else ""
             rate = "" if measure.startswith("verify") else f"{count / seconds:.1f}"
             ratio = "" if engine == OURS else f"{seconds / times[OURS][0]:.2f}x"
-            name = title if engine == OURS else ""
-            table.add_row(name, engine, f"{1e3 * shown:.2f}", rate, ratio, equal)
-    return table
+            table.append([title, engine, f"{1e3 * shown:.2f}", rate, ratio, equal])
+    return ResultTable(headings, table, 2, f"weights in {dtype}", caption)
 
 
 def suspicions(results: PeerResults, dtype: str) -> Iterator[str]:
@@ -156,27 +150,26 @@ def suspicions(results: PeerResults, dtype: str) -> Iterator[str]:
             yield f"{engine} agrees in {equal} of 32 leading tokens only: does it run the same model?"
 
 
-def answers_table(results: PeerResults, dtype: str) -> Table:
+def answers_table(results: PeerResults, dtype: str) -> ResultTable:
     """Return a table of whole answers: tokens a second by task, and speed-ups."""
     rates = results.rates(dtype)
     title = f"whole answers, weights in {dtype}: tokens a second, mean over prompts"
-    headings = [HEADINGS.get(task, task) for task in rates]
-    table = numbers_table([""], headings, title=Text(title), dense=True)
+    headings = ["", *(HEADINGS.get(task, task) for task in rates)]
+    table = list[list[str]]()
     contestants = list(next(iter(rates.values()), {}))
     for engine, mode in sorted(contestants, key=lambda one: (one[0] != OURS, one)):
-        table.add_row(f"{engine}, {_short(mode)}", *(f"{of[engine, mode]:.1f}" for of in rates.values()))
-    table.add_section()
+        table.append([f"{engine}, {_short(mode)}", *(f"{of[engine, mode]:.1f}" for of in rates.values())])
     for engine, mode in contestants:
         if engine == OURS and mode != PLAIN:
             ratios = (of[engine, mode] / of[OURS, PLAIN] for of in rates.values())
-            table.add_row(f"{OURS}, {_short(mode)} / {PLAIN}", *(f"{ratio:.2f}x" for ratio in ratios))
+            table.append([f"{OURS}, {_short(mode)} / {PLAIN}", *(f"{ratio:.2f}x" for ratio in ratios)])
     if any(engine != OURS for engine, _ in contestants):
         ours, theirs = (
             [max(of[one] for one in contestants if (one[0] == OURS) is own) for of in rates.values()]
             for own in (True, False)
         )
-        table.add_row("our best / theirs", *(f"{a / b:.2f}x" for a, b in zip(ours, theirs, strict=True)))
-    return table
+        table.append(["our best / theirs", *(f"{a / b:.2f}x" for a, b in zip(ours, theirs, strict=True))])
+    return ResultTable(headings, table, title=title)
 
 
 def _short(mode: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from soothsay.bench.chat_client import now
 from soothsay.bench.journal import short_hash
-from soothsay.bench.prompts import TOPICS, read_prompts, read_questions
+from soothsay.bench.prompts import TOPICS, read_prompts
 from soothsay.errors import RequestError
 from soothsay.tokenizer import Message
 
@@ -143,28 +143,21 @@ def default_conversations() -> list[UserTurns]:
 
 
 def read_conversations(path: Path) -> list[UserTurns]:
-    """Read a file of prompts; see `soothsay.bench.prompt_files.read_prompts`.
+    """Read a file of prompts; see `soothsay.bench.prompts.read_prompts`.
 
-    Each conversation has one turn: the user's last message.
+    A conversation goes on from the user's last message. A text is the message of a user.
 
     Raises `RequestError` for other files, and for a conversation without a message of the user.
     """
     conversations = []
     for entry in read_prompts(path):
-        if isinstance(entry.prompt, str):
-            conversations.append(UserTurns((entry.prompt,)))
-            continue
-        spoken = [place for place, message in enumerate(entry.prompt) if message["role"] == "user"]
+        messages = entry.messages
+        spoken = [place for place, message in enumerate(messages) if message["role"] == "user"]
         if not spoken:
             raise RequestError(f"{path}, prompt {entry.id}: no message is the user's")
-        last = spoken[-1]
-        conversations.append(UserTurns((entry.prompt[last]["content"],), entry.prompt[:last]))
+        turns = messages[spoken[-1]]["content"], *entry.later
+        conversations.append(UserTurns(turns, messages[: spoken[-1]]))
     return conversations
-
-
-def read_spec_bench(path: Path) -> list[UserTurns]:
-    """Read a Spec-Bench file, with all turns. Raises `RequestError` for other files."""
-    return [UserTurns(question.turns) for question in read_questions(path)]
 
 
 class Mix:

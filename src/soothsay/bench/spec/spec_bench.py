@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product, zip_longest
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from soothsay import LLM, DrafterError, EngineConfig, RequestError, SamplingPara
 from soothsay.bench.bench_plans import SpecOptions
 from soothsay.bench.journal import Journal, conditions, short_hash
 from soothsay.bench.measure import Meter, Progress, rotated
-from soothsay.bench.prompts import QUESTION, PromptEntry, Question, encode
+from soothsay.bench.prompts import QUESTION, PromptEntry, encode, in_turns, user_message
 from soothsay.bench.spec.contenders import AskedTurn, Contender, TurnAnswer
 from soothsay.bench.spec.run_times import RunTimes
 from soothsay.bench.spec.spec_results import PLAIN, Key, Lap, Setting, SpecResults
@@ -52,7 +53,7 @@ class SpecBench:
 
     Args:
         llm: the target's engine, configured by `serving`, without other requests.
-        questions: see `read_questions`. Their numbers differ.
+        questions: see `read_prompts` and `by_task`. Their numbers differ.
         plan: what to measure.
         about: further conditions, such as the model's name.
         path: the file for results; an existing file with the same conditions is continued.
@@ -69,7 +70,7 @@ class SpecBench:
     def __init__(
         self,
         llm: LLM,
-        questions: Sequence[Question],
+        questions: Sequence[PromptEntry],
         plan: SpecPlan,
         about: Mapping[str, Any] | None = None,
         path: Path | None = None,
@@ -80,26 +81,26 @@ class SpecBench:
         self.contenders, left_out = _build(llm, plan)
         self.results = SpecResults(Journal(self._conditions(about or {}, left_out), path))
         self._times = times
-        self._meter = Meter(progress)
+        self._meter = Meter(progress, limit=plan.limit)
         self._refusal: RequestError | None = None  # of the last question that did not fit into the context
 
     def run(self) -> SpecResults:
         """Measure what is not in the file yet. Raises `RequestError` if no question fits into the context."""
         plan = self.plan
         settings = [*product(plan.temperatures, plan.batches, range(1, plan.rounds + 1))]
-        turns = sum(len(question.turns) for question in self.questions)
-        self._meter.total = turns * len(self.contenders) * len(settings)
+        self._meter.total = _turns(self.questions) * len(self.contenders) * len(settings)
         self._meter.advance()
         if any(self._lacks(setting) for setting in settings):
             self._warm_up()
-        for setting in settings:
-            self._round(setting)
+        self._meter.begin = time.perf_counter()
+        for place, setting in enumerate(settings):
+            self._round(setting, self._meter.left * (1 - 1 / (len(settings) - place)))
         if not self.results.rows():
             raise RequestError(f"none of {len(self.questions)} questions can be answered: {self._refusal}")
         return self.results
 
     def _conditions(self, about: Mapping[str, Any], left_out: Mapping[str, str]) -> dict[str, Any]:
-        asked = json.dumps([(question.number, question.turns) for question in self.questions])
+        asked = json.dumps([(one.number, one.prompt, one.later) for one in self.questions])
         own = conditions(
             *(self.plan, "max_tokens", "seed", "trees"),
             contenders=[contender.name for contender in self.contenders],
@@ -115,17 +116,22 @@ class SpecBench:
 
     def _warm_up(self) -> None:
         """Let every contender answer once, since a first answer also allocates and compiles."""
-        messages: tuple[Message, ...] = ({"role": "user", "content": QUESTION},)
-        asked = self._asked(messages, SamplingParams(temperature=0, max_tokens=WARM_UP_TOKENS, seed=0))
+        params = SamplingParams(temperature=0, max_tokens=WARM_UP_TOKENS, seed=0)
+        asked = self._asked(user_message(QUESTION), params)
         if asked is not None:
             for contender in self.contenders:
                 contender.answer([asked])
 
-    def _round(self, setting: Setting) -> None:
-        """Measure all questions at one setting, turn by turn."""
+    def _round(self, setting: Setting, spared: float) -> None:
+        """Measure questions at one setting, turn by turn, until so many seconds are left."""
         if self._times is not None and self._lacks(setting):
             self.results.add_times(setting, self._times())
-        for number, group in enumerate(_groups(self.questions, setting[1])):
+        groups = _groups(self.questions, setting[1])
+        for number, group in enumerate(groups):
+            if number and self._meter.left <= spared:
+                left = [question for group in groups[number:] for question in group]
+                self._meter.advance(dropped=_turns(left) * len(self.contenders))
+                return
             for turn, key in enumerate(_keys(setting, group)):
                 lap = self.results.by_key.get(key)
                 if lap is None:
@@ -140,48 +146,49 @@ class SpecBench:
         keys = (key for group in _groups(self.questions, setting[1]) for key in _keys(setting, group))
         return any(key not in self.results for key in keys)
 
-    def _lap(self, setting: Setting, group: Sequence[Question], turn: int, number: int) -> Lap:
-        asked, left_out, temperature = dict[Question, AskedTurn](), 0, setting[0]
+    def _lap(self, setting: Setting, group: Sequence[PromptEntry], turn: int, number: int) -> Lap:
+        asked, left_out, temperature = dict[int, AskedTurn](), 0, setting[0]
         for question in group:
-            messages = self._messages(temperature, question, turn)
-            if messages is None:
+            prompt = self._prompt(temperature, question, turn)
+            if prompt is None:
                 continue
             seed = derive_seed(self.plan.seed + question.number, turn)
             params = SamplingParams(temperature=temperature, max_tokens=self.plan.max_tokens, seed=seed)
-            if one := self._asked(messages, params):
-                asked[question] = one
+            if one := self._asked(prompt, params):
+                asked[question.number] = one
             else:
                 left_out += len(question.turns) - turn
         runs, answers = self._answers([*asked.values()], number + setting[2])
-        numbers = [question.number for question in asked]
-        known = [self.results.plain(temperature, number, turn) for number in numbers]
+        known = [self.results.plain(temperature, number, turn) for number in asked]
         plain = [old or new for old, new in zip(known, answers.get(PLAIN) or (), strict=True)]
         return Lap(
             *setting,
             task=group[0].task,
             group=[question.number for question in group],
             turn=turn,
-            answered=numbers,
+            answered=[*asked],
             left_out=left_out,
             runs={name: _compared(run, answers.get(name), plain) for name, run in runs.items()},
             answers=[] if all(known) else [answer.token_ids for answer in plain],
             texts=[] if all(known) else [answer.text for answer in plain],
         )
 
-    def _messages(self, temperature: float, question: Question, turn: int) -> list[Message] | None:
-        """A conversation up to a turn, with plain decoding's answers.
+    def _prompt(
+        self, temperature: float, question: PromptEntry, turn: int
+    ) -> str | tuple[Message, ...] | None:
+        """What a turn asks: all that was said before, with plain decoding's answers.
 
         None: the question has no such turn, or an earlier one did not fit into the context.
         """
         said = [self.results.plain(temperature, question.number, earlier) for earlier in range(turn)]
         if turn >= len(question.turns) or not all(said):
             return None
-        messages: list[Message] = []
-        for text, answer in zip_longest(question.turns[: turn + 1], said):
+        messages = list(question.messages)
+        for answer, text in zip(said, question.later, strict=False):
+            assert answer is not None
+            messages.append({"role": "assistant", "content": answer.text})
             messages.append({"role": "user", "content": text})
-            if answer is not None:
-                messages.append({"role": "assistant", "content": answer.text})
-        return messages
+        return tuple(messages) if turn else question.prompt
 
     def _answers(
         self, asked: Sequence[AskedTurn], first: int
@@ -197,9 +204,9 @@ class SpecBench:
             self._meter.advance(len(asked), runs[contender.name].tokens)
         return {contender.name: runs[contender.name] for contender in self.contenders if asked}, answers
 
-    def _asked(self, messages: Sequence[Message], params: SamplingParams) -> AskedTurn | None:
+    def _asked(self, asked: str | tuple[Message, ...], params: SamplingParams) -> AskedTurn | None:
         """Return a turn as a request, or None if it does not fit into the context."""
-        prompt = encode(PromptEntry(tuple(messages)), self.llm)
+        prompt = encode(PromptEntry(asked), self.llm)
         try:
             self.llm.stream(prompt, params, drafter=PLAIN).cancel()
         except RequestError as refusal:
@@ -244,15 +251,22 @@ def _check_names(spec: Named | Composed) -> None:
         named_drafter(spec.name)
 
 
-def _groups(questions: Sequence[Question], size: int) -> Iterator[list[Question]]:
-    """Yield groups of at most `size` questions of one task."""
-    for task in dict.fromkeys(question.task for question in questions):
-        own = [question for question in questions if question.task == task]
-        for begin in range(0, len(own), size):
-            yield own[begin : begin + size]
+def _turns(questions: Sequence[PromptEntry]) -> int:
+    return sum(len(question.turns) for question in questions)
 
 
-def _keys(setting: Setting, group: Sequence[Question]) -> list[Key]:
+def _groups(questions: Sequence[PromptEntry], size: int) -> list[list[PromptEntry]]:
+    """Groups of at most `size` questions of one task. The tasks take turns."""
+    tasks: dict[str, list[list[PromptEntry]]] = {}
+    for question in questions:
+        groups = tasks.setdefault(question.task, [[]])
+        if len(groups[-1]) == size:
+            groups.append([])
+        groups[-1].append(question)
+    return in_turns(tasks.values())
+
+
+def _keys(setting: Setting, group: Sequence[PromptEntry]) -> list[Key]:
     """Return the keys of a group's laps, turn by turn."""
     turns = max(len(question.turns) for question in group)
     return [(setting, group[0].number, turn) for turn in range(turns)]

@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from soothsay.bench.spec.recommendation import recommendations
 from soothsay.bench.spec.spec_charts import bars, lines, stacks
 from soothsay.bench.spec.spec_results import OVERALL, PLAIN, Score, SpecResults, SpecRow, by_setting
 from soothsay.bench.tables import ResultTable, escaped, html_page, html_table, paragraphs
@@ -24,9 +25,6 @@ HEADINGS = {
 """Spec-Bench's tasks, short enough for a terminal."""
 
 
-WIDE, WIDEST = 120, 145
-"""Characters of a line with room for most columns, and for all."""
-
 BUSY = 0.9
 """Share of CPU time in wall time below which a note says that the machine was busy."""
 
@@ -38,7 +36,6 @@ class Column:
     heading: str
     meaning: str
     value: str | Callable[[Score], str]  # the name of a ratio of `Score`, or a function that writes a cell
-    width: int = 0  # characters of the line that it needs in a terminal
 
     def cell(self, score: Score) -> str:
         """The text of the cell for a score. Empty if the value is unknown."""
@@ -62,30 +59,25 @@ COLUMNS = (
     Column(
         OVERALL, "speed-up: mean over questions of tokens/s, over the same mean of plain decoding", "speedup"
     ),
-    Column("median", "speed-up: median over questions of one rate over the other", "median_speedup", WIDE),
-    Column("decode", "speed-up after the first token", "decode_speedup", WIDE),
-    Column(
-        "CPU", "speed-up by CPU time, which other work on the machine hardly affects", "cpu_speedup", WIDE
-    ),
-    Column("tokens/s", "mean over questions, with the time of the prompt", lambda s: f"{s.rate:.0f}", WIDE),
+    Column("median", "speed-up: median over questions of one rate over the other", "median_speedup"),
+    Column("decode", "speed-up after the first token", "decode_speedup"),
+    Column("CPU", "speed-up by CPU time, which other work on the machine hardly affects", "cpu_speedup"),
+    Column("tokens/s", "mean over questions, with the time of the prompt", lambda s: f"{s.rate:.0f}"),
     Column(
         "nodes",
         "draft tokens verified a step",
         lambda score: f"{score.drafted:.1f}" if score.accepted else "",
-        WIDE,
     ),
     Column(
         "predicted",
         "the overall speed-up that theory expects, and how far it is from the measured one: tokens a step, "
         "times of passes and of drafting, and plain decoding's own time",
         _prediction,
-        WIDEST,
     ),
     Column(
         "best nodes",
         "the largest tree, with its root, that theory expects to be fastest; 1 is plain decoding",
         lambda score: str(score.best_nodes or ""),
-        WIDEST,
     ),
     Column(
         "equal",
@@ -95,17 +87,17 @@ COLUMNS = (
 )
 
 
-def table(results: SpecResults, setting: tuple[float, int] | None = None, width: int = WIDEST) -> ResultTable:
+def table(results: SpecResults, setting: tuple[float, int] | None = None) -> ResultTable:
     """Return speed-ups by task, then `COLUMNS`. Drafters that were left out come last.
 
     Args:
         results: the run.
         setting: the rows of this temperature and batch. None: all rows.
-        width: characters of a line; columns that need more are left out.
     """
     rows = [row for row in results.rows() if setting in (None, (row.temperature, row.batch))]
     tasks = [task for task in (rows[0].scores if rows else ()) if task != OVERALL]
-    columns = [one for one in COLUMNS if one.width <= width and any(one.cell(row.overall) for row in rows)]
+    tasks = tasks if len(tasks) > 1 else []
+    columns = [one for one in COLUMNS if any(one.cell(row.overall) for row in rows)]
     settings, name = ["T", "batch"] if len({row.batch for row in rows}) > 1 else ["T"], ""
     if setting is not None:
         temperature, batch = setting
@@ -187,7 +179,7 @@ def notes(results: SpecResults) -> list[str]:
             f"The machine was busy: the benchmark had as little as {min(shares):.0%} of the time. Trust the "
             "speed-up by the processor's time more."
         )
-    return found
+    return found + ([] if different(results) else [said for said, _ in recommendations(results)])
 
 
 def different(results: SpecResults) -> int:

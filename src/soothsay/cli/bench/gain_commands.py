@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.text import Text
 
 from soothsay.bench.bench_plans import BenchOptions, EqualityPlan, LearnPlan, PeerPlan, StackPlan
-from soothsay.bench.tables import result_table
 from soothsay.cli.bench.bench_options import (
     known_dtypes,
     save_chart,
@@ -19,7 +18,7 @@ from soothsay.cli.bench.bench_options import (
     write_markdown,
 )
 from soothsay.cli.terminal import notice, progress_bar, stage_bars
-from soothsay.options import FILE, argument, common, shared
+from soothsay.options import PROMPTS, argument, common, shared
 
 if TYPE_CHECKING:
     from soothsay.bench.learn import LearnReport
@@ -87,7 +86,7 @@ class Equality:
         if self.markdown is not None:
             write_markdown(table.markdown(), self.markdown)
         if self.markdown != Path("-"):
-            console.print(result_table(table))
+            console.print(table)
             for note in bench.notes:
                 console.print(Text(note, "dim"), soft_wrap=True)
         save_chart(self.png, lambda: equality_chart(results))
@@ -138,7 +137,7 @@ class Learn:
     """
 
     model: str = common("model")
-    file: Path = argument("The stream: JSON lines with 'messages' or 'prompt'.", **FILE)
+    file: Path = argument(f"The stream. {PROMPTS}", exists=True)
     plan: LearnPlan
     png: Path | None = shared(BenchOptions, "png")
     to_json: Path | None = shared(BenchOptions, "to_json")

@@ -16,11 +16,11 @@ from rich.console import Console
 from rich.text import Text
 
 from soothsay.bench.bench_plans import BenchOptions
-from soothsay.bench.tables import records_table, result_table
+from soothsay.bench.tables import records_table
 from soothsay.cli.bench.bench_options import save_chart, save_numbers
 from soothsay.cli.terminal import notice, progress_bar
 from soothsay.files import write_text
-from soothsay.options import FILE, PROMPTS, argument, flag, option, optional, shared
+from soothsay.options import argument, flag, option, optional, shared
 
 if TYPE_CHECKING:
     from soothsay.bench.serve.serve_bench import LoadTarget, ServeBench
@@ -90,29 +90,17 @@ class PromptOptions:
 
     PANEL = "Prompts"
 
-    spec_bench: Path | None = option(None, "JSON lines with category and turns.", **FILE)
-    prompts: Path | None = optional("256 short requests", PROMPTS, **FILE)
+    prompts: Path | None = shared(BenchOptions, "prompts", default=None, show_default="256 short requests")
     turns: int = option(1, "Turns of a conversation, each after the server's answer.", min=1)
     shared_prefix: int = option(0, "Length of a system message for all.", metavar="WORDS", min=0)
     long: float = option(0.0, "Share of prompts with a long text.", metavar="SHARE", min=0, max=1)
     long_words: int = option(1000, "Length of a long text.", metavar="WORDS", min=1)
 
     def mix(self, seed: int) -> Mix:
-        """The prompts of a file, or the default ones. Raises `typer.BadParameter` if two files are given."""
-        from soothsay.bench.serve.server_load import (
-            Mix,
-            default_conversations,
-            read_conversations,
-            read_spec_bench,
-        )
+        """The prompts of a file, or the default ones."""
+        from soothsay.bench.serve.server_load import Mix, default_conversations, read_conversations
 
-        if self.spec_bench is not None and self.prompts is not None:
-            raise typer.BadParameter("give --spec-bench FILE or --prompts FILE, not both")
-        conversations = default_conversations()
-        if self.spec_bench is not None:
-            conversations = read_spec_bench(self.spec_bench)
-        elif self.prompts is not None:
-            conversations = read_conversations(self.prompts)
+        conversations = read_conversations(self.prompts) if self.prompts else default_conversations()
         return Mix(conversations, seed, self.turns, self.shared_prefix, self.long, self.long_words)
 
 
@@ -247,7 +235,7 @@ class ServersUnderLoad:
             console.print("nothing was measured")
             return
         for content in tables(results, slo):
-            console.print(result_table(content))
+            console.print(content)
         for note in notes(results, slo):
             console.print(Text(note), soft_wrap=True)
         if self.html is not None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,31 +15,40 @@ from rich.console import Console
 from rich.text import Text
 
 from soothsay.bench.bench_plans import BenchOptions, LengthPlan, SpecOptions
-from soothsay.bench.tables import result_table
 from soothsay.cli.bench.bench_options import save_chart, write_markdown
-from soothsay.cli.terminal import notice, progress_bar
+from soothsay.cli.terminal import fitting_drafters, notice, progress_bar
 from soothsay.config import DType
 from soothsay.files import write_text
 from soothsay.options import FILE, ModelOptions, argument, common, flag, option, optional, required, shared
 
 if TYPE_CHECKING:
     from soothsay.bench.spec.spec_results import SpecResults
+    from soothsay.drafters.base import Drafter, Target
+    from soothsay.drafters.registry import DrafterSpec
+
+
+USUAL, MOST = ("auto", "suffix", "prompt-lookup", "recycling"), 7
+"""The drafters that need no training, and the largest number that is measured if none is named."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """Measure speed-up and accepted tokens by task of Spec-Bench, and check that answers stay the same.
+    """Measure which drafter is fastest on Spec-Bench or your own prompts, and check that answers stay equal.
 
     Plain decoding and each drafter answer every question in turn. Speed-up is the leaderboard's: mean tokens
     a second over questions, with the prompt, divided by that of plain decoding. "accepted" is tokens a step
-    with the bonus token, without the pass over the prompt. Second turns follow plain decoding's answers to
-    the first. A wide terminal also shows the speed-up that theory predicts, and the best number of nodes. The
-    exit code is 1 if an answer differs from plain decoding's.
+    with the bonus token, without the pass over the prompt. "predicted" is the speed-up that theory expects.
+    Second turns follow plain decoding's answers to the first. It ends with a recommendation. The exit code is
+    1 if an answer differs from plain decoding's.
     """
 
-    model: str = common("model")
-    spec_bench: Path | None = optional("Spec-Bench's", "JSON lines with category and turns.", **FILE)
-    drafter: list[str] | None = optional("auto", "Drafter to measure; may be repeated.", "-d")
+    model: str = common("model", default="sibyl")
+    prompts: Path = shared(BenchOptions, "prompts")
+    drafter: list[str] | None = optional(
+        f"those of {', '.join(USUAL)} that fit the model, and its trained ones; {MOST} at most",
+        "Drafter to measure; may be repeated.",
+        "-d",
+    )
     options: SpecOptions
     never_slower: bool = flag(
         "Show 95% intervals, and exit with 1 if a drafter is slower than plain decoding."
@@ -58,22 +69,40 @@ class Spec:
             raise typer.BadParameter("--trees needs --json FILE, where the trees go")
         with notice(f"loading {self.model} ..."):
             from soothsay import LLM
-            from soothsay.bench.prompts import SPEC_BENCH, read_questions
+            from soothsay.bench.prompts import by_task, in_turns, read_prompts
             from soothsay.bench.spec.spec_bench import SpecBench, SpecPlan, serving
             from soothsay.model.timing.pass_measuring import measure_passes
 
-            questions = read_questions(self.spec_bench or SPEC_BENCH, options.per_task)
+            tasks = by_task(read_prompts(self.prompts), options.per_task)
+            questions = in_turns(tasks.values())
             config = serving(max(options.batches), options.nodes, self.max_context)
             llm = LLM(self.model, drafter="none", dtype=self.dtype, device=self.device, config=config)
-            plan = SpecPlan({name: name for name in self.drafter or ("auto",)}, **vars(options))
+            drafters: Mapping[str, DrafterSpec] = {name: name for name in self.drafter or ()}
+            plan = SpecPlan(drafters or _fitting(llm.engine.target), **vars(options))
             found = str(llm.model.dtype).removeprefix("torch.")
             dtype = f"auto ({found})" if self.dtype == "auto" else self.dtype
-        with progress_bar("answering") as progress:
-            about, path = {"model": self.model, "dtype": dtype}, self.to_json
+            about = {"model": self.model, "dtype": dtype}
             times = partial(measure_passes, llm.model, llm.config.max_context or 0)
-            bench = SpecBench(llm, questions, plan, about, path, progress, times)
+        with progress_bar("answering") as progress:
+            bench = SpecBench(llm, questions, plan, about, self.to_json, progress, times)
+            names, limit = [one.name for one in bench.contenders], plan.limit / 60
+            at_most = f"at most {limit:g} minutes" if math.isfinite(limit) else "without a limit of time"
+            asked = (
+                f"{len(questions)} questions of {len(tasks)} tasks"
+                if len(tasks) > 1
+                else f"{len(questions)} prompts"
+            )
+            said = f"{asked}, in turns by {', '.join(names)}; {at_most}, after a warm-up"
+            Console(stderr=True, highlight=False).print(Text(said, "dim"), soft_wrap=True)
             results = bench.run()
         finish([results], self.markdown, self.html, self.never_slower)
+
+
+def _fitting(target: Target) -> dict[str, Drafter]:
+    """The drafters that are measured if none is named, without those that run the target itself to draft."""
+    from soothsay.drafters.registry import TRAINED
+
+    return dict(islice(fitting_drafters(target, (*USUAL, *TRAINED)).items(), MOST))
 
 
 def finish(
@@ -83,7 +112,7 @@ def finish(
 
     Exits with 1 if an answer differs, or if a drafter that must never be slower is.
     """
-    from soothsay.bench.spec.spec_page import WIDE, different, interval_table, page, slower
+    from soothsay.bench.spec.spec_page import different, interval_table, page, slower
     from soothsay.bench.spec.spec_page import markdown as as_markdown
 
     if markdown is not None:
@@ -94,25 +123,26 @@ def finish(
     if html is not None:
         write_text(html, page(every))
     if never_slower:
-        console = Console(highlight=False)
-        console.width = max(console.width, WIDE)  # no cell is cut
         for results in every:
-            console.print(result_table(interval_table(results)))
+            Console(highlight=False).print(interval_table(results))
     if any(different(results) or (never_slower and slower(results)) for results in every):
         raise typer.Exit(1)
 
 
 def _show(results: SpecResults) -> None:
+    from soothsay.bench.spec.recommendation import recommendations
     from soothsay.bench.spec.spec_page import different, notes, table
 
     console = Console(highlight=False)
     for setting in dict.fromkeys((row.temperature, row.batch) for row in results.rows()):
-        console.print(result_table(table(results, setting, console.width)))
+        console.print(table(results, setting))
     if different(results):
         alarm = " Answers are not plain decoding's. This must never happen: 'soothsay verify' says more."
         console.print(Text.assemble((" DIFFERENT ANSWERS ", "bold white on red"), alarm), soft_wrap=True)
     for note in notes(results):
         console.print(Text(note), soft_wrap=True)
+    for _, command in recommendations(results):
+        console.print(Text(f"  {command}", "bold"), soft_wrap=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +193,7 @@ class Length:
         if self.markdown is not None:
             write_markdown(table.markdown(), self.markdown)
         if self.markdown != Path("-"):
-            console.print(result_table(table))
+            console.print(table)
         if bench.left_out:
             console.print(Text(f"{bench.left_out} answers left out: the context is too short", "dim"))
         save_chart(self.png, lambda: length_chart(results))
