@@ -19,7 +19,7 @@ from soothsay.bench.agentic import (
     make_episodes,
     write_questions,
 )
-from soothsay.bench.prompts import read_questions
+from soothsay.bench.prompts import read_prompts
 from soothsay.cli.app import app
 
 CODE = """def total(values):
@@ -80,7 +80,7 @@ def test_calls_change_an_argument_of_the_tool(data: Path) -> None:
 def test_what_users_say_is_read_as_questions(data: Path, tmp_path: Path) -> None:
     episodes = make_episodes(data, 2)
     write_questions(tmp_path / "questions.jsonl", episodes)
-    read = read_questions(tmp_path / "questions.jsonl")
+    read = read_prompts(tmp_path / "questions.jsonl")
     assert [(q.task, q.turns) for q in read] == [(e.task, e.turns) for e in episodes]
 
 
@@ -94,4 +94,4 @@ def test_command(data: Path, tmp_path: Path) -> None:
     made = CliRunner().invoke(app, ["bench", "agentic", str(data), "-o", str(out), "--per-task", "2"])
     assert made.exit_code == 0, made.output
     assert f"{out}: 4 episodes of 2 tasks" in made.stdout.replace("\n", "")
-    assert len(read_questions(out)) == 4
+    assert len(read_prompts(out)) == 4

@@ -77,7 +77,7 @@ def test_all_tokens_after_the_first_step_are_in_stretches(
     questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(length, "BORDERS", (0, 3, 5, 1 << 30))
-    plan = LengthPlan(model="sibyl", questions=questions, requests=2, max_tokens=6, prompt_tokens=[0, 120])
+    plan = LengthPlan(model="sibyl", prompts=questions, requests=2, max_tokens=6, prompt_tokens=[0, 120])
     path, llm = tmp_path / "out.jsonl", LLM("sibyl", drafter="none", max_requests=1, prefix_caching=False)
     results = LengthBench(llm, plan, path).run()
     assert results.different == 0

@@ -66,7 +66,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EqualityPlan:
     peers = ["transformers", "openvino"]
     return EqualityPlan(
         model="sibyl",
-        questions=questions,
+        prompts=questions,
         per_task=5,
         max_tokens=6,
         peers=peers,
@@ -161,7 +161,7 @@ def test_margins_are_those_of_the_tokens(plan: EqualityPlan) -> None:
 
 def test_command(plan: EqualityPlan, tmp_path: Path) -> None:
     def run(*more: str) -> Any:
-        options = ["--spec-bench", str(plan.questions), "--work", str(plan.work), "--peer", "transformers"]
+        options = ["--spec-bench", str(plan.prompts), "--work", str(plan.work), "--peer", "transformers"]
         options += ["--threads", "1", "--per-task", "3", "--max-tokens", "4", "--dtype", "bfloat16", *more]
         return CliRunner().invoke(app, ["bench", "equality", "sibyl", *options], env={"COLUMNS": "160"})
 

@@ -270,7 +270,7 @@ def plan(fake: str, tmp_path: Path) -> PeerPlan:
         tokens=8,
         rounds=2,
         peers=["transformers", "openvino", "llama.cpp"],
-        questions=questions,
+        prompts=questions,
         per_task=2,
         max_tokens=4,
     )
@@ -329,7 +329,7 @@ def test_a_gguf_file_is_run_as_it_is(plan: PeerPlan, tmp_path: Path, calls: Call
     file = tmp_path / "model.gguf"
     write_gguf(file)
     plan = replace(plan, model=str(file), dtypes=["auto"], peers=["llama.cpp"], draft_model=str(file))
-    bench = PeerBench(replace(plan, questions=None))
+    bench = PeerBench(replace(plan, prompts=None))
     assert bench.run().medians("decode", "auto").keys() == {OURS, "llama.cpp"}
     assert not [*plan.work.glob("*/*.gguf")]
     assert calls().count("llama.cpp auto decode") == 3
@@ -383,7 +383,7 @@ def test_command(plan: PeerPlan, tmp_path: Path) -> None:
     result = run(
         *("sibyl", "--work", str(plan.work), "--peer-python", plan.pythons[0], "--threads", "1"),
         *("--peer", "openvino", "--peer", "llama.cpp", "--tokens", "4", "--rounds", "1"),
-        *("--spec-bench", str(plan.questions), "--per-task", "1", "--max-tokens", "4"),
+        *("--spec-bench", str(plan.prompts), "--per-task", "1", "--max-tokens", "4"),
         *("--json", str(tmp_path / "out.jsonl")),
     )
     assert result.exit_code == 0, result.output

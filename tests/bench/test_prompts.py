@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,28 +33,56 @@ def written(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
+SYSTEM, ANSWER = {"role": "system", "content": "Be brief."}, {"role": "assistant", "content": "Hello."}
+
+
 def test_json_lines_of_every_form(written: Callable[..., Path]) -> None:
-    system = {"role": "system", "content": "Be brief."}
-    file = written(
-        {"messages": [system, *ask("Hi")]},
-        "",
+    shared = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello."}]
+    lines = [
+        {"messages": [SYSTEM, *ask("Hi")]},
         {"question_id": 81, "category": "writing", "turns": ["First.", "Second."], "reference": ["x"]},
         {"prompt": "Once\u2028upon", "task": "story", "id": "s1"},
         {"prompt": "ignored", "messages": [*ask("taken")]},
-        "",
-    )
-    assert read_prompts(file) == [
-        PromptEntry((system, *ask("Hi")), "", "1"),
-        PromptEntry(ask("First."), "writing", "81"),
-        PromptEntry("Once\u2028upon", "story", "s1"),
-        PromptEntry(ask("taken"), "", "5"),
+        {"messages": [*ask("Hi"), ANSWER, *ask("Go on."), ANSWER]},
+        {"system": "Be brief.", "conversations": shared},
+        {"prompt": "Hi", "completion": "Hello."},
+        {"text": "def f(x):"},
+        [*ask("Hi"), ANSWER],
     ]
+    expected = [
+        PromptEntry((SYSTEM, *ask("Hi")), "", "1"),
+        PromptEntry(ask("First."), "writing", "81", later=("Second.",)),
+        PromptEntry("Once\u2028upon", "story", "s1"),
+        PromptEntry(ask("taken"), "", "4"),
+        PromptEntry((*ask("Hi"), ANSWER, *ask("Go on.")), "", "5"),
+        PromptEntry((SYSTEM, *ask("Hi")), "", "6"),
+        PromptEntry(ask("Hi"), "", "7"),
+        PromptEntry("def f(x):", "", "8"),
+        PromptEntry(ask("Hi"), "", "9"),
+    ]
+    assert read_prompts(written(*lines[:1], "", *lines[1:])) == expected
+    assert read_prompts(written(lines, name="prompts.json")) == expected
+    assert read_prompts(written(*lines, name="prompts")) == expected
+    packed = written().with_suffix(".jsonl.gz")
+    packed.write_bytes(gzip.compress(written(*lines).read_bytes()))
+    assert read_prompts(packed) == expected
+    assert [one.number for one in expected] == [0] * 9  # numbers do not make entries different
+    assert [one.number for one in read_prompts(packed)] == [*range(1, 10)]
 
 
-def test_text_has_a_prompt_a_line(tmp_path: Path) -> None:
-    file = tmp_path / "prompts.txt"
-    file.write_bytes(b"\xef\xbb\xbfHello!\r\n\r\n  {not json\n")
-    assert read_prompts(file) == [PromptEntry("Hello!", id="1"), PromptEntry("  {not json", id="3")]
+@pytest.mark.parametrize("name", ["prompts.txt", "prompts.txt.gz", "prompts", "prompts.md"])
+def test_text_has_a_message_a_line(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    text = b"\xef\xbb\xbfHello!\r\n\r\n  {not json\n"
+    file.write_bytes(gzip.compress(text) if name.endswith("gz") else text)
+    assert read_prompts(file) == [PromptEntry(ask("Hello!"), id="1"), PromptEntry(ask("  {not json"), id="2")]
+
+
+def test_a_directory_of_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"messages": [*ask("Hi"), ANSWER]}, {"text": "Once"}]
+    loaded = SimpleNamespace(load_from_disk=lambda path: {"train": rows} if path == str(tmp_path) else None)
+    monkeypatch.setitem(sys.modules, "datasets", loaded)
+    assert [entry.prompt for entry in read_prompts(tmp_path)] == [ask("Hi"), "Once"]
 
 
 @pytest.mark.parametrize(
@@ -59,8 +90,9 @@ def test_text_has_a_prompt_a_line(tmp_path: Path) -> None:
     [
         ("Hello!", r"not JSON: Expecting value at character 1"),
         ('{"prompt": "Hello!"', r"not JSON: Expecting ',' delimiter at character 20"),
-        ([1], "not a JSON object"),
-        ({"text": "Hello!"}, "none of messages, turns and prompt is there"),
+        ([1], "a JSON object is expected, not '\\[1\\]'"),
+        ({"question": "Hello!"}, "neither a 'text' nor 'messages'"),
+        ({"messages": [ANSWER]}, "nobody asks anything: all messages are the assistant's"),
         ({"prompt": ""}, "prompt must be text, and not empty"),
         ({"prompt": None}, "prompt must be text, and not empty"),
         ('{"prompt": "\\ud800"}', "half of a surrogate pair"),

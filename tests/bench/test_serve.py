@@ -547,7 +547,6 @@ def test_a_target_that_answers_nothing_is_a_failure(questions: Path) -> None:
         (["--duration=1h"], "give a time above zero"),
         (["--slo-ttft=0"], "give a time above zero"),
         ([""], "is not a server"),
-        (["--prompts={questions}"], "--spec-bench FILE or --prompts FILE"),
     ],
 )
 def test_nonsense_is_refused_early(options: list[str], error: str, questions: Path) -> None:

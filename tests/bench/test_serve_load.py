@@ -19,7 +19,6 @@ from soothsay.bench.serve.server_load import (
     Mix,
     UserTurns,
     read_conversations,
-    read_spec_bench,
 )
 from soothsay.errors import RequestError
 
@@ -185,11 +184,9 @@ def test_files_of_conversations(tmp_path: Path) -> None:
     path.write_text("\n".join(map(json.dumps, lines)))
     assert read_conversations(path) == [
         UserTurns(("us",), (system, user, answer)),  # type: ignore[arg-type]
-        UserTurns(("one",)),
+        UserTurns(("one", "two")),
         UserTurns(("text",)),
     ]
-    path.write_text(json.dumps(lines[1]))
-    assert read_spec_bench(path) == [UserTurns(("one", "two"))]
     path.write_text(json.dumps({"messages": [system]}))
     with pytest.raises(RequestError, match="prompt 1: no message is the user's"):
         read_conversations(path)

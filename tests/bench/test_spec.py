@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import re
 import shutil
 from collections import Counter
@@ -18,9 +19,10 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from soothsay import LLM, Drafter, DrafterError, DraftTree, Request, RequestError, SamplingParams, Target
+from soothsay.bench import measure
 from soothsay.bench.journal import Journal
-from soothsay.bench.prompts import SPEC_BENCH, Question, read_questions
-from soothsay.bench.spec import contenders
+from soothsay.bench.prompts import SPEC_BENCH, PromptEntry, by_task, in_turns, read_prompts, user_message
+from soothsay.bench.spec import contenders, spec_bench
 from soothsay.bench.spec.run_times import RunTimes
 from soothsay.bench.spec.spec_bench import SpecBench, SpecPlan, serving
 from soothsay.bench.spec.spec_page import interval_table, slower
@@ -33,13 +35,18 @@ from soothsay.errors import SoothsayError
 from soothsay.model.timing.pass_times import PassTimes
 from soothsay.model.weights.checkpoint import open_checkpoint
 
+
+def Question(task: str, turns: tuple[str, ...], number: int) -> PromptEntry:  # noqa: N802
+    return PromptEntry(user_message(turns[0]), task, later=turns[1:], number=number)
+
+
 QUESTIONS = [
     Question("conversation", ("Hello!", "And why?"), 1),
     Question("qa", ("What is the sky?",), 2),
     Question("conversation", ("Tell me a story.", "Go on."), 5),
     Question("rag", ("a " * 80,), 7),
 ]
-TURNS = [(0, 0), (0, 1), (2, 0), (2, 1), (1, 0), (3, 0)]  # as they are asked: task by task
+TURNS = [(0, 0), (0, 1), (1, 0), (3, 0), (2, 0), (2, 1)]  # as they are asked: tasks take turns
 
 
 def small(sibyl: LLM, batch: int = 4, nodes: int = 16, context: int | None = None) -> LLM:
@@ -138,7 +145,7 @@ def test_counts_by_task_and_turn(sibyl: LLM, temperature: float) -> None:
     assert seen[1:] == [prompt for prompt, _ in expected]  # the first is the warm-up's
     plain, looked = results.rows()
     assert (plain.name, looked.name, looked.temperature, looked.batch) == ("none", "lookup", temperature, 1)
-    tasks = {"conversation": [0, 1, 2, 3], "qa": [4], "rag": [5], OVERALL: [0, 1, 2, 3, 4, 5]}
+    tasks = {"conversation": [0, 1, 4, 5], "qa": [2], "rag": [3], OVERALL: [0, 1, 2, 3, 4, 5]}
     assert {*looked.scores} == {*tasks}
     for task, places in tasks.items():
         stats = [expected[place][1].stats for place in places]
@@ -231,6 +238,37 @@ def test_trees_have_as_many_nodes_as_are_asked_for(shallow: LLM) -> None:
         plan = SpecPlan({"greedy": Greedy}, max_tokens=3, batches=[16])
         SpecBench(small(shallow, 16, nodes), questions, plan).run()
         assert {*granted} == {nodes, 1}  # 1: nothing can come after the last token
+
+
+def test_the_time_is_shared_by_settings_and_what_was_answered_counts(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each answer takes a second of a clock that only moves then; 6 turns of 2 contenders at 2 settings."""
+    clock = Clock()
+    monkeypatch.setattr(spec_bench, "time", clock)
+    monkeypatch.setattr(measure, "time", clock)
+    told: list[tuple[int, int]] = []
+    plan = SpecPlan({"x": Hasty}, max_tokens=2, temperatures=[0.0, 1.0], minutes=8 / 60)
+    bench = SpecBench(llm, QUESTIONS, plan, progress=lambda *state: told.append(state[:2]))
+    answer = contenders.Contender.answer
+
+    def slow(*given: object) -> object:
+        clock.work(1.0)
+        return answer(*given)
+
+    monkeypatch.setattr(contenders.Contender, "answer", slow)
+    results = bench.run()
+    # 4 seconds each: the first two turns of a question, then one of another task
+    assert [(row.temperature, row.overall.answers) for row in results.rows() if row.name == "x"] == [
+        (0.0, 2),
+        (1.0, 2),
+    ]
+    assert told[0] == (0, 24)
+    assert told[3] == (2, 8)  # what the pace so far allows
+    assert told[-1] == (8, 8)
+    alone = SpecBench(llm, QUESTIONS, replace(plan, minutes=0.01)).run()
+    assert {row.overall.answers for row in alone.rows()} == {2}  # the first group is always answered
+    assert (SpecPlan({}).limit, SpecPlan({}, per_task=2).limit) == (600, math.inf)
 
 
 def test_drafters_forget_before_each_answer(llm: LLM) -> None:
@@ -550,44 +588,21 @@ def test_what_is_not_compared_is_not_counted_as_equal() -> None:
 
 
 def test_questions_of_spec_bench() -> None:
-    path = SPEC_BENCH
-    questions = read_questions(path)
+    questions = read_prompts(SPEC_BENCH)
     assert Counter(question.task for question in questions) == dict.fromkeys(
         ("conversation", "translation", "summarization", "qa", "math_reasoning", "rag"), 80
     )
     assert Counter(len(q.turns) for q in questions if q.task == "conversation") == {2: 80}
-    lines = [json.loads(line) for line in gzip.decompress(path.read_bytes()).split(b"\n") if line]
+    lines = [json.loads(line) for line in gzip.decompress(SPEC_BENCH.read_bytes()).split(b"\n") if line]
     assert all(lines[question.number - 1]["turns"] == [*question.turns] for question in questions)
-    some = read_questions(path, 8)
-    assert {*Counter(question.task for question in some).values()} == {8}
-    assert set(some) < set(questions)
-    starts = {line["turns"][0]: line["category"] for line in lines}
-    assert len({starts[q.turns[0]] for q in some if q.task == "conversation"}) == 8  # each of MT-bench's
-    assert read_questions(path, 1000) == questions
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "{",
-        "[]",
-        "3",
-        '{"turns": ["a"]}',
-        '{"category": "qa"}',
-        '{"category": "qa", "turns": []}',
-        '{"category": "qa", "turns": [""]}',
-        '{"category": "qa", "turns": "a"}',
-        '{"category": "qa", "turns": ["a", 2]}',
-    ],
-)
-def test_lines_that_are_no_questions(line: str, tmp_path: Path) -> None:
-    file = tmp_path / "questions.jsonl"
-    file.write_text(f'{{"category": "qa", "turns": ["a"]}}\n\n{line}\n')
-    with pytest.raises(RequestError, match=r"questions.jsonl, line 3: "):
-        read_questions(file)
-    file.write_text("\n")
-    with pytest.raises(RequestError, match="has no prompts"):
-        read_questions(file)
+    some = by_task(questions, 8)
+    assert [len(own) for own in some.values()] == 6 * [8]
+    assert len({one.category for one in some["conversation"]}) == 8  # each of MT-bench's
+    every = by_task(questions)
+    assert sorted(one.number for own in every.values() for one in own) == [*range(1, 481)]
+    first = [one.category for one in every["conversation"][:20]]
+    assert len({*first}) > 5  # a run that ends early has most categories
+    assert [one.task for one in in_turns(every.values())[:7]] == [*every, "conversation"]
 
 
 # the command
@@ -612,10 +627,10 @@ def test_the_command(tmp_path: Path) -> None:
     outputs = [f"--{kind}={file}" for kind, file in files.items()]
     code, output = command(tmp_path, f"-d{itself}", "-dprompt-lookup", "-t0", "-t1", "--nodes=4", *outputs)
     assert code == 0
-    headings = [line.split() for line in output.split("\n") if "drafter" in line]
-    assert headings == 2 * [
-        ["drafter", "chat", "math", "accepted", "overall", "equal"]
-    ]  # at each temperature
+    headings = [line.split() for line in output.split("\n") if line.startswith(" drafter")]
+    own = [one for line in headings for one in line if one != "drafter"]
+    shown = "chat math accepted overall median decode CPU tokens/s nodes predicted nodes equal"
+    assert own == 2 * shown.split()  # at each temperature, in tables beside each other; "best" is above
     assert "prompt-lookup" in output
     assert output.count("5/5") == 6
     results = SpecResults.read(files["json"])
@@ -670,11 +685,14 @@ def test_the_command_ends_with_1_where_answers_differ(tmp_path: Path) -> None:
 
 def test_the_command_needs_no_file_and_no_drafter(tmp_path: Path) -> None:
     file = tmp_path / "out.json"
-    options = ["bench", "spec", "sibyl", "--per-task=1", "-n2", f"--json={file}"]
-    result = CliRunner().invoke(app, options, env={"COLUMNS": "120"})
+    options = ["bench", "spec", "--per-task=1", "-n2", f"--json={file}"]
+    result = CliRunner().invoke(app, options, env={"COLUMNS": "80"})
     assert result.exit_code == 0, result.output
     results = SpecResults.read(file)
-    assert [row.name for row in results.rows()] == ["none", "auto"]
+    names = [row.name for row in results.rows()]
+    assert names == ["none", "auto", "suffix", "prompt-lookup", "recycling", "mtp", "eagle3", "block"]
+    told = f"6 questions of 6 tasks, in turns by {', '.join(names)}; without a limit of time"
+    assert told in " ".join(result.output.split())
     assert len(results.rows()[1].scores) == 7  # tasks, and all of them together
 
 

@@ -146,7 +146,7 @@ def test_prompts_are_those_that_fit(sibyl: LLM, tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     texts = [("a", "Hi!"), ("a", "no " * 90), ("b", "Why?"), ("b", "no " * 90), ("b", "How?")]
     file.write_text("".join(json.dumps({"category": c, "prompt": text}) + "\n" for c, text in texts))
-    plan = replace(SMALL, questions=file, requests=3)
+    plan = replace(SMALL, prompts=file, requests=3)
     expected = [sibyl.tokenizer.encode(text) for text in ("Hi!", "Why?", "How?")]
     assert choose_prompts(plan, sibyl.tokenizer, 60) == expected
     with pytest.raises(RequestError, match=r"3 of 5 prompts fit .* 40 shared tokens .* of 3; 4 are needed"):

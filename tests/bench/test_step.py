@@ -232,8 +232,34 @@ def test_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         "experts",
         "of_dense",
     }
-    assert re.search(r"bfloat16 +40 +1 +[\d.]+ +1\.00x +[\d.]+ +[\d.]+x +0\.000", result.stdout)
+    assert re.search(r"\n +40 +1 +[\d.]+ +1\.00x +[\d.]+ +[\d.]+x +0\.000", result.stdout)
     assert "median of 2 rounds" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "dtypes"),
+    [(["my.gguf"], ["auto"]), ([], ["bfloat16"]), (["my.gguf", "--dtype", "float32"], ["float32"])],
+)
+def test_a_file_runs_in_its_own_type(
+    options: list[str], dtypes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def bench(model: object, types: list[str], *others: object) -> step_module.StepReport:
+        asked.append(types)
+        return step_module.StepReport(str(model), "chain", "native", 2, 1, 1.0, {"auto": 1.0}, [])
+
+    monkeypatch.setattr(step_module, "bench_step", bench)
+    monkeypatch.setattr(step_module, "step_table", lambda report: "")
+    assert CliRunner().invoke(app, ["bench", "step", *options]).exit_code == 0
+    assert asked == [dtypes]
+
+
+def test_the_models_own_type_is_named() -> None:
+    model = load_model(RandomCheckpoint(SMALL), "int4")
+    assert step_module._shown("auto", model) == "auto (int4)"
+    assert step_module._shown("int4", model) == "int4"
+    assert step_module._shown("auto", load_model(RandomCheckpoint(SMALL), "float32")) == "auto (float32)"
 
 
 @pytest.mark.parametrize(

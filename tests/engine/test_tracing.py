@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+import soothsay.core.answer as answer_module
+import soothsay.engine.engine as engine_module
 from soothsay import LLM, Drafter, DraftTree, Request, RequestError, SamplingParams
 from soothsay.drafters.base import Target
 from soothsay.drafters.control.compose import Cascade, Composite, Merged
@@ -221,3 +223,27 @@ def test_nothing_is_guessed_where_no_node_is_allowed(llm: LLM, answer: list[int]
     assert request.stats.drafted == 0
     with pytest.raises(RequestError, match=r"max_nodes=-1 .* at least 0"):
         llm.requests(PROMPT, PARAMS, max_nodes=-1)
+
+
+def test_steps_have_their_times_by_part(llm: LLM, answer: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock that only moves where the test says so."""
+    clock = [0.0]
+    monkeypatch.setattr(answer_module, "perf_counter", lambda: clock[0])
+
+    def lasting(seconds: float, function: Callable[..., object]) -> Callable[..., object]:
+        def slow(*given: object, **named: object) -> object:
+            clock[0] += seconds
+            return function(*given, **named)
+
+        return slow
+
+    drafter, scheduler = Knowing("a", answer, 2), llm.engine.scheduler
+    places = [(drafter, "propose", 1.0), (drafter, "observe", 2.0), (llm.model, "run", 4.0)]
+    places += [(engine_module, "verify", 8.0), (scheduler, "schedule", 16.0), (scheduler, "update", 32.0)]
+    for owner, name, seconds in places:
+        monkeypatch.setattr(owner, name, lasting(seconds, getattr(owner, name)))
+    traces = run(llm, drafter, traced=True).traces or ()
+    assert len(traces) == 10
+    for trace in traces:
+        assert trace.times == {"draft": 3.0, "pass": 4.0, "verify": 8.0, "host": 48.0}
+    assert clock[0] == sum(sum(trace.times.values()) for trace in traces)

@@ -84,7 +84,7 @@ def bench_step(
     """
     checkpoint = RandomCheckpoint(model) if isinstance(model, LlamaShape) else open_checkpoint(model)
     rows = sorted({1, *rows})
-    models = {str(dtype): load_model(checkpoint, dtype) for dtype in dtypes}
+    models = {_shown(dtype, model): model for dtype in dtypes for model in [load_model(checkpoint, dtype)]}
     if dense is not None:
         models |= {f"{dtype}, dense": load_model(RandomCheckpoint(dense), dtype) for dtype in dtypes}
     contenders: dict[str, Workload] = {"read": reading(read_bytes)}
@@ -111,6 +111,12 @@ def bench_step(
             for kind in kinds
         ],
     )
+
+
+def _shown(dtype: DType, model: Transformer) -> str:
+    """The type by its name. "auto" also says what it is for this model: "auto (int4)"."""
+    own = str(model.dtype).removeprefix("torch.") if model.bits is None else f"int{model.bits}"
+    return f"auto ({own})" if dtype == "auto" else dtype
 
 
 def _name(dtype: str, context: int, rows: int) -> str:

@@ -39,18 +39,27 @@ class ResultTable:
         """Draw it as one table, or as several if one would be too wide."""
         if self.title:
             yield Text(self.title, "italic")
-        names, room = self._widths(options.max_width // 2), options.max_width - 1
-        free = room - sum(width + GAP for width in names)
-        parts: list[dict[int, int]] = [{}]
-        for column in range(self.names, len(self.headings)):
-            width = max(map(len, (*self.headings[column].split(), *(row[column] for row in self.rows))))
-            if parts[-1] and sum(other + GAP for other in parts[-1].values()) + width + GAP > free:
-                parts.append({})
-            parts[-1][column] = width
+        names = self._widths(options.max_width // (2 if self.names > 1 else 3))
+        room = options.max_width - 1 - sum(width + GAP for width in names)
+        parts = self._parts(room, [[heading] for heading in self.headings])
+        if len(parts) > 1:  # break headings
+            parts = self._parts(room, [heading.split() for heading in self.headings])
         for part in parts:
             yield self._part(names, part)
         if self.caption:
             yield Text(self.caption, "dim")
+
+    def _parts(self, room: int, headings: Sequence[Sequence[str]]) -> list[dict[int, int]]:
+        """The columns of numbers of each table, and their widths. `headings` are given by line."""
+        parts, left = list[dict[int, int]](), -1
+        for column in range(self.names, len(self.headings)):
+            width = max(map(len, (*headings[column], *(row[column] for row in self.rows))))
+            left -= width + GAP
+            if left < 0:
+                parts.append({})
+                left = room - width - GAP
+            parts[-1][column] = width
+        return parts
 
     def _widths(self, most: int) -> list[int]:
         """The widths of the names, which together take `most` characters at most."""
@@ -71,7 +80,8 @@ class ResultTable:
         for number, row in enumerate(self.rows):
             if self.names > 1 and before and row[0] != before[0]:
                 table.add_section()
-            same = next((i for i in range(self.names) if before[i : i + 1] != row[i : i + 1]), 0)
+            names_above = range(self.names) if self.names > 1 else ()
+            same = next((i for i in names_above if before[i : i + 1] != row[i : i + 1]), len(names_above))
             cells = [*[""] * same, *row[same : self.names], *(row[column] for column in numbers)]
             table.add_row(*map(Text, cells), style=self.styles[number] if self.styles else "")
             before = row

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise, zip_longest
+from time import perf_counter
 from typing import NamedTuple
 
 from soothsay.core.params import SamplingParams
@@ -59,6 +60,25 @@ class StepTrace:
     authors: list[str | None]  # names of drafters; None for the root
     path: list[int]  # accepted nodes below the root, in order
     bonus: int  # the token that the target added itself
+    # seconds of the step, which all its requests share: "draft" in drafters, "pass" of the target with its
+    # layout, "verify" from logits to verdicts, "host" for the rest; on a GPU, "verify" waits for the pass
+    times: Mapping[str, float] = field(default_factory=dict, compare=False)
+
+
+class StepClock:
+    """Adds up the seconds of a step by part; see `StepTrace.times`."""
+
+    __slots__ = ("_begin", "times")
+
+    def __init__(self) -> None:
+        self.times = {"draft": 0.0, "pass": 0.0, "verify": 0.0, "host": 0.0}
+        self._begin = perf_counter()
+
+    def end(self, part: str) -> None:
+        """Count the time since the last call to a part."""
+        now = perf_counter()
+        self.times[part] += now - self._begin
+        self._begin = now
 
 
 @dataclass(slots=True)

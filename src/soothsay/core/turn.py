@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from soothsay.core.answer import StepTrace, TokenLogprobs
@@ -49,6 +49,9 @@ class Turn:
 
     logprobs: list[TokenLogprobs] | None = None
     """Log-probabilities of the verdict's tokens, if the request wants them. Set by `verify`."""
+
+    times: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of the step by part, which still grow. Set by the engine, if traced."""
 
     @property
     def reaches_end(self) -> bool:
@@ -105,6 +108,7 @@ class Turn:
                     authors=[self.authors.get(node) for node in range(len(tree))],
                     path=[*verdict.path],
                     bonus=verdict.tokens[-1],
+                    times=self.times,
                 )
                 request.traces.append(trace)
             if limit is not None and request.finish_reason is None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from soothsay.config import EngineConfig
-from soothsay.core.answer import FinishReason
+from soothsay.core.answer import FinishReason, StepClock
 from soothsay.core.batch import Rows
 from soothsay.core.cache import BlockAllocator
 from soothsay.core.engine_load import EngineLoad
@@ -204,11 +204,11 @@ class Engine:
         with self.lock, self._inference:
             while self._abandoned:
                 self.cancel(self._abandoned.popleft())
-            alone, turns = self.recovery.alone, None
+            alone, turns, clock = self.recovery.alone, None, StepClock()
             try:
                 turns = self.scheduler.schedule(alone)
                 if turns:
-                    self._run(turns)
+                    self._run(turns, clock)
             except StageError:  # no request is to blame, and none can go on
                 raise
             except Exception as error:
@@ -222,14 +222,24 @@ class Engine:
         with self.lock:
             return self._known_times(may_measure=not self.has_work)
 
-    def _run(self, turns: Sequence[Turn]) -> None:
+    def _run(self, turns: Sequence[Turn], clock: StepClock) -> None:
         """Run the stages of a step after `schedule`."""
+        clock.end("host")
         self._propose(turns)
+        clock.end("draft")
         output = self._forward(turns)
+        clock.end("pass")
         self._verify(turns, output)
+        clock.end("verify")
         self._commit(turns)
+        clock.end("host")
         self._observe(turns, output)
+        clock.end("draft")
+        for turn in turns:
+            if turn.request.traces is not None:
+                turn.times = clock.times
         self.scheduler.update(turns)
+        clock.end("host")
 
     def _propose(self, turns: Sequence[Turn]) -> None:
         """Set the draft trees of the turns that reach their request's end. Each drafter is asked once."""

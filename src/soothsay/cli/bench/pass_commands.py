@@ -13,7 +13,7 @@ from soothsay.bench.bench_plans import BenchOptions
 from soothsay.bench.tables import records_table
 from soothsay.cli.bench.bench_options import known_dtypes, row_counts, save_numbers
 from soothsay.cli.terminal import notice, progress_bar
-from soothsay.config import KVDType
+from soothsay.config import DType, KVDType
 from soothsay.options import FILE, ModelOptions, argument, common, option, optional, shared
 
 
@@ -35,7 +35,9 @@ class Step:
         "layers=22,hidden=2048,heads=32,kv_heads=4,ffn=5632,vocab=32000, of which what is left out is as "
         "in 1.1B. With experts=32,chosen=4, ffn is that of one expert.",
     )
-    dtype: list[str] | None = shared(BenchOptions, "dtype", show_default="bfloat16")
+    dtype: list[str] | None = shared(
+        BenchOptions, "dtype", show_default="the model's own; bfloat16 for a shape"
+    )
     rows: str = shared(BenchOptions, "rows", default="1,2,4,8,16,32,64")
     contexts: list[int] | None = optional(
         "128", "Number of tokens before the rows; may be repeated.", "--context", min=1
@@ -50,7 +52,8 @@ class Step:
         """Measure, and print a table."""
         if self.model is not None and self.shape is not None:
             raise typer.BadParameter("give a model or --shape, not both")
-        counts, dtypes = row_counts(self.rows), known_dtypes(self.dtype)
+        own: DType = "bfloat16" if self.model is None else "auto"
+        counts, dtypes = row_counts(self.rows), known_dtypes(self.dtype, (own,))
         with notice("measuring ..."):
             from soothsay.bench.random_models import LlamaShape
             from soothsay.bench.step import bench_step, step_table
