@@ -20,6 +20,7 @@ LAYERS = (
             "handshake",
             "openmp",
             "own_process",
+            "own_files",
             "processors",
             "machine",
             "files",

@@ -6,9 +6,10 @@ from soothsay.core.grammar import Grammar
 from soothsay.core.params import SamplingParams
 from soothsay.core.request import Observation, Request
 from soothsay.core.tree import DraftTree
+from soothsay.core.verify import VERIFIERS, Guessing, Promise, Verdict, Verifier
 from soothsay.drafters.base import Drafter, Target
 from soothsay.drafters.registry import REGISTRY
-from soothsay.errors import DrafterError, ModelError, RequestError, SoothsayError, StepError
+from soothsay.errors import DrafterError, ModelError, RequestError, SoothsayError, StepError, VerifierError
 from soothsay.llm import LLM
 from soothsay.result import Choice, Result, Stream
 from soothsay.tokenizer import Tokenizer
@@ -16,6 +17,7 @@ from soothsay.tokenizer import Tokenizer
 __all__ = [
     "LLM",
     "REGISTRY",
+    "VERIFIERS",
     "Choice",
     "DraftTree",
     "Drafter",
@@ -23,9 +25,11 @@ __all__ = [
     "EngineConfig",
     "FinishReason",
     "Grammar",
+    "Guessing",
     "ModelError",
     "Observation",
     "Piece",
+    "Promise",
     "Request",
     "RequestError",
     "Result",
@@ -38,4 +42,7 @@ __all__ = [
     "Target",
     "TokenLogprobs",
     "Tokenizer",
+    "Verdict",
+    "Verifier",
+    "VerifierError",
 ]

@@ -21,6 +21,10 @@ class MissingDrafterError(DrafterError):
     """A drafter's files are not there."""
 
 
+class VerifierError(SoothsayError, ValueError):
+    """A verifier is unknown, cannot be called as it must be, or gave something that is no verdict."""
+
+
 class TrainingError(SoothsayError):
     """A training cannot start, continue or be saved: because of its data, its checkpoint or its numbers."""
 

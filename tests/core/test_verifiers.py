@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import product
 
 import numpy as np
@@ -25,7 +25,7 @@ from soothsay import LLM, DraftTree, ModelError, Observation, RequestError, Samp
 from soothsay.core import verify
 from soothsay.core.request import Request
 from soothsay.core.sampling import Keyed, Nodes, perturb
-from soothsay.core.verify import VERIFIERS, Chance, Evidence, Guessing, Promise, Verdict, Walk
+from soothsay.core.verify import VERIFIERS, Chance, Evidence, Guessing, Promise, Verdict, Verifier, Walk
 from soothsay.drafters.base import Drafter, NoDrafter
 from soothsay.drafters.models.draft_model import DraftModel
 from soothsay.drafters.trees import guesses
@@ -211,6 +211,41 @@ def test_what_is_emitted_follows_the_target_s_law(name: str, plan: str) -> None:
         assert sum(law.values()) == pytest.approx(1)
         for length in (1, 2, 3):
             assert same_law(in_full(law, p, length), target(p, length)), length
+
+
+def sampling(tree: DraftTree, chance: Chance) -> Walk:
+    """A verifier as a user would write it: draw from p, and follow the tree while it has what was drawn."""
+    path: list[int] = []
+    node: int | None = 0
+    while node is not None:
+        evidence = yield [node]
+        token = chance.pick(evidence.p())
+        node = tree.children[node].get(token)
+        path += [] if node is None else [node]
+    return Verdict(path, [tree.tokens[n] for n in path] + [token])
+
+
+def greedy_first(tree: DraftTree, chance: Chance) -> Walk:
+    """One that breaks the law: it accepts the root's first child if that is likely at all."""
+    p = (yield [0]).p()
+    for token, child in tree.children[0].items():
+        if p[token] > 0.2:
+            return Verdict([child], [token, chance.pick((yield [child]).p())])
+    return Verdict([], [chance.pick(p)])
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_verifier_of_ones_own_follows_the_law_or_is_found_out(
+    plan: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is registered as users do, and goes through the checks of `Verifier.walk`."""
+    for name, own in (("sampling", sampling), ("greedy", greedy_first)):
+        rule = Verifier(own, Guessing.ONE_DRAW, Promise.LAW)
+        walk = partial(rule.walk, vocab_size=3)
+        monkeypatch.setitem(VERIFIERS, name, replace(rule, verify=walk))
+    p, q = random_law(1, 3), random_law(101, 3)
+    laws = [in_full(emitted(name, PLANS[plan], p, q), p, 2) for name in ("sampling", "greedy")]
+    assert [same_law(law, target(p, 2)) for law in laws] == [True, plan == "nothing"]
 
 
 @pytest.mark.parametrize("name", LAWFUL)

@@ -166,7 +166,7 @@ class SpecOptions:
     verifiers: list[str] | None = optional(
         "match",
         "How draft tokens are accepted at temperatures above 0: match, rejection, specinfer, rsd, "
-        "block, traversal or typical; may be repeated, for a comparison.",
+        "block, traversal, typical, or FILE.py:NAME; may be repeated, for a comparison.",
         "--verifier",
     )
     trees: bool = flag("Write the draft tree of each step to the file of --json too.")

@@ -14,17 +14,20 @@ asks for the nodes that it needs. Most verifiers need only the accepted path.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
+from numbers import Integral
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
 from soothsay.core.arrays import FloatArray
 from soothsay.core.tree import DraftTree
-from soothsay.errors import ModelError
+from soothsay.errors import ModelError, VerifierError
+from soothsay.own_files import named_in_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -103,11 +106,76 @@ class Promise(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verifier:
-    """A verification algorithm, the drafting that it needs, and its guarantee."""
+    """A verification algorithm, the drafting that it needs, and its guarantee.
+
+    An entry in `VERIFIERS` gives it a name. Nothing checks its promise: a test must enumerate its law.
+
+    Args:
+        verify: a generator function of a tree and a source of random decisions: see `Walk`.
+        guessing: how drafters choose the children of a node.
+        promise: what does not depend on the drafter.
+
+    Raises:
+        VerifierError: `verify` is no such function.
+
+    Example:
+        >>> def sampling(tree, chance):
+        ...     path, node = [], 0
+        ...     while node is not None:
+        ...         evidence = yield [node]
+        ...         token = chance.pick(evidence.p())
+        ...         node = tree.children[node].get(token)
+        ...         path += [] if node is None else [node]
+        ...     return Verdict(path, [tree.tokens[n] for n in path] + [token])
+        >>> VERIFIERS["sampling"] = Verifier(sampling, promise=Promise.LAW)
+    """
 
     verify: Callable[[DraftTree, Chance], Walk]
-    guessing: Guessing
-    promise: Promise
+    guessing: Guessing = Guessing.LIKELIEST
+    promise: Promise = Promise.NOTHING
+
+    def __post_init__(self) -> None:
+        if not callable(self.verify):
+            raise VerifierError(f"a verifier is a function of a tree and a chance, not {self.verify!r:.60}")
+        if inspect.isfunction(self.verify) and not inspect.isgeneratorfunction(self.verify):
+            raise self._wrong("is no generator: it must yield nodes, and return a Verdict")
+        try:
+            inspect.signature(self.verify).bind(None, None)
+        except TypeError:
+            takes = inspect.signature(self.verify)
+            raise self._wrong(f"takes {takes}; it is called with a tree and a chance") from None
+
+    def walk(self, tree: DraftTree, chance: Chance, vocab_size: int) -> Walk:
+        """Run the algorithm. Raises `VerifierError` if it wants or gives what there cannot be."""
+        steps = self.verify(tree, chance)
+        if not isinstance(steps, Generator):
+            raise self._wrong(f"gave a {type(steps).__name__}; it must yield nodes, and return a Verdict")
+        wanted = next(steps, None)
+        try:
+            while True:
+                if not isinstance(wanted, Sequence) or not wanted or {*wanted} - {*range(len(tree))}:
+                    nodes = f"a list of nodes, 0 to {len(tree) - 1}"
+                    raise self._wrong(f"yielded {wanted!r:.60}; it must yield {nodes}")
+                wanted = steps.send((yield wanted))
+        except StopIteration as ended:
+            return self._checked(tree, ended.value, vocab_size)
+
+    def _checked(self, tree: DraftTree, verdict: object, vocab_size: int) -> Verdict:
+        """The verdict, if it is a path of the tree with its tokens and one more."""
+        if not isinstance(verdict, Verdict):
+            raise self._wrong(f"returned a {type(verdict).__name__}; it must return a Verdict")
+        path, tokens = verdict
+        if {*path} - {*range(1, len(tree))} or [tree.parents[node] for node in path] != [0, *path][:-1]:
+            raise self._wrong(f"returned the path {path!r:.60}; each node must be a child of the one before")
+        if not tokens or [*tokens[:-1]] != [tree.tokens[node] for node in path]:
+            raise self._wrong(f"returned the tokens {tokens!r:.60}; they are those of its path and one more")
+        if not isinstance(tokens[-1], Integral) or not 0 <= tokens[-1] < vocab_size:
+            has = f"this model has tokens 0 to {vocab_size - 1}"
+            raise self._wrong(f"returned the token {tokens[-1]!r:.60}; {has}")
+        return Verdict([*path], [*tokens[:-1], int(tokens[-1])])
+
+    def _wrong(self, what: str) -> VerifierError:
+        return VerifierError(f"verifier {getattr(self.verify, '__name__', self.verify)!r} {what}")
 
     @property
     def lossless(self) -> bool:
@@ -258,6 +326,30 @@ def _normalized(rest: FloatArray, before: FloatArray) -> FloatArray:
     """`rest` normalized; `before` if rounding left `rest` all 0."""
     total = float(rest.sum())
     return rest / total if total > 0 else before
+
+
+def named_verifier(name: str) -> Verifier:
+    """The verifier of this name. `FILE.py:NAME` becomes an entry of `VERIFIERS`, so that requests find it.
+
+    What it names is a `Verifier`, or a function, which promises nothing. The file is run, so no request to a
+    server may come here.
+
+    Raises `VerifierError` if the name is unknown, or the file cannot be used.
+    """
+    if ":" in name and name not in VERIFIERS:
+        module, found = named_in_file(name, "verifier", VerifierError)
+        if not isinstance(found, Verifier) and not inspect.isfunction(found):
+            file, _, wanted = name.rpartition(":")
+            there = ", ".join(key for key, one in vars(module).items() if isinstance(one, Verifier))
+            raise VerifierError(
+                f"{file} has no function or Verifier {wanted!r}; its verifiers are: {there or 'none'}"
+            )
+        VERIFIERS[name] = found if isinstance(found, Verifier) else Verifier(found)
+    if name not in VERIFIERS:
+        raise VerifierError(
+            f"verifier {name!r} is unknown; choose from {', '.join(VERIFIERS)}, or FILE.py:NAME"
+        )
+    return VERIFIERS[name]
 
 
 VERIFIERS: dict[str, Verifier] = {

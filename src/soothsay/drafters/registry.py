@@ -8,19 +8,13 @@ Specifications are `"eagle3"`, `"draft-model(model=path, depth=4)"`, `"suffix > 
 from __future__ import annotations
 
 import ast
-import importlib.util
 import inspect
 import re
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from functools import cache
 from numbers import Integral
-from pathlib import Path
-from traceback import extract_tb
-from types import ModuleType
 from typing import Any
 
 from soothsay.core.request import Observation
@@ -47,7 +41,7 @@ from soothsay.drafters.models.layer_skipping import LayerSkip
 from soothsay.drafters.models.lookahead import Lookahead
 from soothsay.drafters.places import drafter_directory, suffix_store
 from soothsay.errors import DrafterError
-from soothsay.files import user_path
+from soothsay.own_files import named_in_file
 
 OPERATORS = ("|", ">", "+")
 """Operators between drafters, in rising order of precedence: `a > b + c` is `a > (b + c)`."""
@@ -300,14 +294,11 @@ def _build(spec: Named | Composed, target: Target) -> Drafter:
 def drafter_in_file(name: str) -> Callable[..., Drafter]:
     """The class or function that `name`, `FILE.py:CLASS`, names. The file is run when it is first named.
 
-    The file's folder is added to `sys.path`, so that the file can import others beside it.
-
     Raises `DrafterError` if there is no such file or class, or the file fails.
     """
-    file, _, wanted = name.rpartition(":")
-    module = _run(user_path(file).resolve())
-    made = getattr(module, wanted, None)
+    module, made = named_in_file(name, "drafter", DrafterError)
     if not callable(made):
+        file, _, wanted = name.rpartition(":")
         there = ", ".join(
             one.__name__
             for one in vars(module).values()
@@ -315,23 +306,3 @@ def drafter_in_file(name: str) -> Callable[..., Drafter]:
         )
         raise DrafterError(f"{file} has no class {wanted!r}; its drafters are: {there or 'none'}")
     return made  # type: ignore[no-any-return]
-
-
-@cache
-def _run(path: Path) -> ModuleType:
-    """Run a file once, as a module of its own. Raises `DrafterError`."""
-    spec = importlib.util.spec_from_file_location(f"soothsay_drafters_of_{path.stem}", path)
-    if not path.is_file() or spec is None or spec.loader is None:
-        raise DrafterError(f"there is no file {path}, where a drafter should be")
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses and pickle look their module up
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[spec.name]
-        lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == str(path)]
-        where = f"{path}, line {lines[-1]}" if lines else path
-        raise DrafterError(f"{where}: {type(error).__name__}: {error}") from error
-    return module

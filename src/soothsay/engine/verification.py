@@ -47,7 +47,8 @@ def verify(turns: Iterable[Turn], logits: Tensor, ops: SamplingOps) -> None:
     """
     drafted = [turn for turn in turns if turn.tree is not None]
     _follow([turn for turn in drafted if turn.request.draws_plainly], logits, ops)
-    walks = [_Walk(turn, turn.tree) for turn in drafted if turn.tree is not None and turn.verdict is None]
+    left = [(turn, turn.tree) for turn in drafted if turn.tree is not None and turn.verdict is None]
+    walks = [_Walk(*one, logits.shape[-1]) for one in left]
     known: KnownLogprobs = {}
     for view, shares_noise in ((_DrawnView, True), (_ScoredView, False)) if walks else ():
         if running := [walk for walk in walks if walk.shares_noise is shares_noise]:
@@ -75,11 +76,11 @@ class _Walk:
 
     __slots__ = ("_steps", "root", "shares_noise", "tree", "turn", "wanted")
 
-    def __init__(self, turn: Turn, tree: DraftTree):
+    def __init__(self, turn: Turn, tree: DraftTree, vocab_size: int):
         request, rule = turn.request, turn.request.params.rule
         self.turn, self.tree, self.root = turn, tree, turn.nodes.start
         self.shares_noise = rule.guessing is Guessing.SHARED_NOISE
-        self._steps = rule.verify(tree, Keyed(request.seed, VERIFYING, request.length))
+        self._steps = rule.walk(tree, Keyed(request.seed, VERIFYING, request.length), vocab_size)
         self.wanted = Nodes(request, tree, next(self._steps))
 
     def show(self, evidence: Evidence) -> None:

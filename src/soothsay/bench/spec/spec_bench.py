@@ -21,6 +21,7 @@ from soothsay.bench.spec.contenders import AskedTurn, Contender, TurnAnswer
 from soothsay.bench.spec.run_times import RunTimes
 from soothsay.bench.spec.spec_results import PLAIN, Key, Lap, Setting, SpecResults
 from soothsay.core.sampling import derive_seed
+from soothsay.core.verify import named_verifier
 from soothsay.drafters.registry import Composed, DrafterSpec, Named, build_drafter, named_drafter, parse
 from soothsay.model.timing.pass_times import PassTimes
 from soothsay.tokenizer import Message
@@ -63,7 +64,7 @@ class SpecBench:
 
     Raises:
         DrafterError: a drafter's name is unknown or malformed, or no drafter can be built.
-        RequestError: a verifier is unknown.
+        VerifierError: a verifier is unknown, or its file cannot be used.
         SoothsayError: the file has other conditions.
     """
 
@@ -226,7 +227,7 @@ def _build(llm: LLM, plan: SpecPlan) -> tuple[list[Contender], dict[str, str]]:
             _check_names(parse(spec))
     verifiers = plan.verifiers or ["match"]
     for verifier in verifiers:
-        SamplingParams(verifier=verifier)
+        named_verifier(verifier)
     target = llm.engine.target
     built, left_out = [Contender(PLAIN, llm, build_drafter(PLAIN, target))], dict[str, str]()
     for name, spec in plan.drafters.items():
