@@ -144,7 +144,9 @@ def run(block: Block) -> None:
 
 
 @of(("python",), run=True)
-def test_python_runs(block: Block) -> None:
+def test_python_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # where it may write
+    monkeypatch.setenv("MPLBACKEND", "agg")
     exec(compile(block.text, str(block), "exec"), {"__name__": "example"})
 
 

@@ -130,7 +130,7 @@ class ChatLayout:
                 self.problem = str(error)
 
     def render(
-        self, messages: Sequence[Message], *, continue_final_message: bool = False, **variables: Any
+        self, messages: Sequence[Message], *, continue_final_message: bool = False, **variables: object
     ) -> str:
         """See `Tokenizer.render`."""
         given = {"add_generation_prompt": True, "tools": None, "documents": None, **self.special, **variables}

@@ -54,7 +54,7 @@ class ChatTemplate:
         except Exception as error:  # of Python's compiler: too many nested loops, too large numbers
             raise ModelError(f"the chat template cannot be compiled: {error}") from error
 
-    def render(self, **variables: Any) -> str:
+    def render(self, **variables: object) -> str:
         """The text that the template makes of `variables`.
 
         Raises `RequestError` if the template refuses them, fails, or exceeds its limits.

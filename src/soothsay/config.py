@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
-from typing import Any, Literal
+from typing import Literal, TypedDict, Unpack
 
 from soothsay.errors import ModelError
 
@@ -26,6 +26,23 @@ LEAST = {
     "engines": 1,
 }
 """The least values of the engine's whole numbers."""
+
+
+class EngineOptions(TypedDict, total=False):
+    """The numbers of `EngineConfig` as keywords of `LLM`."""
+
+    max_context: int | None
+    block_size: int
+    kv_tokens: int | None
+    max_requests: int
+    max_rows: int
+    max_stall: float | None
+    max_tree: int
+    snapshot_bytes: int | None
+    prefix_caching: bool
+    learn: float
+    learn_for_tenants: bool
+    engines: int
 
 
 @dataclass(frozen=True)
@@ -89,7 +106,7 @@ class EngineConfig:
         if stall is not None and (not isinstance(stall, Real) or not stall > 0):
             raise ModelError(f"max_stall={stall!r} is not possible: it must be above 0 seconds, or None")
 
-    def with_options(self, **options: Any) -> EngineConfig:
+    def with_options(self, **options: Unpack[EngineOptions]) -> EngineConfig:
         """Replace single numbers. Raises `TypeError` for a name that is not the engine's."""
         known = self.__dataclass_fields__
         for name in options:

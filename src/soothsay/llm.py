@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn, Self, overload
+from typing import NoReturn, Self, Unpack, overload
 
 from soothsay.chat_layout import conversation
-from soothsay.config import DType, EngineConfig, KVDType
+from soothsay.config import DType, EngineConfig, EngineOptions, KVDType
 from soothsay.core.constraint import Constraint
 from soothsay.core.params import SamplingParams
 from soothsay.core.request import Request
@@ -90,7 +90,7 @@ class LLM:
         keep: str | os.PathLike[str] | None = None,
         stages: Stages = 1,
         config: EngineConfig | None = None,
-        **engine_options: Any,
+        **engine_options: Unpack[EngineOptions],
     ):
         config = (config or EngineConfig()).with_options(**engine_options)
         eos_ids: tuple[int, ...] = ()
@@ -265,7 +265,8 @@ class LLM:
         *,
         drafter: DrafterSpec | None = None,
         traced: bool = False,
-        **variables: Any,
+        continue_final_message: bool = False,
+        **variables: object,
     ) -> Result:
         """Answer a conversation, in the layout of the model's chat template.
 
@@ -275,11 +276,13 @@ class LLM:
             params: see `generate`.
             drafter: see `generate`.
             traced: see `generate`.
+            continue_final_message: whether the answer continues the last message, which it has begun.
             variables: variables of the chat template, such as `tools=[...]` or `enable_thinking=False`.
 
         Raises `TypeError` for what is no message, and what `generate` raises for one prompt.
         """
-        return self.generate(self.chat_prompt(messages, **variables), params, drafter=drafter, traced=traced)
+        prompt = self.chat_prompt(messages, continue_final_message=continue_final_message, **variables)
+        return self.generate(prompt, params, drafter=drafter, traced=traced)
 
     def stream(
         self,
@@ -301,14 +304,22 @@ class LLM:
             )
         return self._submit(prompt, params, drafter, traced).streams[0]
 
-    def chat_prompt(self, messages: str | Sequence[Message], **variables: Any) -> list[int]:
+    def chat_prompt(
+        self,
+        messages: str | Sequence[Message],
+        *,
+        continue_final_message: bool = False,
+        **variables: object,
+    ) -> list[int]:
         """Token ids of a conversation, up to where the assistant's answer begins.
 
         `variables` are those of the chat template, such as `enable_thinking=False`.
         """
         if self.tokenizer is None:
             raise RequestError(f"{NO_TOKENIZER}. Give token ids to generate instead")
-        return self.tokenizer.encode_chat(conversation(messages), **variables)
+        return self.tokenizer.encode_chat(
+            conversation(messages), continue_final_message=continue_final_message, **variables
+        )
 
     def save_learned(self) -> int:
         """Write what drafters have learned to the directory `keep`. Returns the number of files.

@@ -162,7 +162,7 @@ class Tokenizer:
         return *known, last[0]
 
     def render(
-        self, messages: Sequence[Message], *, continue_final_message: bool = False, **variables: Any
+        self, messages: Sequence[Message], *, continue_final_message: bool = False, **variables: object
     ) -> str:
         """Lay `messages` out by the chat template, up to where the assistant's answer begins.
 
@@ -180,9 +180,12 @@ class Tokenizer:
         """
         return self.layout.render(messages, continue_final_message=continue_final_message, **variables)
 
-    def encode_chat(self, messages: Sequence[Message], **variables: Any) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Message], *, continue_final_message: bool = False, **variables: object
+    ) -> list[int]:
         """Token ids of `render(messages)`. The template writes the special tokens, so none are added."""
-        return self.encode(self.render(messages, **variables), special=False)
+        text = self.render(messages, continue_final_message=continue_final_message, **variables)
+        return self.encode(text, special=False)
 
 
 def with_layout(

@@ -124,7 +124,7 @@ def short_hash(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
-def conditions(plan: object, *names: str, **others: Any) -> dict[str, Any]:
+def conditions(plan: object, *names: str, **others: object) -> dict[str, Any]:
     """The conditions of a journal: fields of a plan, others, and where measurements are made."""
     chosen = {name: getattr(plan, name) for name in names}
     return {**chosen, **others, "processor": processor_name(), "soothsay": __version__}

@@ -4,26 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from soothsay import LLM, Request, SamplingParams
+from soothsay.core.tenant import EVERYBODY, Tenant
+from soothsay.drafters.registry import DrafterSpec
 from soothsay.errors import SoothsayError
 
 
 @contextmanager
 def running(
-    llm: LLM, asked: Sequence[tuple[list[int], SamplingParams]], **options: Any
+    llm: LLM,
+    asked: Sequence[tuple[list[int], SamplingParams]],
+    drafter: DrafterSpec,
+    tenant: Tenant = EVERYBODY,
 ) -> Iterator[list[Request]]:
     """Add a request for each prompt to the engine. None is left in it at the end, also on Ctrl-C.
 
     Args:
         llm: without other requests.
         asked: token ids of the prompts, and how to answer them.
-        options: of `LLM.requests`, such as the drafter.
+        drafter: of all of them.
+        tenant: of all of them.
 
     Raises `RequestError` if a prompt does not fit.
     """
-    requests = [one for prompt, params in asked for one in llm.requests(prompt, params, **options)]
+    requests = [
+        one
+        for prompt, params in asked
+        for one in llm.requests(prompt, params, drafter=drafter, tenant=tenant)
+    ]
     try:
         for request in requests:
             llm.engine.add(request)

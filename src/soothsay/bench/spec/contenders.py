@@ -152,13 +152,15 @@ class Contender:
             while engine.has_work:
                 engine.step()
         end, cpu = time.perf_counter(), time.thread_time() - cpu
-        run = self._run(requests, seconds=end - begin, prefill=prefilled - begin, ahead=ahead, cpu=cpu)
+        run = self._run(requests, end - begin, prefilled - begin, ahead, cpu)
         answers = [TurnAnswer(answer_of(request), request.answer.text) for request in requests]
         if any(own.rule.promise is not Promise.TOKENS for own in params):
             return run, None
         return run, answers
 
-    def _run(self, requests: Sequence[Request], **measured: Any) -> RunTimes:
+    def _run(
+        self, requests: Sequence[Request], seconds: float, prefill: float, ahead: int, cpu: float
+    ) -> RunTimes:
         """What was measured, with counts of steps and trees."""
         timed, stats, trees = self._timed, [request.stats for request in requests], TreeCounts()
         for seen in timed.seen:
@@ -177,5 +179,8 @@ class Contender:
             tree_sizes=trees.sizes,
             accepted_ranks=trees.ranks,
             trees=[seen.record(requests.index(seen.request)) for seen in timed.seen if self._keep_trees],
-            **measured,
+            seconds=seconds,
+            prefill=prefill,
+            ahead=ahead,
+            cpu=cpu,
         )

@@ -59,7 +59,7 @@ class LlamaServer(Peer):
         """See `Peer`."""
         return [reply["tokens"] for reply in self._ask(mode, prompts, count)]
 
-    def _ask(self, mode: str, prompts: list[list[int]], count: int, **more: Any) -> list[Any]:
+    def _ask(self, mode: str, prompts: list[list[int]], count: int, **more: object) -> list[Any]:
         if mode not in self.servers:
             self.servers[mode] = self._start(self.flags[mode])
         asked = {"prompt": prompts, "n_predict": count, "temperature": 0, "cache_prompt": False}
