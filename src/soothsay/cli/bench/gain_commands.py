@@ -124,11 +124,6 @@ class Stack:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decode(Stack):
-    """The same as 'bench stack', by its older name."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Learn:
     """Answer a stream of requests plainly, with a drafter as it is, and with one that learns.
 

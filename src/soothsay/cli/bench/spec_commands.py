@@ -1,4 +1,4 @@
-"""`soothsay bench spec`, `length`, `report` and `agentic`: drafters on questions, also as agents ask them."""
+"""`soothsay bench spec`, `length` and `report`: drafters on questions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from soothsay.cli.bench.bench_options import save_chart, write_markdown
 from soothsay.cli.terminal import fitting_drafters, notice, progress_bar
 from soothsay.config import DType
 from soothsay.files import write_text
-from soothsay.options import FILE, ModelOptions, argument, common, flag, option, optional, required, shared
+from soothsay.options import FILE, ModelOptions, argument, common, flag, optional, shared
 
 if TYPE_CHECKING:
     from soothsay.bench.spec.spec_results import SpecResults
@@ -199,28 +199,3 @@ class Length:
         save_chart(self.png, lambda: length_chart(results))
         if results.different:
             raise typer.Exit(1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Agentic:
-    """Make questions as coding agents ask them: repeat code with a name changed, call a tool again.
-
-    The file is for 'bench spec'.
-    """
-
-    data: Path = argument("Conversations with code: JSON lines with 'messages' (may be .gz).", **FILE)
-    out: Path = required("The file to write, for 'bench spec'.", "-o", dir_okay=False)
-    per_task: int = option(20, "Number of episodes of each task.", min=1)
-    seed: int = option(0, "Seed of the choice of episodes.", min=0)
-
-    def run(self) -> None:
-        """Write the questions."""
-        from soothsay.bench.agentic import make_episodes, write_questions
-
-        with notice(f"reading {self.data} ..."):
-            episodes = make_episodes(self.data, self.per_task, self.seed)
-        write_questions(self.out, episodes)
-        console = Console(highlight=False, markup=False, soft_wrap=True)
-        tasks = len({episode.task for episode in episodes})
-        console.print(f"{self.out}: {len(episodes)} episodes of {tasks} tasks")
-        console.print(f"Try:\n  soothsay bench spec sibyl --spec-bench {self.out} -d suffix")

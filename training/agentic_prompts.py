@@ -1,4 +1,6 @@
-"""`soothsay bench agentic`: makes questions as coding agents ask them.
+"""Makes prompts for `soothsay bench spec` as coding agents ask them.
+
+    python agentic_prompts.py conversations.jsonl prompts.jsonl [EPISODES_OF_EACH_TASK [SEED]]
 
 Episodes repeat code with one name changed, or repeat a tool call with one argument changed. Answers repeat
 earlier text, which favours lookup drafters.
@@ -9,6 +11,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -128,3 +131,10 @@ def _value(rng: random.Random, name: str, places: Sequence[str]) -> str | int:
     if name in ("unit", "detail"):
         return rng.choice({"unit": ("celsius", "fahrenheit"), "detail": ("short", "hourly", "full")}[name])
     return rng.randint(1, 9)
+
+
+if __name__ == "__main__":
+    if not 3 <= len(sys.argv) <= 5:
+        sys.exit(__doc__)
+    numbers = {**dict(enumerate((20, 0))), **dict(enumerate(map(int, sys.argv[3:])))}
+    write_questions(Path(sys.argv[2]), make_episodes(Path(sys.argv[1]), *numbers.values()))
