@@ -17,6 +17,8 @@ def running(
     asked: Sequence[tuple[list[int], SamplingParams]],
     drafter: DrafterSpec,
     tenant: Tenant = EVERYBODY,
+    *,
+    traced: bool = False,
 ) -> Iterator[list[Request]]:
     """Add a request for each prompt to the engine. None is left in it at the end, also on Ctrl-C.
 
@@ -25,13 +27,14 @@ def running(
         asked: token ids of the prompts, and how to answer them.
         drafter: of all of them.
         tenant: of all of them.
+        traced: whether they keep a `StepTrace` of each step.
 
     Raises `RequestError` if a prompt does not fit.
     """
     requests = [
         one
         for prompt, params in asked
-        for one in llm.requests(prompt, params, drafter=drafter, tenant=tenant)
+        for one in llm.requests(prompt, params, drafter=drafter, tenant=tenant, traced=traced)
     ]
     try:
         for request in requests:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from soothsay import LLM, Drafter, DraftTree, Observation, Request, SamplingParams
+from soothsay import LLM, Drafter, Request, SamplingParams, StepTrace
 from soothsay.bench.running import answer_of, running
 from soothsay.bench.spec.run_times import RunTimes, TreeCounts, added
 from soothsay.core.verify import Promise
-from soothsay.drafters.base import DrafterProxy
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,92 +29,6 @@ class TurnAnswer:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class SeenTree:
-    """A tree that was verified."""
-
-    request: Request
-    num_output: int  # of the request, before the step
-    tree: DraftTree
-    path: list[int]  # accepted nodes
-    draft: float  # seconds of `propose`, for all requests of the step
-    verify: float  # seconds from there to the verdict, for all requests of the step
-
-    @property
-    def accepted(self) -> list[int]:
-        """Accepted nodes without those after the answer's end. Right once the request has ended."""
-        return self.path[: self.request.num_output - self.num_output - 1]
-
-    def record(self, answer: int) -> dict[str, Any]:
-        """The tree as JSON values. `answer` is the number of its answer in the batch."""
-        return {
-            "answer": answer,
-            "said": self.num_output,
-            "tokens": self.tree.tokens,
-            "parents": self.tree.parents,
-            "scores": [round(score, 4) for score in self.tree.scores],
-            "accepted": self.accepted,
-            "draft": self.draft,
-            "verify": self.verify,
-        }
-
-
-class TimedDrafter(DrafterProxy):
-    """Measures the time that a drafter takes, and the time between its draft and the verdict.
-
-    Attributes:
-        draft: seconds in the drafter since `restart`.
-        verify: seconds from the end of `propose` to the start of `observe`, since `restart`.
-        passes: steps since `restart` that verified trees.
-        seen: these trees.
-    """
-
-    def __init__(self, drafter: Drafter):
-        super().__init__(drafter)
-        self.restart()
-
-    def restart(self) -> None:
-        """Set the times to zero, and forget the trees."""
-        self.draft = self.verify = 0.0
-        self.passes = 0
-        self.seen: list[SeenTree] = []
-        self._proposed: float | None = None
-        self._drafting = 0.0
-
-    def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
-        """Draft, and take the time."""
-        begin = time.perf_counter()
-        trees = self.drafter.propose(requests)
-        self._proposed = time.perf_counter()
-        self._drafting = self._proposed - begin
-        self.draft += self._drafting
-        return trees
-
-    def observe(self, observations: Sequence[Observation]) -> None:
-        """Let the drafter learn, and take the time."""
-        begin = time.perf_counter()
-        # None: the step was a prompt chunk, without a draft
-        verifying = 0.0 if self._proposed is None else begin - self._proposed
-        self.verify += verifying
-        self._proposed = None
-        self.drafter.observe(observations)
-        self.draft += time.perf_counter() - begin
-        times = self._drafting, verifying
-        seen = [
-            SeenTree(one.request, one.request.num_output, one.tree, one.verdict.path, *times)
-            for one in observations
-            if one.tree is not None and one.verdict is not None
-        ]
-        self.passes += bool(seen)
-        self.seen += seen
-
-    def release(self, request: Request) -> None:
-        """Let the drafter forget a request, and take the time."""
-        begin = time.perf_counter()
-        self.drafter.release(request)
-        self.draft += time.perf_counter() - begin
-
-
 class Contender:
     """A drafter on our engine, which answers batches of turns.
 
@@ -128,12 +41,12 @@ class Contender:
     """
 
     def __init__(self, name: str, llm: LLM, drafter: Drafter, verifier: str = "match", trees: bool = False):
-        self.name, self._llm, self._timed = name, llm, TimedDrafter(drafter)
+        self.name, self._llm, self._drafter = name, llm, drafter
         self._verifier, self._keep_trees = verifier, trees
 
     def reset(self) -> None:
         """Forget everything learnt from earlier questions."""
-        self._timed.reset()
+        self._drafter.reset()
 
     def answer(self, asked: Sequence[AskedTurn]) -> tuple[RunTimes, list[TurnAnswer] | None]:
         """Answer the turns in one batch.
@@ -144,43 +57,51 @@ class Contender:
         params = [replace(one.params, verifier=self._verifier) for one in asked]
         engine, begin, cpu = self._llm.engine, time.perf_counter(), time.thread_time()
         turns = [(one.prompt, own) for one, own in zip(asked, params, strict=True)]
-        with running(self._llm, turns, drafter=self._timed) as requests:
+        with running(self._llm, turns, self._drafter, traced=True) as requests:
             while engine.has_work and not all(request.num_output for request in requests):
                 engine.step()
-            prefilled, ahead = time.perf_counter(), sum(request.num_output for request in requests)
-            self._timed.restart()
+            prefilled, ahead = time.perf_counter(), [request.num_output for request in requests]
+            before = [len(request.traces or ()) for request in requests]
             while engine.has_work:
                 engine.step()
         end, cpu = time.perf_counter(), time.thread_time() - cpu
-        run = self._run(requests, end - begin, prefilled - begin, ahead, cpu)
+        decoded = [[*(one.traces or ())][read:] for one, read in zip(requests, before, strict=True)]
+        run = self._run(requests, decoded, ahead)
+        run = replace(run, seconds=end - begin, prefill=prefilled - begin, cpu=cpu)
         answers = [TurnAnswer(answer_of(request), request.answer.text) for request in requests]
         if any(own.rule.promise is not Promise.TOKENS for own in params):
             return run, None
         return run, answers
 
     def _run(
-        self, requests: Sequence[Request], seconds: float, prefill: float, ahead: int, cpu: float
+        self, requests: Sequence[Request], decoded: Sequence[Sequence[StepTrace]], ahead: Sequence[int]
     ) -> RunTimes:
-        """What was measured, with counts of steps and trees."""
-        timed, stats, trees = self._timed, [request.stats for request in requests], TreeCounts()
-        for seen in timed.seen:
-            trees.record(seen.tree, seen.accepted)
-        before = sum(seen.request.num_prompt + seen.num_output - 1 for seen in timed.seen)
+        """Counts of steps and trees. `ahead` are the tokens of each answer before its `decoded` steps."""
+        stats, counts, context = [request.stats for request in requests], TreeCounts(), list[int]()
+        trees, steps = list[dict[str, Any]](), dict[int, Mapping[str, float]]()
+        for number, (request, own, said) in enumerate(zip(requests, decoded, ahead, strict=True)):
+            for step in own:
+                accepted = step.path[: request.num_output - said - 1]  # none after the answer's end
+                counts.record(step, accepted)
+                context.append(request.num_prompt + said - 1)
+                steps[id(step.times)] = step.times  # which all requests of a step share
+                if self._keep_trees:
+                    trees.append({"answer": number, "said": said, **asdict(step), "accepted": accepted})
+                said += len(step.path) + 1
         names = {"tokens": "emitted", "steps": "steps", "first": "first", "drafted": "drafted"}
         return RunTimes(
             answers=len(requests),
             different=None,
             **{name: sum(getattr(one, theirs) for one in stats) for name, theirs in names.items()},
-            draft=timed.draft,
-            verify=timed.verify,
+            seconds=0.0,
+            prefill=0.0,
+            ahead=sum(ahead),
+            draft=sum(times["draft"] for times in steps.values()),
+            verify=sum(times["pass"] + times["verify"] for times in steps.values()),
             accepted_at=added([one.accepted_at for one in stats]),
-            passes=timed.passes,
-            context=before / len(timed.seen) if timed.seen else 0.0,
-            tree_sizes=trees.sizes,
-            accepted_ranks=trees.ranks,
-            trees=[seen.record(requests.index(seen.request)) for seen in timed.seen if self._keep_trees],
-            seconds=seconds,
-            prefill=prefill,
-            ahead=ahead,
-            cpu=cpu,
+            passes=len(steps),
+            context=sum(context) / len(context) if context else 0.0,
+            tree_sizes=counts.sizes,
+            accepted_ranks=counts.ranks,
+            trees=trees,
         )

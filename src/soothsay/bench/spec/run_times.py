@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, TypeVar
 
+from soothsay.core.answer import StepTrace
 from soothsay.core.tree import DraftTree
 
 Number = TypeVar("Number", int, float)
@@ -38,7 +39,7 @@ class TreeCounts:
     sizes: list[float] = field(default_factory=list)  # element i: steps whose tree had i + 1 nodes
     ranks: list[float] = field(default_factory=list)  # element i: steps that accepted the node of rank i + 1
 
-    def record(self, tree: DraftTree, accepted: Sequence[int], steps: float = 1) -> None:
+    def record(self, tree: DraftTree | StepTrace, accepted: Sequence[int], steps: float = 1) -> None:
         """Count a step.
 
         Args:
@@ -46,9 +47,9 @@ class TreeCounts:
             accepted: its accepted nodes, without the root and without those after the answer's end.
             steps: how often the step counts.
         """
-        _add(self.sizes, len(tree) - 1, steps)
+        _add(self.sizes, len(tree.scores) - 1, steps)
         if accepted:
-            best_first = sorted(range(1, len(tree)), key=lambda node: (-tree.scores[node], node))
+            best_first = sorted(range(1, len(tree.scores)), key=lambda node: (-tree.scores[node], node))
             rank = {node: place for place, node in enumerate(best_first)}
             for node in accepted:
                 _add(self.ranks, rank[node], steps)
@@ -95,7 +96,7 @@ class RunTimes:
     context: float = 0.0  # tokens before the tree, mean over steps
     tree_sizes: list[float] = field(default_factory=list)  # see `TreeCounts`
     accepted_ranks: list[float] = field(default_factory=list)  # see `TreeCounts`
-    # if trees are kept: each tree after prefill, as `SeenTree.record` says, in order
+    # if trees are kept: each tree after prefill, a `StepTrace` with `answer`, `said` and `accepted`
     trees: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
