@@ -21,8 +21,8 @@ URL = "http://localhost:9/"
 
 SITE = resources.files("soothsay.server") / "site"
 
-Reply = str | Sequence[dict[str, Any]] | dict[str, Any]
-"""The text of an answer, the chunks of its stream, or the arguments of `Route.fulfill`."""
+Reply = str | Sequence[dict[str, Any]] | dict[str, Any] | None
+"""The text of an answer, its chunks, or the arguments of `Route.fulfill`. None: no reply comes."""
 
 
 def streamed(chunks: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -68,6 +68,8 @@ class Stage(Watched):
             self.bodies.append(route.request.post_data_json)
             given = self.reply(self.bodies[-1]) if callable(self.reply) else self.reply
             given = whole(given) if isinstance(given, str) else given
+            if given is None:
+                return
             route.fulfill(**(given if isinstance(given, dict) else streamed(given)))
         else:
             name = PurePosixPath(path).name or START

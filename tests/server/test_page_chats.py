@@ -52,6 +52,7 @@ def test_a_conversation_is_there_after_a_reload(stage: Stage) -> None:
     stage.ask("one <b>")
     stage.ask("two")
     before = shown(stage.page)
+    assert "**3** two" in stage.page.evaluate("JSON.stringify(localStorage)")
     page = again(stage)
     assert page.locator("#welcome").is_visible()
     page.click("text=Conversations")
@@ -330,6 +331,12 @@ def test_odd_values_in_the_browser_are_left_out(stage: Stage) -> None:
 def test_a_stopped_answer_is_kept(stage: Stage) -> None:
     """A message is kept when it is sent: the server may be gone before it answers."""
     page = stage.page
+    stage.reply = lambda body: None
+    page.fill("#message", "two")
+    page.press("#message", "Enter")
+    page.wait_for_selector("#stop:visible")
+    assert titles(page) == ["two"]
+    page.click("#new")  # stops the answer
     error = {"error": {"message": "the engine has stopped", "code": "engine_stopped"}}
     stage.reply = {"status": 503, "json": error}
     stage.ask("one")
@@ -337,6 +344,7 @@ def test_a_stopped_answer_is_kept(stage: Stage) -> None:
     assert page.get_by_role("button", name="Regenerate").count() == 0
     page = again(stage)
     page.click("text=Conversations")
+    assert titles(page) == ["one", "two"]
     page.click("#chats button:first-child")
     assert shown(page) == ["one", ""]
     stage.reply = "now"

@@ -127,6 +127,7 @@ LONG = [
     pytest.param("a" * 1_000_000, id="letters"),
     pytest.param("*a " * 300_000, id="emphases in a line"),
     pytest.param("\n".join(["*a **b _c `d [e ~~f " * 50] * 100), id="emphases in lines"),
+    pytest.param("*a " * 1500 + "a* " * 1500, id="emphases in one another"),
     pytest.param(">" * 100_000, id="quotes in a line"),
     pytest.param("\n".join([">" * 2000 + " a"] * 50), id="quotes in lines"),
     pytest.param("\n".join(" " * (2 * n) + "- a" for n in range(600)), id="lists in lists"),
