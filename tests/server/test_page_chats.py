@@ -88,6 +88,7 @@ def test_conversations_are_opened_and_deleted(stage: Stage) -> None:
     assert page.evaluate("Object.keys(localStorage).filter((key) => key.includes('chat'))") == []
 
 
+@pytest.mark.slow
 def test_all_conversations_are_deleted_at_once(stage: Stage) -> None:
     page = stage.page
     for text in ("one", "two"):
@@ -104,6 +105,7 @@ def test_all_conversations_are_deleted_at_once(stage: Stage) -> None:
     assert titles(again(stage)) == []
 
 
+@pytest.mark.slow
 def test_an_answer_of_this_visit_keeps_its_draft_view(stage: Stage) -> None:
     step = {
         "tokens": ["?", "So"],
@@ -182,6 +184,7 @@ def test_answers_and_code_are_copied(stage: Stage) -> None:
     assert clipboard(page) == "ls  # all\n\ncd .."
 
 
+@pytest.mark.slow
 def test_a_browser_without_a_clipboard_copies_too(stage: Stage) -> None:
     page = stage.ask("one")
     page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
@@ -274,6 +277,7 @@ def test_what_finds_no_room_is_shown_as_such(stage: Stage) -> None:
     assert shown(page) == ["nothing fits", "1 nothing fits"]
 
 
+@pytest.mark.slow
 def test_a_browser_that_keeps_nothing_will_do(browser: Browser) -> None:
     page = browser.new_page()
     page.set_default_timeout(20_000)
@@ -353,6 +357,7 @@ def test_a_stopped_answer_is_kept(stage: Stage) -> None:
     stage.said = [line for line in stage.said if "503" not in line]  # Chromium reports it
 
 
+@pytest.mark.slow
 def test_two_tabs_share_conversations(stage: Stage) -> None:
     stage.ask("here")
     other = Stage(stage.page.context.new_page(), echo)

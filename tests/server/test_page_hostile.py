@@ -109,7 +109,7 @@ def last_said(page: Page) -> str:
     return page.evaluate("[...document.querySelectorAll('.said')].at(-1).textContent")
 
 
-@pytest.mark.parametrize("text", mostly_slow(SAID.values(), 2), ids=SAID)
+@pytest.mark.parametrize("text", mostly_slow(SAID.values(), 4), ids=SAID)
 def test_what_a_hostile_model_says_is_text(visited: Watched, text: str) -> None:
     page = visited.page
     let_say(page, text)

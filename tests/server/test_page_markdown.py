@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from slow import mostly_slow
 from staging import Stage, whole
 
 if TYPE_CHECKING:
@@ -123,29 +124,27 @@ def test_links_lead_out_of_the_page(stage: Stage) -> None:
     assert all(url.startswith(stage.url) for url in stage.asked)
 
 
-LONG = [
-    pytest.param("a" * 1_000_000, id="letters"),
-    pytest.param("*a " * 300_000, id="emphases in a line"),
-    pytest.param("\n".join(["*a **b _c `d [e ~~f " * 50] * 100), id="emphases in lines"),
-    pytest.param("*a " * 1500 + "a* " * 1500, id="emphases in one another"),
-    pytest.param(">" * 100_000, id="quotes in a line"),
-    pytest.param("\n".join([">" * 2000 + " a"] * 50), id="quotes in lines"),
-    pytest.param("\n".join(" " * (2 * n) + "- a" for n in range(600)), id="lists in lists"),
-    pytest.param("- " * 3000 + "\n" + "1. " * 3000, id="lists in a line"),
-    pytest.param("\n" * 500_000, id="empty lines"),
-    pytest.param("- a\n" + "\n" * 100_000 + "b", id="empty lines after an item"),
-    pytest.param("[" * 9000 + "\n\n" + "[a](" * 2000 + "\n\n" + "![a](b " * 1000, id="links"),
-    pytest.param("\n\n".join("`" * n for n in range(1, 130)) + "`a" * 4000, id="backticks"),
-    pytest.param("|" * 9000 + "\n" + "|-" * 4500 + "\n" + "|" * 9000, id="columns"),
-    pytest.param("```js\n" + '"\\' * 900 + "\n" + "/*" * 900 + "\n" + "`" * 999, id="code"),
-    pytest.param(
-        "# " * 4000 + "#" * 900 + "x\n" + "```" + " " * 9000 + "`\n" + "- " * 4000 + "x", id="marks"
-    ),
-    pytest.param("https://a" + ")" * 9000 + "x" + "." * 900, id="addresses"),
-]
+LONG = {
+    "letters": "a" * 1_000_000,
+    "emphases in a line": "*a " * 300_000,
+    "emphases in lines": "\n".join(["*a **b _c `d [e ~~f " * 50] * 100),
+    "emphases in one another": "*a " * 1500 + "a* " * 1500,
+    "quotes in a line": ">" * 100_000,
+    "quotes in lines": "\n".join([">" * 2000 + " a"] * 50),
+    "lists in lists": "\n".join(" " * (2 * n) + "- a" for n in range(600)),
+    "lists in a line": "- " * 3000 + "\n" + "1. " * 3000,
+    "empty lines": "\n" * 500_000,
+    "empty lines after an item": "- a\n" + "\n" * 100_000 + "b",
+    "links": "[" * 9000 + "\n\n" + "[a](" * 2000 + "\n\n" + "![a](b " * 1000,
+    "backticks": "\n\n".join("`" * n for n in range(1, 130)) + "`a" * 4000,
+    "columns": "|" * 9000 + "\n" + "|-" * 4500 + "\n" + "|" * 9000,
+    "code": "```js\n" + '"\\' * 900 + "\n" + "/*" * 900 + "\n" + "`" * 999,
+    "marks": "# " * 4000 + "#" * 900 + "x\n" + "```" + " " * 9000 + "`\n" + "- " * 4000 + "x",
+    "addresses": "https://a" + ")" * 9000 + "x" + "." * 900,
+}
 
 
-@pytest.mark.parametrize("text", LONG)
+@pytest.mark.parametrize("text", mostly_slow(LONG.values(), 4), ids=LONG)
 def test_no_text_is_too_long_or_nested_too_deep(stage: Stage, text: str) -> None:
     """Quadratic work would end in the timeout of the browser's driver, and a deep tree in its crash."""
     cuts = [len(text) * n // 20 for n in range(1, 20)]
