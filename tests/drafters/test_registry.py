@@ -17,7 +17,7 @@ from soothsay.drafters.control.compose import Cascade, Composite, Merged
 from soothsay.drafters.control.controller import Controller
 from soothsay.drafters.lookup.exact_matches import PromptLookup
 from soothsay.drafters.places import drafter_directory
-from soothsay.drafters.registry import DrafterSpec, build_drafter
+from soothsay.drafters.registry import DrafterSpec, build_drafter, drafters_with_files
 
 MODEL = SimpleNamespace(kernels=FASTEST, spec=SimpleNamespace(vocab_size=97, num_layers=2, hidden_size=48))
 TARGET = Target(MODEL, None, EngineConfig(), 0)  # type: ignore[arg-type]
@@ -152,6 +152,29 @@ def test_drafters_are_beside_the_weights(tmp_path: Path) -> None:
         assert drafter_directory("eagle3", "", replace(TARGET, path=path)) == tmp_path / "drafters" / "eagle3"
     with pytest.raises(DrafterError, match=r"there is no drafter at .*/drafters/medusa: train one"):
         drafter_directory("medusa", "", replace(TARGET, path=file))
+
+
+def test_drafters_without_files_are_not_offered(tmp_path: Path) -> None:
+    free = (
+        "auto",
+        "none",
+        "prompt-lookup",
+        "recycling",
+        "lookahead",
+        "layer-skip",
+        "suffix",
+        "ngram",
+        "echo",
+    )
+    assert drafters_with_files(TARGET) == free
+    target = replace(TARGET, path=tmp_path)
+    assert drafters_with_files(target) == free
+    for name in ("eagle", "medusa"):
+        (tmp_path / "drafters" / name).mkdir(parents=True)
+    assert set(drafters_with_files(target)) - set(free) == {"eagle", "eagle2", "medusa"}
+    (tmp_path / "config.json").write_text("{}")  # a checkpoint, which has no MTP modules
+    (tmp_path / "drafters" / "rest.store").write_text("")  # a damaged datastore
+    assert set(drafters_with_files(target)) - set(free) == {"eagle", "eagle2", "medusa"}
 
 
 def test_no_drafter_proposes_the_roots_alone() -> None:

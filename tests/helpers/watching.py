@@ -52,6 +52,8 @@ class Watched:
             self.said.append(f"{request.failure}: {request.url}")
 
     def open(self) -> Page:
+        """Open the page, which shows answers token by token."""
+        self.page.add_init_script("localStorage.setItem('soothsay.draft view', 'true')")
         self.page.goto(self.url)
         self.page.wait_for_selector("#status[data-state=ok]")
         self.page.fill("#seed", str(SEED))

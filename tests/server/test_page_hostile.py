@@ -15,6 +15,7 @@ import engines
 import pytest
 from serving import Running, serving
 from slow import mostly_slow
+from staging import streamed
 from watching import Watched
 
 if TYPE_CHECKING:
@@ -108,14 +109,14 @@ def last_said(page: Page) -> str:
     return page.evaluate("[...document.querySelectorAll('.said')].at(-1).textContent")
 
 
-@pytest.mark.parametrize("text", mostly_slow(SAID.values(), 2), ids=SAID)
+@pytest.mark.parametrize("text", mostly_slow(SAID.values(), 4), ids=SAID)
 def test_what_a_hostile_model_says_is_text(visited: Watched, text: str) -> None:
     page = visited.page
     let_say(page, text)
     visited.ask("Say it.")
     assert last_said(page) == text
     assert fits(page)
-    page.locator(".said").focus()
+    page.locator(".tokens").focus()
     for key in ("End", "Home", "ArrowRight"):  # tokens in the tip, in the tree and in the announcer
         page.keyboard.press(key)
         assert page.locator("#tip").evaluate("(tip) => tip.querySelectorAll(':scope > * *').length") == 0
@@ -181,11 +182,7 @@ def test_hostile_drafters_and_tokens_are_text(visited: Watched) -> None:
     }
     choice = {"index": 0, "delta": {"content": "x" * 3000 + evil}, "speculation": {"steps": [step]}}
     chunks = [{"choices": [choice]}, {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}]
-    data = "".join(f"data: {one}\n\n" for one in [*map(json.dumps, chunks), "[DONE]"])
-    page.route(
-        "**/v1/chat/completions",
-        lambda route: route.fulfill(content_type="text/event-stream", body=data),
-    )
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(**streamed(chunks)))
     visited.ask("Say it.")
     assert last_said(page) == "x" * 3000 + evil
     page.wait_for_selector("#tree-drawing .node.accepted")

@@ -23,6 +23,7 @@ from soothsay.drafters.control.compose import Cascade, Composite, Merged
 from soothsay.drafters.control.controller import Controller
 from soothsay.drafters.heads.assistant import Assistant
 from soothsay.drafters.heads.block import BlockDrafter
+from soothsay.drafters.heads.checkpoints.head_directory import open_head
 from soothsay.drafters.heads.dflash import DFlash
 from soothsay.drafters.heads.eagle import Eagle, Eagle2
 from soothsay.drafters.heads.eagle3 import Eagle3
@@ -32,7 +33,7 @@ from soothsay.drafters.heads.mtp import MTP
 from soothsay.drafters.heads.peagle import PEagle
 from soothsay.drafters.heads.redrafter import Redrafter
 from soothsay.drafters.learning.learning_drafter import Learning, can_learn
-from soothsay.drafters.lookup.exact_matches import PromptLookup, Rest
+from soothsay.drafters.lookup.exact_matches import PromptLookup, Rest, open_store
 from soothsay.drafters.lookup.ngram import NGram
 from soothsay.drafters.lookup.recycling import Recycling
 from soothsay.drafters.lookup.suffix_matching import Suffix
@@ -148,7 +149,7 @@ def automatic(target: Target) -> Controller:
     parts = [_suffix_with_store(target)]
     for name in TRAINED:
         try:
-            place = drafter_directory("eagle" if name == "eagle2" else name, "", target)
+            place = _directory(name, target)
         except DrafterError:
             continue
         try:
@@ -197,6 +198,34 @@ REGISTRY: dict[str, Callable[..., Drafter]] = {
     "suffix": Suffix,
     "ngram": NGram,
 }
+
+
+def drafters_with_files(target: Target) -> tuple[str, ...]:
+    """Names of the registry's drafters that a target has the files for. No drafter is built.
+
+    A head that was made for another target, or is damaged, is named too: that shows when it is built.
+    """
+    return tuple(name for name in REGISTRY if _has_files(name, target))
+
+
+def _has_files(name: str, target: Target) -> bool:
+    try:
+        if name == "rest":
+            open_store("", target)
+        elif name in (*TRAINED, "eagle"):
+            place = _directory(name, target)
+            if name == "mtp":  # may be the target's own checkpoint, and that may have no modules
+                with open_head(place, target):
+                    pass
+    except DrafterError:
+        return False
+    return True
+
+
+def _directory(name: str, target: Target) -> Path:
+    """Where the trained drafter of this name is. Raises `MissingDrafterError`."""
+    return drafter_directory("eagle" if name == "eagle2" else name, "", target)
+
 
 COMPOSITIONS: dict[str, Callable[[Target, Sequence[Drafter]], Composite]] = {
     "|": Controller,

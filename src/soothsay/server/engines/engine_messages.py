@@ -93,7 +93,7 @@ class LoadedModel:
     block_size: int  # tokens in a block of the KV pool
     num_blocks: int
     drafter: str  # for requests that name none
-    drafters: tuple[str, ...]  # names of all drafters in the registry
+    drafters: tuple[str, ...]  # names, see `drafters_with_files`
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)  # see `LLM.sampling_defaults`
 
 

@@ -18,7 +18,7 @@ from soothsay.core.constraint import Constraint
 from soothsay.core.engine_load import EngineLoad
 from soothsay.core.request import Request
 from soothsay.drafters.base import Drafter
-from soothsay.drafters.registry import REGISTRY, build_drafter
+from soothsay.drafters.registry import build_drafter, drafters_with_files
 from soothsay.errors import DrafterError, RequestError, SoothsayError
 from soothsay.llm import LLM
 from soothsay.server.engines import engine_messages as messages
@@ -100,7 +100,7 @@ def _model(llm: LLM) -> messages.LoadedModel:
         block_size=llm.engine.allocator.block_size,
         num_blocks=llm.engine.allocator.num_blocks,
         drafter=str(llm.drafter),
-        drafters=tuple(REGISTRY),
+        drafters=drafters_with_files(llm.engine.target),
         sampling_defaults=llm.sampling_defaults,
     )
 

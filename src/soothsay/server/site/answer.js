@@ -86,11 +86,17 @@ export class Answer {
   thoughts = ""; // of a reasoning model, before the text
   #firstTokens = 0;
   #placed = 0; // characters that are in spans
+  facts = null; // what the page said about it when it was kept; null: it is of this visit
 
   /** `body`: the request. It has a seed, so that the same answer can be requested again. */
   constructor(body, now) {
     this.body = body;
     this.askedAt = now;
+  }
+
+  /** An answer that the browser has kept: its texts only. */
+  static kept({ text, thoughts, facts }) {
+    return Object.assign(new Answer({}, 0), { text, thoughts, facts, finish: "kept" });
   }
 
   /** The text after the last span. */

@@ -60,3 +60,8 @@ export function rounded(value) {
 export function duration(seconds) {
   return seconds < 1 ? `${rounded(seconds * 1000)} ms` : `${rounded(seconds)} s`;
 }
+
+/** Let screen readers say a text. */
+export function say(text) {
+  document.getElementById("announcer").textContent = text;
+}

@@ -2,12 +2,14 @@
 
 import { Api } from "./api.js";
 import { Chart, CHARTS } from "./charts.js";
-import { Conversation } from "./conversation.js";
+import { Chats } from "./chats.js";
+import { Conversation, isSend } from "./conversation.js";
 import { el } from "./dom.js";
 import { History, parse } from "./metrics.js";
 import { Palette } from "./palette.js";
 import { Pulse } from "./pulse.js";
 import { Settings } from "./settings.js";
+import { recall, remember } from "./store.js";
 import { Tip } from "./tip.js";
 import { TreePanel } from "./tree.js";
 
@@ -42,14 +44,19 @@ const tree = new TreePanel(
   (answer, step) => conversation.mark(answer, step),
 );
 
+const chats = new Chats(
+  { list: get("chats"), title: get("chat-title"), empty: get("chat-empty"), clear: get("forget") },
+  { open: (id) => conversation.open(id), gone: (ids) => conversation.drop(ids) },
+);
+
 const conversation = new Conversation(
   { list: get("turns"), welcome: get("welcome"), system: get("system") },
-  { api, palette, tree, read: () => settings.read() },
+  { api, palette, tree, chats, read: () => settings.read() },
   {
     busy,
     failed: (error) => error.code === "invalid_api_key" && unlock(),
+    focus: () => message.focus(),
     point: (element) => (element ? tip.show(element) : tip.hide()),
-    say: (text) => (get("announcer").textContent = text),
   },
 );
 
@@ -74,7 +81,7 @@ function busy(whether) {
 }
 
 function send(text) {
-  if (conversation.busy || !text.trim() || !settings.check()) return;
+  if (conversation.busy || !text.trim() || !settings.read()) return;
   message.value = "";
   conversation.send(text.trim());
 }
@@ -91,7 +98,7 @@ async function loadModel() {
   conversation.model = card.id;
   get("model").textContent = card.id;
   document.title = `${card.id} · soothsay`;
-  settings.offer(card.drafters);
+  settings.offer(card);
   get("key-form").hidden = true;
 }
 
@@ -108,16 +115,17 @@ get("ask").addEventListener("submit", (event) => {
   send(message.value);
 });
 message.addEventListener("keydown", (event) => {
-  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  if (!isSend(event)) return;
   event.preventDefault();
   send(message.value);
 });
 document.addEventListener("keydown", ({ key }) => key === "Escape" && conversation.stop());
 get("stop").addEventListener("click", () => conversation.stop());
-get("clear").addEventListener("click", () => {
+get("new").addEventListener("click", () => {
   conversation.clear();
   message.focus();
 });
+addEventListener("pagehide", () => conversation.keep());
 get("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
   api.key = get("key").value.trim();
@@ -126,7 +134,12 @@ get("key-form").addEventListener("submit", (event) => {
 });
 
 const systemShort = () => (get("system-short").textContent = get("system").value.trim() || "none");
-get("system").addEventListener("input", systemShort);
+const system = recall("system");
+if (typeof system === "string") get("system").value = system;
+get("system").addEventListener("input", () => {
+  remember("system", get("system").value);
+  systemShort();
+});
 systemShort();
 
 get("examples").append(
@@ -143,11 +156,12 @@ const offerTheme = () => {
 };
 get("theme").addEventListener("click", () => {
   root.dataset.theme = theme() === "dark" ? "light" : "dark";
-  localStorage.setItem("theme", root.dataset.theme);
+  remember("theme", root.dataset.theme);
   offerTheme();
 });
 dark.addEventListener("change", offerTheme);
 offerTheme();
 
+get("settings-part").open = !matchMedia("(max-width: 620px)").matches; // there is no room for them beside the answers
 pulse.ask();
 message.focus();

@@ -23,6 +23,7 @@ export class Pulse {
     const turn = (this.#turn = {});
     try {
       const health = await this.api.health();
+      if (turn !== this.#turn) return;
       const text = await this.api.metrics();
       if (turn !== this.#turn) return; // the tab was hidden, or a newer reading has begun
       if (!this.reached) await this.on.found();

@@ -1,33 +1,46 @@
-/** The form with the settings of an answer. */
+/** The form with the settings of an answer. The browser keeps them. */
+
+import { recall, remember } from "./store.js";
 
 export class Settings {
+  #chosen = ""; // the drafter that was chosen, which this server may not have
+
   /** `form`: the form. Its fields are found by their ids. */
   constructor(form) {
     this.form = form;
     this.fields = form.elements;
-    this.fields.speculate.addEventListener("change", () => this.#enable());
+    this.#recall();
+    form.addEventListener("input", ({ target }) => {
+      if (target === this.fields.drafter) this.#chosen = target.value;
+      const values = [...this.fields].map((field) => [field.id, field.type === "checkbox" ? field.checked : field.value]);
+      remember("settings", { ...Object.fromEntries(values), drafter: this.#chosen });
+      this.#enable();
+    });
     form.addEventListener("submit", (event) => event.preventDefault());
     this.#enable();
   }
 
-  /** Offer the drafters of a model. The first one is the server's own. */
-  offer([own, ...others]) {
-    const { drafter } = this.fields;
-    const chosen = drafter.value;
+  /** Offer what a model has: its drafters, of which the first is the server's own, and tokens up to its context. */
+  offer({ drafters: [own, ...others], max_model_len: context }) {
+    const { drafter, "max-tokens": tokens } = this.fields;
     const names = others.filter((name) => name !== "none"); // the switch "Speculate" does that
     drafter.replaceChildren(new Option(own, ""), ...names.map((name) => new Option(name, name)));
-    if (names.includes(chosen)) drafter.value = chosen;
+    if (names.includes(this.#chosen)) drafter.value = this.#chosen;
+    tokens.max = context;
+    tokens.placeholder = `≤ ${context}`;
+    tokens.title = `Without a number, an answer may fill the context of ${context} tokens`;
   }
 
-  /** Whether the form is valid. If not, show what is wrong. */
-  check() {
-    if (this.form.checkValidity()) return true;
-    this.form.closest("details").open = true;
-    return this.form.reportValidity();
-  }
-
-  /** The fields of a request. They always have a seed, so that the same answer can be requested again. */
+  /**
+   * The fields of a request; null if the form is not valid: then it shows what is wrong. There is always a seed, so that
+   * the same answer can be requested again.
+   */
   read() {
+    if (!this.form.checkValidity()) {
+      this.form.closest("details").open = true;
+      this.form.reportValidity();
+      return null;
+    }
     const { fields } = this;
     const number = ({ value }) => (value === "" ? null : Number(value));
     return {
@@ -41,6 +54,16 @@ export class Settings {
         trace: true,
       },
     };
+  }
+
+  #recall() {
+    const values = recall("settings") ?? {};
+    for (const field of this.fields) {
+      const value = values[field.id];
+      if (field.type === "checkbox" && typeof value === "boolean") field.checked = value;
+      else if (field.type === "number" && typeof value === "string" && Number.isFinite(Number(value))) field.value = value;
+    }
+    if (typeof values.drafter === "string") this.#chosen = values.drafter;
   }
 
   #enable() {

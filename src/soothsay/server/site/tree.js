@@ -60,7 +60,7 @@ export function layout(step) {
 export function summary(step) {
   const drafted = step.tokens.length - 1;
   if (!drafted) return "Nothing was drafted; the model added one token.";
-  return `${step.accepted.length} of ${count(drafted, "draft token")} accepted, and the model added one token.`;
+  return `${step.accepted.length} of ${count(drafted, "draft token")} accepted, plus the model's own.`;
 }
 
 /** A step in words, for screen readers. */
