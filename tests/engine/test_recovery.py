@@ -95,8 +95,8 @@ def sabotage(llm: LLM, stage: str, patch: pytest.MonkeyPatch) -> None:
     real_forward, real_verify = llm.engine._forward, engine_module.verify
     digest, emit = Request.digest, Request.emit
 
-    def forward(turns: Sequence[Turn]) -> Any:
-        output = real_forward(turns)
+    def forward(turns: Sequence[Turn], *rest: Any) -> Any:
+        output = real_forward(turns, *rest)
         check([turn.request for turn in turns])
         return output
 

@@ -143,14 +143,16 @@ class SpeculationStats:
         self.emitted += emitted
         self.drafted += drafted
         self.accepted += len(authors)
-        for counts in (self.drafted_at, self.accepted_at):
-            counts.extend([0] * (depth - len(counts)))
+        if depth > len(self.drafted_at):
+            for counts in (self.drafted_at, self.accepted_at):
+                counts.extend([0] * (depth - len(counts)))
         for level in range(depth):
             self.drafted_at[level] += 1
         for level, author in enumerate(authors):
             self.accepted_at[level] += 1
             own = self.accepted_by.setdefault(author, [])
-            own.extend([0] * (level + 1 - len(own)))
+            if level >= len(own):
+                own.extend([0] * (level + 1 - len(own)))
             own[level] += 1
 
 
@@ -167,15 +169,24 @@ class AnswerText:
         self._parts: list[str] = []  # of the text
         self.stop = ""  # the stop string that ended it; empty: none did
 
-    def push(self, token: int | None, *, final: bool, may_stop: bool) -> str:
-        """Add a token (None: a token without text). Returns the text that is now final."""
+    def push(self, tokens: Sequence[int], *, final: bool, is_silent: bool, kept: int) -> list[str]:
+        """Add tokens. Returns the text that is final after each; fewer if a stop string ends the answer.
+
+        The last token may be final, and silent: without text. The first `kept` ones complete no stop string.
+        """
         if self._detokenizer is None:
-            return ""
-        out = self._detokenizer.push(() if token is None else (token,), final=final)
-        if self._stops:
-            out = self._released(out, final, may_stop)
-        self._parts.append(out)
-        return out
+            return [""] * len(tokens)
+        if is_silent:
+            texts = [*self._detokenizer.push_each(tokens[:-1]), self._detokenizer.push((), final=final)]
+        else:
+            texts = self._detokenizer.push_each(tokens, final=final)
+        for place, text in enumerate(texts, start=1) if self._stops else ():
+            texts[place - 1] = self._released(text, final and place == len(texts), place > kept)
+            if self.stop:
+                del texts[place:]
+                break
+        self._parts += texts
+        return texts
 
     @property
     def text(self) -> str:

@@ -188,8 +188,10 @@ class DraftTree:
             >>> pruned.tokens, pruned.parents
             ([7, 1, 3], [-1, 0, 0])
         """
-        repeats = sum([len(drawn.tokens) - len({*drawn.tokens}) for drawn in self.draws.values()])
-        if len(self) + repeats <= max_nodes and max(self.depths) <= max_depth:
+        size = len(self.tokens)
+        for drawn in self.draws.values():
+            size += len(drawn.tokens) - len({*drawn.tokens})  # repeated ones
+        if size <= max_nodes and max(self.depths) <= max_depth:
             return self
         if self.draws:
             return self._prune_drawn(max_nodes, max_depth)
