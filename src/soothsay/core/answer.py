@@ -143,16 +143,14 @@ class SpeculationStats:
         self.emitted += emitted
         self.drafted += drafted
         self.accepted += len(authors)
-        if depth > len(self.drafted_at):
-            for counts in (self.drafted_at, self.accepted_at):
-                counts.extend([0] * (depth - len(counts)))
+        for counts in (self.drafted_at, self.accepted_at):
+            counts.extend([0] * (depth - len(counts)))
         for level in range(depth):
             self.drafted_at[level] += 1
         for level, author in enumerate(authors):
             self.accepted_at[level] += 1
             own = self.accepted_by.setdefault(author, [])
-            if level >= len(own):
-                own.extend([0] * (level + 1 - len(own)))
+            own.extend([0] * (level + 1 - len(own)))
             own[level] += 1
 
 
@@ -176,10 +174,10 @@ class AnswerText:
         """
         if self._detokenizer is None:
             return [""] * len(tokens)
+        own = tokens[:-1] if is_silent else tokens
+        texts = self._detokenizer.push_each(own, final=final and not is_silent)
         if is_silent:
-            texts = [*self._detokenizer.push_each(tokens[:-1]), self._detokenizer.push((), final=final)]
-        else:
-            texts = self._detokenizer.push_each(tokens, final=final)
+            texts.append(self._detokenizer.push((), final=final))
         for place, text in enumerate(texts, start=1) if self._stops else ():
             texts[place - 1] = self._released(text, final and place == len(texts), place > kept)
             if self.stop:

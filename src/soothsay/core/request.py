@@ -208,8 +208,7 @@ class Request:
             logprobs: one for each token, if the request wants them.
         """
         length, reason, is_silent = self.length, None, False
-        room = self.limit - length
-        if not room:  # only the prompt was to be read
+        if not (room := self.limit - length):  # only the prompt was to be read
             self.finish_reason, self.finish_unreported = FinishReason.LENGTH, True
             return 0
         if len(tokens) >= room:
@@ -221,9 +220,8 @@ class Request:
         kept = self.num_prompt + self.params.min_tokens - length
         texts = self.answer.push(tokens, final=reason is not None, is_silent=is_silent, kept=kept)
         self.finish_reason = FinishReason.STOP if self.answer.stop else reason
-        for token, text, author, own in zip(
-            tokens, texts, chain(authors, repeat(None)), logprobs or repeat(None), strict=False
-        ):
+        parts = tokens, texts, chain(authors, repeat(None)), logprobs or repeat(None)
+        for token, text, author, own in zip(*parts, strict=False):
             self._numbers[length] = token
             length += 1
             self.pieces.append(Piece(token, text, author, own))

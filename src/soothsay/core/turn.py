@@ -66,11 +66,6 @@ class Turn:
         return () if self.verdict is None else self.verdict.path
 
     @property
-    def commits(self) -> bool:
-        """Whether its root or accepted nodes change a state or the places of KV."""
-        return self.verdict is not None and (bool(self.verdict.path) or self.request.state is not None)
-
-    @property
     def move(self) -> Move:
         """How the KV of the accepted nodes gets next to the context. Valid until `update`."""
         request = self.request

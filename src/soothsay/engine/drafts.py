@@ -26,21 +26,19 @@ def check_drafts(
     for tree, request in zip(trees, requests, strict=True):
         if not isinstance(tree, DraftTree):
             raise _wrong(drafter, f"a {type(tree).__name__} in its list; it must give DraftTrees")
-        tokens = tree.tokens
-        if not 0 <= min(tokens) <= max(tokens) < vocab_size:
-            bad = next(token for token in tokens if not 0 <= token < vocab_size)
+        if not 0 <= min(tree.tokens) <= max(tree.tokens) < vocab_size:
+            bad = next(token for token in tree.tokens if not 0 <= token < vocab_size)
             raise _wrong(drafter, f"token {bad}; this model has tokens 0 to {vocab_size - 1}")
-        if tokens[0] != request.last_token:
+        if tree.tokens[0] != request.last_token:
             raise _wrong(
                 drafter,
-                f"a tree with the root {tokens[0]}; the root is the last committed token, "
+                f"a tree with the root {tree.tokens[0]}; the root is the last committed token, "
                 f"request.tokens[-1], which is {request.last_token} here, and guesses go below it",
             )
-        if len(tokens) > 1 and drafter.max_nodes <= 1:
+        if len(tree) > 1 and drafter.max_nodes <= 1:
             warnings.warn(
-                f"drafter {drafter.name!r} proposes {len(tokens)} nodes, and its max_nodes="
-                f"{drafter.max_nodes} counts the root: nothing is drafted; set max_nodes to the nodes of its "
-                "largest tree",
+                f"drafter {drafter.name!r} proposes {len(tree)} nodes, and its max_nodes={drafter.max_nodes} "
+                "counts the root: nothing is drafted; set max_nodes to the nodes of its largest tree",
                 stacklevel=2,
             )
     return trees

@@ -268,7 +268,8 @@ class Engine:
     def _commit(self, turns: Sequence[Turn]) -> None:
         """Move the KV of accepted nodes next to the context, and advance states along them."""
         self.scheduler.mark_accepted(turns)
-        if moves := [turn.move for turn in turns if turn.commits]:
+        decided = [turn for turn in turns if turn.verdict is not None]
+        if moves := [turn.move for turn in decided if turn.accepted or turn.request.state is not None]:
             self.model.commit(self.cache, moves)
 
     def _observe(self, groups: Mapping[RequestDrafter, Sequence[Turn]], output: Output) -> None:
@@ -292,10 +293,9 @@ class Engine:
 
 def _fitted(request: Request, tree: DraftTree) -> DraftTree:
     """Cut a tree to the nodes that the request's grammar, rows and length allow."""
-    if request.constraint is not None:
-        if request.constraint.seconds > SLOW_MASK:
-            return tree.prune(1, 0)  # one mask takes long enough
-        if not tree.draws:  # to cut drawn tokens would bias a verifier
-            output = request.tokens[request.num_prompt :]
-            tree = request.constraint.cut(output, tree, request.end_tokens)
+    if request.constraint is not None and request.constraint.seconds > SLOW_MASK:
+        return tree.prune(1, 0)  # one mask takes long enough
+    if request.constraint is not None and not tree.draws:  # to cut drawn tokens would bias a verifier
+        output = request.tokens[request.num_prompt :]
+        tree = request.constraint.cut(output, tree, request.end_tokens)
     return tree if len(tree.tokens) == 1 else tree.prune(request.max_nodes, request.max_depth)

@@ -137,17 +137,15 @@ class Scheduler:
         does not wait for long ones. What they leave is taken in order.
         """
         turns: list[Turn] = []
-        size = self.allocator.block_size
         pending = [request.length - request.cached for request in requests]
         share = max(num_rows // 2 // max(len(pending) - pending.count(1) - 1, 1), 1)
         kept = sum(map(min, pending, repeat(share)))  # for those whose turn is to come
         for request, own in zip([*requests], pending, strict=True):
-            blocks = len(request.blocks)
-            if num_rows == 0 or not blocks:  # it was preempted, and so were all after it
+            if num_rows == 0 or not request.blocks:  # it was preempted, and so were all after it
                 break
             kept -= min(own, share)
             num_tokens = min(own, max(num_rows - kept, 1))
-            if request.cached + num_tokens > blocks * size and not self._grow(request, num_tokens):
+            if self._missing_blocks(request, num_tokens) > 0 and not self._grow(request, num_tokens):
                 break  # it was the last one, and there is no room even for it
             num_rows -= num_tokens
             if self.snapshots.exist:

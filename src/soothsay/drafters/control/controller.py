@@ -96,9 +96,8 @@ class Controller(Composite):
         self.costs.begin_step()
         self.step += 1
         can_draft: list[RequestState] = []
-        known = self.states
         for request in requests:
-            state = known.get(request) or self._state(request)
+            state = self.states.get(request) or self._state(request)
             if request.num_pending == 1 and request.max_nodes > 1:
                 state.check_drafts()
                 can_draft.append(state)
@@ -113,10 +112,9 @@ class Controller(Composite):
     def observe(self, observations: Sequence[Observation]) -> None:
         """Time the step, show it to the drafters that were asked, and keep its features for the others."""
         self.costs.follow_pass(observations, self.target.model.experts_run)
+        shown = observations if self._trees else ()
         for drafter, part in enumerate(self.parts):
-            asked: list[Observation] = []
-            if self._trees:
-                asked += [seen for seen in observations if self._was_asked(drafter, seen.request)]
+            asked = [seen for seen in shown if self._was_asked(drafter, seen.request)]
             if part.taps and len(asked) < len(observations):
                 missed = [seen for seen in observations if self._has_missed(drafter, seen.request)]
                 self.backlogs[drafter].add(missed)

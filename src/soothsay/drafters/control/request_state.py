@@ -240,8 +240,6 @@ class RequestState:
 
     def check_drafts(self) -> None:
         """Compare open drafts with the tokens that have come since."""
-        if not self.open_drafts:
-            return
         drafts, self.open_drafts = self.open_drafts, []
         for draft in drafts:
             forecast, length, tree, expected, step = draft
