@@ -123,7 +123,7 @@ class KVPool:
         targets: list[int] = []
         size = self.block_size
         for table, offsets, start, *_ in moves:
-            blocks = memoryview(table)
+            blocks = table.data
             for target, source in enumerate(offsets, start):
                 if source != target:
                     sources.append(blocks[source // size] * size + source % size)

@@ -89,7 +89,7 @@ class Request:
         """Whether a draw needs the model's logits, the temperature and noise alone."""
         self._tokens = np.empty(limit, dtype=np.int64)
         self._tokens[: self.num_prompt] = prompt
-        self._numbers = memoryview(self._tokens)  # the same, faster for single ones
+        self._numbers = self._tokens.data  # the same, faster for single ones
         self._readable = self._tokens.view()  # what drafters see cannot be written
         self._readable.flags.writeable = False
         self.length = self.num_prompt  # number of committed tokens
