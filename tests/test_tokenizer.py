@@ -140,7 +140,9 @@ def test_tokens_one_by_one_have_the_text_that_they_have_together(
         ids = [rng.randrange(count) for _ in range(rng.randint(1, 40))]
         context = [rng.randrange(count) for _ in range(rng.randint(0, 8))]
         fast, slow = (Detokenizer(byte_level, context, skip_special=skip_special) for _ in range(2))
-        for place, token in enumerate(ids, start=1):
-            slow._is_whole = False  # so that it reads what came before
-            is_last = place == len(ids)
-            assert fast.push((token,), final=is_last) == slow.push((token,), final=is_last)
+        expected = [slow.push((token,), final=place == len(ids)) for place, token in enumerate(ids, start=1)]
+        found = list[str]()
+        while len(found) < len(ids):
+            some = ids[len(found) : len(found) + rng.randint(1, 4)]
+            found += fast.push_each(some, final=len(found) + len(some) == len(ids))
+        assert found == expected

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cache, cached_property, partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,8 @@ class Tokenizer:
         self.special = dict(special or {})
         named = {"default": chat_template} if isinstance(chat_template, str) else chat_template
         self.layout = ChatLayout(named or {}, self.special)
-        self._lone_texts: dict[tuple[int, bool], str | None] = {}
+        self.lone_texts = {skip: cache(partial(self._lone_text, skip)) for skip in (False, True)}
+        """The text of a token after any whole character, or None; by whether special tokens have no text."""
         self.templates = self.layout.sources
         """The sources of the chat templates by name."""
 
@@ -130,13 +131,10 @@ class Tokenizer:
         """Text of token ids."""
         return str(self.backend.decode(list(ids), skip_special_tokens=skip_special))
 
-    def lone_text(self, token: int, *, skip_special: bool = True) -> str | None:
+    def _lone_text(self, skip_special: bool, token: int) -> str | None:
         """The text that a token has after any whole character; None: it depends on its neighbours."""
-        key = token, skip_special
-        if key not in self._lone_texts:
-            text = self.decode([token], skip_special=skip_special)
-            self._lone_texts[key] = text if self._is_byte_level and "\ufffd" not in text else None
-        return self._lone_texts[key]
+        text = self.decode([token], skip_special=skip_special)
+        return text if self._is_byte_level and "\ufffd" not in text else None
 
     @cached_property
     def _is_byte_level(self) -> bool:
@@ -230,15 +228,23 @@ class Detokenizer:
         self._before: str | None = None  # text of the window up to `read`; None: it has moved
         self._is_whole = False  # whether the last character before new tokens is known to be complete
 
+    def push_each(self, ids: Sequence[int], *, final: bool = False) -> list[str]:
+        """What `push` returns for each of `ids`, one after the other. `final` is about the last one."""
+        if self._is_whole:
+            texts = [*map(self.tokenizer.lone_texts[self.skip_special], ids)]
+            if None not in texts:
+                self.ids += ids
+                self.read, self._before = len(self.ids), None
+                self.start = max(self.start, self.read - self.CONTEXT)
+                return texts  # type: ignore[return-value]
+        if len(ids) == 1:
+            return [self.push(ids, final=final)]
+        last = len(ids) - 1
+        return [self.push_each((token,), final=final and i == last)[0] for i, token in enumerate(ids)]
+
     def push(self, ids: Sequence[int], *, final: bool = False) -> str:
         """Append `ids` and return the text that is now complete; with `final`, all that is left."""
         self.ids.extend(ids)
-        if len(ids) == 1 and self._is_whole:
-            text = self.tokenizer.lone_text(ids[0], skip_special=self.skip_special)
-            if text is not None:
-                self.read, self._before = len(self.ids), None
-                self.start = max(self.start, self.read - self.CONTEXT)
-                return text
         if self._before is None:
             self._before = self._decode(self.read)
         before, after = self._before, self._decode(len(self.ids))

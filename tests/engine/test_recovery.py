@@ -95,8 +95,8 @@ def sabotage(llm: LLM, stage: str, patch: pytest.MonkeyPatch) -> None:
     real_forward, real_verify = llm.engine._forward, engine_module.verify
     digest, emit = Request.digest, Request.emit
 
-    def forward(turns: Sequence[Turn]) -> Any:
-        output = real_forward(turns)
+    def forward(turns: Sequence[Turn], *rest: Any) -> Any:
+        output = real_forward(turns, *rest)
         check([turn.request for turn in turns])
         return output
 
@@ -152,10 +152,10 @@ def test_the_request_that_fails_ends_and_the_others_keep_their_tokens(
 def test_a_failure_that_does_not_come_back_ends_nobody(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     real, steps = llm.engine._forward, iter(range(1000))
 
-    def forward(turns: Sequence[Turn]) -> Any:
+    def forward(turns: Sequence[Turn], *rest: Any) -> Any:
         if next(steps) in (0, 6, 13):  # steps of the whole batch
             raise MemoryError
-        return real(turns)
+        return real(turns, *rest)
 
     before = llm.engine.recovery.num_failed
     monkeypatch.setattr(llm.engine, "_forward", forward)
@@ -170,11 +170,11 @@ def test_a_batch_that_fails_only_together_ends_with_the_right_tokens(options: di
     llm = LLM("sibyl", dtype="int8", drafter="suffix", kv_tokens=4096, **options)
     real, steps = llm.engine._forward, [0, 0]
 
-    def forward(turns: Sequence[Turn]) -> Any:
+    def forward(turns: Sequence[Turn], *rest: Any) -> Any:
         steps[len(turns) > 1] += 1
         if len(turns) > 1:
             raise MemoryError
-        return real(turns)
+        return real(turns, *rest)
 
     llm.engine._forward = forward  # type: ignore[method-assign]
     for result, expected in zip(llm.generate(PROMPTS, MODES), alone(), strict=True):
@@ -200,11 +200,11 @@ def test_one_prompt_and_a_stream_raise_what_happened(llm: LLM, monkeypatch: pyte
 def test_a_suspect_that_is_cancelled_holds_nobody_up(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     real, failed = llm.engine._forward, []
 
-    def forward(turns: Sequence[Turn]) -> Any:
+    def forward(turns: Sequence[Turn], *rest: Any) -> Any:
         if not failed:
             failed.append(len(turns))
             raise RuntimeError
-        return real(turns)
+        return real(turns, *rest)
 
     monkeypatch.setattr(llm.engine, "_forward", forward)
     streams = [llm.stream(prompt, params) for prompt, params in zip(PROMPTS, MODES, strict=True)]

@@ -187,15 +187,24 @@ class AnswerText:
         self._parts: list[str] = []  # of the text
         self.stop = ""  # the stop string that ended it; empty: none did
 
-    def push(self, token: int | None, *, final: bool, may_stop: bool) -> str:
-        """Add a token (None: a token without text). Returns the text that is now final."""
+    def push(self, tokens: Sequence[int], *, final: bool, is_silent: bool, kept: int) -> list[str]:
+        """Add tokens. Returns the text that is final after each; fewer if a stop string ends the answer.
+
+        The last token may be final, and silent: without text. The first `kept` ones complete no stop string.
+        """
         if self._detokenizer is None:
-            return ""
-        out = self._detokenizer.push(() if token is None else (token,), final=final)
-        if self._stops:
-            out = self._released(out, final, may_stop)
-        self._parts.append(out)
-        return out
+            return [""] * len(tokens)
+        own = tokens[:-1] if is_silent else tokens
+        texts = self._detokenizer.push_each(own, final=final and not is_silent)
+        if is_silent:
+            texts.append(self._detokenizer.push((), final=final))
+        for place, text in enumerate(texts, start=1) if self._stops else ():
+            texts[place - 1] = self._released(text, final and place == len(texts), place > kept)
+            if self.stop:
+                del texts[place:]
+                break
+        self._parts += texts
+        return texts
 
     @property
     def text(self) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import NamedTuple, cast
@@ -35,8 +34,7 @@ LayerMemory = torch.Tensor | LayerStates | KVAndStates
 """What a layer keeps of tokens: keys and values `[heads, slots, row]`, states, or both."""
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(NamedTuple):
     """A copy within one request: KV at offsets `sources` goes to consecutive offsets from `start` on.
 
     Where layers keep states, these advance by the tree's root at offset `start - 1` and the nodes at the
@@ -123,16 +121,15 @@ class KVPool:
         """Copy the KV of accepted nodes to their final offsets, in all layers. KV in place is free."""
         sources: list[int] = []
         targets: list[int] = []
-        for move in moves:
-            for target, source in enumerate(move.sources, start=move.start):
+        size = self.block_size
+        for table, offsets, start, *_ in moves:
+            blocks = table.data
+            for target, source in enumerate(offsets, start):
                 if source != target:
-                    sources.append(self._slot(move.table, source))
-                    targets.append(self._slot(move.table, target))
+                    sources.append(blocks[source // size] * size + source % size)
+                    targets.append(blocks[target // size] * size + target % size)
         if sources:
             self._ops.move(self._parts.values(), sources, targets)
-
-    def _slot(self, table: IntArray, offset: int) -> int:
-        return int(table[offset // self.block_size]) * self.block_size + offset % self.block_size
 
 
 class BlockAllocator:
@@ -166,10 +163,6 @@ class BlockAllocator:
     def digest(self, block: int) -> bytes | None:
         """The digest under which a block is registered; None if it is not."""
         return self._digests[block]
-
-    def num_references(self, block: int) -> int:
-        """How many requests have a block."""
-        return self._references[block]
 
     def allocate(self, count: int) -> list[int]:
         """`count` blocks with one reference each. Raises `MemoryError` if fewer are free."""

@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -88,6 +89,7 @@ class Request:
         """Whether a draw needs the model's logits, the temperature and noise alone."""
         self._tokens = np.empty(limit, dtype=np.int64)
         self._tokens[: self.num_prompt] = prompt
+        self._numbers = self._tokens.data  # the same, faster for single ones
         self._readable = self._tokens.view()  # what drafters see cannot be written
         self._readable.flags.writeable = False
         self.length = self.num_prompt  # number of committed tokens
@@ -120,7 +122,7 @@ class Request:
     @property
     def last_token(self) -> int:
         """The last committed token."""
-        return int(self._tokens[self.length - 1])
+        return self._numbers[self.length - 1]
 
     def pending(self, count: int) -> IntArray:
         """The next `count` committed tokens without KV. A read-only view."""
@@ -198,40 +200,33 @@ class Request:
     ) -> int:
         """Append tokens until one of them ends the answer; return how many were appended.
 
-        Tokens are appended one at a time, so that the end of an answer cannot depend on how many tokens a
-        step brought.
+        The end of an answer does not depend on how many tokens a step brought.
 
         Args:
             tokens: in order.
             authors: the drafters that proposed the first tokens, by name. Nobody proposed the others.
             logprobs: one for each token, if the request wants them.
         """
-        length, answer = self.length, self.answer
-        if length == self.limit:  # only the prompt was to be read
+        length, reason, is_silent = self.length, None, False
+        if not (room := self.limit - length):  # only the prompt was to be read
             self.finish_reason, self.finish_unreported = FinishReason.LENGTH, True
             return 0
-        silent = False
-        for i, token in enumerate(tokens):
-            self._tokens[length] = token
+        if len(tokens) >= room:
+            tokens, reason = tokens[:room], FinishReason.LENGTH
+        if not self.end_tokens.isdisjoint(tokens):
+            end = next(place for place, token in enumerate(tokens, start=1) if token in self.end_tokens)
+            tokens, reason = tokens[:end], FinishReason.STOP
+            is_silent = not self.params.include_stop_str_in_output
+        kept = self.num_prompt + self.params.min_tokens - length
+        texts = self.answer.push(tokens, final=reason is not None, is_silent=is_silent, kept=kept)
+        self.finish_reason = FinishReason.STOP if self.answer.stop else reason
+        parts = tokens, texts, chain(authors, repeat(None)), logprobs or repeat(None)
+        for token, text, author, own in zip(*parts, strict=False):
+            self._numbers[length] = token
             length += 1
-            if token in self.end_tokens:
-                self.finish_reason = FinishReason.STOP
-                silent = not self.params.include_stop_str_in_output
-            elif length == self.limit:
-                self.finish_reason = FinishReason.LENGTH
-            text = answer.push(
-                None if silent else token,
-                final=self.finish_reason is not None,
-                may_stop=length - self.num_prompt > self.params.min_tokens,
-            )
-            if answer.stop:
-                self.finish_reason = FinishReason.STOP
-            author = authors[i] if i < len(authors) else None
-            self.pieces.append(Piece(token, text, author, logprobs[i] if logprobs else None))
-            self.length = length
-            if self.finish_reason is not None:
-                return i + 1
-        return len(tokens)
+            self.pieces.append(Piece(token, text, author, own))
+        self.length = length
+        return len(texts)
 
     def resume(self, tokens: Sequence[int], *, ended: bool) -> None:
         """Take over an answer that another engine has begun, or in which it is further than this one.

@@ -188,8 +188,8 @@ class DraftTree:
             >>> pruned.tokens, pruned.parents
             ([7, 1, 3], [-1, 0, 0])
         """
-        repeats = sum([len(drawn.tokens) - len({*drawn.tokens}) for drawn in self.draws.values()])
-        if len(self) + repeats <= max_nodes and max(self.depths) <= max_depth:
+        more = sum([len(own.tokens) - len({*own.tokens}) for own in self.draws.values()]) if self.draws else 0
+        if len(self.tokens) + more <= max_nodes and max(self.depths) <= max_depth:
             return self
         if self.draws:
             return self._prune_drawn(max_nodes, max_depth)

@@ -56,17 +56,12 @@ class Turn:
     @property
     def reaches_end(self) -> bool:
         """Whether the last committed token goes in, so that a tree can hang below it."""
-        return self.num_tokens == self.request.num_pending
-
-    @property
-    def num_nodes(self) -> int:
-        """Nodes of the tree, the root included; 0 without a tree."""
-        return 0 if self.tree is None else len(self.tree)
+        return self.num_tokens == self.request.length - self.request.cached
 
     @property
     def num_rows(self) -> int:
         """Rows of the pass. The root is the last pending token, so it counts once."""
-        return self.num_tokens + max(self.num_nodes - 1, 0)
+        return self.num_tokens + (0 if self.tree is None else len(self.tree.tokens) - 1)
 
     @property
     def accepted(self) -> Sequence[int]:
@@ -74,15 +69,11 @@ class Turn:
         return () if self.verdict is None else self.verdict.path
 
     @property
-    def commits(self) -> bool:
-        """Whether its root or accepted nodes change a state or the places of KV."""
-        return self.verdict is not None and (bool(self.verdict.path) or self.request.state is not None)
-
-    @property
     def move(self) -> Move:
         """How the KV of the accepted nodes gets next to the context. Valid until `update`."""
-        root = self.request.cached + self.num_tokens - 1
-        request, nodes = self.request, [root + node for node in self.accepted]
+        request = self.request
+        root = request.cached + self.num_tokens - 1
+        nodes = [root + node for node in self.accepted]
         return Move(request.table, nodes, root + 1, request.state, tuple(request.marks))
 
     def take_in(self) -> None:
@@ -93,13 +84,13 @@ class Turn:
         request, tree, verdict = self.request, self.tree, self.verdict
         request.cached += self.num_tokens
         if tree is not None and verdict is not None:
-            drafted_by = [self.authors[node] for node in verdict.path]
+            drafted_by = [*map(self.authors.__getitem__, verdict.path)]
             limit = None if request.constraint is None else request.constraint.limit(verdict.tokens)
             tokens = verdict.tokens if limit is None else verdict.tokens[: limit[0]]
             emitted = request.emit(tokens, drafted_by, self.logprobs)
             request.cached += len(verdict.path)
             if emitted:
-                request.stats.record(len(tree) - 1, max(tree.depths), drafted_by[:emitted], emitted)
+                request.stats.record(len(tree.tokens) - 1, max(tree.depths), drafted_by[:emitted], emitted)
             if request.traces is not None:
                 trace = StepTrace(
                     tokens=[*tree.tokens],

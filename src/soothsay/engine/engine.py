@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -225,15 +225,18 @@ class Engine:
     def _run(self, turns: Sequence[Turn], clock: StepClock) -> None:
         """Run the stages of a step after `schedule`."""
         clock.end("host")
-        self._propose(turns)
+        groups: dict[RequestDrafter, list[Turn]] = {}
+        for turn in turns:
+            groups.setdefault(turn.request.drafter, []).append(turn)
+        self._propose(groups)
         clock.end("draft")
-        output = self._forward(turns)
+        output = self._forward(turns, groups)
         clock.end("pass")
         self._verify(turns, output)
         clock.end("verify")
         self._commit(turns)
         clock.end("host")
-        self._observe(turns, output)
+        self._observe(groups, output)
         clock.end("draft")
         for turn in turns:
             if turn.request.traces is not None:
@@ -241,26 +244,28 @@ class Engine:
         self.scheduler.update(turns)
         clock.end("host")
 
-    def _propose(self, turns: Sequence[Turn]) -> None:
+    def _propose(self, groups: Mapping[RequestDrafter, Sequence[Turn]]) -> None:
         """Set the draft trees of the turns that reach their request's end. Each drafter is asked once."""
-        for drafter, own in _by_drafter([turn for turn in turns if turn.reaches_end]).items():
-            requests = [turn.request for turn in own]
-            proposed = drafter.propose(requests)
-            trees = check_drafts(drafter, proposed, requests, self.model.spec.vocab_size)
-            for turn, tree in zip(own, trees, strict=True):
-                turn.tree = _fitted(turn.request, tree)
+        for drafter, turns in groups.items():
+            if asked := [turn for turn in turns if turn.reaches_end]:
+                requests = [turn.request for turn in asked]
+                proposed = drafter.propose(requests)
+                trees = check_drafts(drafter, proposed, requests, self.model.spec.vocab_size)
+                for turn, tree in zip(asked, trees, strict=True):
+                    turn.tree = _fitted(turn.request, tree)
 
-    def _forward(self, turns: Sequence[Turn]) -> Output:
+    def _forward(self, turns: Sequence[Turn], drafters: Iterable[RequestDrafter]) -> Output:
         """Run the target over the rows of all turns."""
         row = node = 0
         rows: list[Rows] = []
         for turn in turns:
             request, tree, count = turn.request, turn.tree, turn.num_tokens
-            turn.rows = slice(row, row := row + turn.num_rows)
-            turn.nodes = slice(node, node := node + turn.num_nodes)
+            size = 0 if tree is None else len(tree.tokens)
+            turn.rows = slice(row, row := row + count + max(size - 1, 0))
+            turn.nodes = slice(node, node := node + size)
             own = request.pending(count), request.cached, request.table, tree
-            rows.append(Rows(*own, state=request.state, marks=tuple(request.marks)))
-        layers = sorted({tap for drafter in _by_drafter(turns) for tap in drafter.taps})
+            rows.append(Rows(*own, 1, 0, request.state, tuple(request.marks)))
+        layers = sorted({tap for drafter in drafters for tap in drafter.taps})
         batch = self.model.pack(rows, self.config.block_size)
         hidden, tapped, logits = self.model.run(batch, self.cache, taps=layers)
         score(turns, hidden, self.model)
@@ -273,26 +278,27 @@ class Engine:
     def _commit(self, turns: Sequence[Turn]) -> None:
         """Move the KV of accepted nodes next to the context, and advance states along them."""
         self.scheduler.mark_accepted(turns)
-        if moves := [turn.move for turn in turns if turn.commits]:
+        decided = [turn for turn in turns if turn.verdict is not None]
+        if moves := [turn.move for turn in decided if turn.accepted or turn.request.state is not None]:
             self.model.commit(self.cache, moves)
 
-    def _observe(self, turns: Sequence[Turn], output: Output) -> None:
+    def _observe(self, groups: Mapping[RequestDrafter, Sequence[Turn]], output: Output) -> None:
         """Show each drafter what its requests' turns brought, prefill chunks included."""
-        for drafter, own in _by_drafter(turns).items():
-            taps = [output.taps[tap] for tap in drafter.taps]
-            drafter.observe([_observation(turn, taps, output.logits) for turn in own])
+        for drafter, own in groups.items():
+            seen: list[Observation] = []
+            taps = tuple(map(output.taps.__getitem__, drafter.taps))
+            are_whole = not taps or len(groups) == len(own) == 1
+            for turn in own:
+                features = taps if are_whole else tuple([tap[turn.rows] for tap in taps])
+                read = turn.request, turn.request.cached, turn.num_tokens, features, turn.tree
+                logits = None if turn.tree is None else output.logits
+                seen.append(Observation(*read, logits, turn.verdict, turn.nodes))
+            drafter.observe(seen)
             if drafter.trained:
                 watch = self._watches.setdefault(drafter, MisfitWatch(drafter.name))
                 for turn in own:
-                    if turn.num_nodes > 1:
+                    if turn.tree is not None and len(turn.tree) > 1:
                         watch.record(len(turn.accepted))
-
-
-def _by_drafter(turns: Sequence[Turn]) -> dict[RequestDrafter, list[Turn]]:
-    groups: dict[RequestDrafter, list[Turn]] = {}
-    for turn in turns:
-        groups.setdefault(turn.request.drafter, []).append(turn)
-    return groups
 
 
 def _fitted(request: Request, tree: DraftTree) -> DraftTree:
@@ -302,11 +308,4 @@ def _fitted(request: Request, tree: DraftTree) -> DraftTree:
     if request.constraint is not None and not tree.draws:  # to cut drawn tokens would bias a verifier
         output = request.tokens[request.num_prompt :]
         tree = request.constraint.cut(output, tree, request.end_tokens)
-    return tree if len(tree) == 1 else tree.prune(request.max_nodes, request.max_depth)
-
-
-def _observation(turn: Turn, taps: Sequence[Tensor], logits: Tensor) -> Observation:
-    request, rows, tree = turn.request, turn.rows, turn.tree
-    own = tuple([tap if rows.stop - rows.start == len(tap) else tap[rows] for tap in taps])
-    seen = request, request.cached, turn.num_tokens, own, tree
-    return Observation(*seen, None if tree is None else logits, turn.verdict, turn.nodes)
+    return tree if len(tree.tokens) == 1 else tree.prune(request.max_nodes, request.max_depth)

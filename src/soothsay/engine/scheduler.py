@@ -10,7 +10,7 @@ import logging
 import time
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
-from itertools import count
+from itertools import count, repeat
 from math import inf
 
 from soothsay.config import EngineConfig
@@ -139,7 +139,7 @@ class Scheduler:
         turns: list[Turn] = []
         pending = [request.length - request.cached for request in requests]
         share = max(num_rows // 2 // max(len(pending) - pending.count(1) - 1, 1), 1)
-        kept = sum([min(own, share) for own in pending])  # for those whose turn is to come
+        kept = sum(map(min, pending, repeat(share)))  # for those whose turn is to come
         for request, own in zip([*requests], pending, strict=True):
             if num_rows == 0 or not request.blocks:  # it was preempted, and so were all after it
                 break
@@ -280,13 +280,14 @@ class Scheduler:
         nodes = 1 + max(0, min(num_rows, request.drafter.max_nodes - 1, self.config.max_tree - 1))
         if request.max_guesses is not None:
             nodes = min(nodes, 1 + request.max_guesses)
-        if request.max_depth < 1:
-            nodes = 1
         if nodes > 1:  # the root has its slot
-            room = (len(request.blocks) + self.allocator.num_free) * self.allocator.block_size
-            nodes = min(nodes, room - request.length + 1)
-            if (missing := self._missing_blocks(request, request.num_pending + nodes - 1)) > 0:
-                request.blocks += self.allocator.allocate(missing)
+            blocks, size = len(request.blocks), self.allocator.block_size
+            if request.max_depth < 1:
+                nodes = 1
+            elif request.length + nodes - 1 > blocks * size:
+                nodes = min(nodes, (blocks + self.allocator.num_free) * size - request.length + 1)
+                missing = -(-(request.length + nodes - 1) // size) - blocks
+                request.blocks += self.allocator.allocate(max(missing, 0))
         request.max_nodes = nodes
         return nodes
 

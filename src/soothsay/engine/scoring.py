@@ -30,7 +30,7 @@ def score(turns: Iterable[Turn], hidden: Tensor, model: Transformer) -> None:
         were, and row 3 how likely token 4 was. Row 4 is the root of a tree, for the answer's first token.
     """
     for turn in turns:
-        if turn.request.num_unscored:
+        if turn.request.params.prompt_logprobs is not None and turn.request.num_unscored:
             _score(turn, hidden[turn.rows], model)
 
 

@@ -46,7 +46,15 @@ def verify(turns: Iterable[Turn], logits: Tensor, ops: SamplingOps) -> None:
         ModelError: the model's logits are not finite numbers.
     """
     drafted = [turn for turn in turns if turn.tree is not None]
-    _follow([turn for turn in drafted if turn.request.draws_plainly], logits, ops)
+    plain: list[Turn] = []
+    trees: list[DrawnTree] = []
+    for turn in drafted:
+        if turn.tree is not None and (request := turn.request).draws_plainly:
+            own = turn.nodes.start, request.params.temperature, request.seed, request.length
+            plain.append(turn)
+            trees.append(DrawnTree(turn.tree, *own))
+    for turn, verdict in zip(plain, ops.follow(logits, trees) if trees else (), strict=True):
+        turn.verdict = verdict
     left = [(turn, turn.tree) for turn in drafted if turn.tree is not None and turn.verdict is None]
     walks = [_Walk(*one, logits.shape[-1]) for one in left]
     known: KnownLogprobs = {}
@@ -58,17 +66,6 @@ def verify(turns: Iterable[Turn], logits: Tensor, ops: SamplingOps) -> None:
             _note_authors(turn)
     if noted := [turn for turn in drafted if turn.request.params.logprobs is not None]:
         _note_logprobs(noted, logits, ops, known)
-
-
-def _follow(turns: Sequence[Turn], logits: Tensor, ops: SamplingOps) -> None:
-    """Set the verdicts that one operation finds."""
-    trees = [
-        DrawnTree(turn.tree, turn.nodes.start, request.params.temperature, request.seed, request.length)
-        for turn in turns
-        if turn.tree is not None and (request := turn.request)
-    ]
-    for turn, verdict in zip(turns, ops.follow(logits, trees) if trees else (), strict=True):
-        turn.verdict = verdict
 
 
 class _Walk:
@@ -205,8 +202,9 @@ def _select(logits: Tensor, rows: list[int]) -> Tensor:
 def _note_authors(turn: Turn) -> None:
     """Ask for authors now: drafters forget their trees when they observe the step."""
     request, tree = turn.request, turn.tree
-    nodes = turn.accepted if request.traces is None else range(1, turn.num_nodes)
-    if nodes and tree is not None:
+    if tree is None:
+        return
+    if nodes := turn.accepted if request.traces is None else range(1, len(tree)):
         turn.authors = dict(zip(nodes, request.drafter.authors(request, tree, nodes), strict=True))
 
 

@@ -95,9 +95,9 @@ class Controller(Composite):
         """The nodes that are worth verifying for each request; the root alone where none is."""
         self.costs.begin_step()
         self.step += 1
-        can_draft = list[RequestState]()
+        can_draft: list[RequestState] = []
         for request in requests:
-            state = self._state(request)
+            state = self.states.get(request) or self._state(request)
             if request.num_pending == 1 and request.max_nodes > 1:
                 state.check_drafts()
                 can_draft.append(state)
@@ -112,8 +112,9 @@ class Controller(Composite):
     def observe(self, observations: Sequence[Observation]) -> None:
         """Time the step, show it to the drafters that were asked, and keep its features for the others."""
         self.costs.follow_pass(observations, self.target.model.experts_run)
+        shown = observations if self._trees else ()
         for drafter, part in enumerate(self.parts):
-            asked = [seen for seen in observations if self._was_asked(drafter, seen.request)]
+            asked = [seen for seen in shown if self._was_asked(drafter, seen.request)]
             if part.taps and len(asked) < len(observations):
                 missed = [seen for seen in observations if self._has_missed(drafter, seen.request)]
                 self.backlogs[drafter].add(missed)
@@ -188,7 +189,7 @@ class Controller(Composite):
                 loss = spent - forecast.added_to(other, forecast.outlook(prices), prices)
                 forecast.record_added(self.step, added, price, max(loss, 0.0))
                 held[index] = held[index].or_better(outlook)
-        drafted = dict[Request, list[RatedDraft]]()
+        drafted: dict[Request, list[RatedDraft]] = {}
         for state, own in zip(active, drafts, strict=True):
             self._asking.retire_drafters(self.step, state, prices)
             if own:
@@ -247,7 +248,7 @@ class Controller(Composite):
     def _retire_readers(self, state: RequestState) -> None:
         """Never ask the drafters that read features for a request."""
         for drafter in self._readers:
-            state.forecasts[drafter].retire()
+            state.forecasts[drafter].probes.retire()
             self.backlogs[drafter].drop(state.request)
 
     def _levels(self, drafter: int, asked: Sequence[Observation]) -> int:

@@ -188,10 +188,10 @@ class CostModel:
         The rate begins anew then, and also if all requests are new: their texts may be harder to guess.
         """
         changed = len(requests) != self.batch
-        if changed or not self._served.intersection(requests):
+        if changed or self._served.isdisjoint(requests):
             self.batch, self.rate = len(requests), 0.0
         self._served = set(requests)
-        self.rows = sum([request.num_pending for request in requests])
+        self.rows = sum([request.length - request.cached for request in requests])
         return changed
 
     def set_prices(self, step: int, active: Sequence[Request]) -> Prices:

@@ -154,7 +154,8 @@ class AskingPolicy:
         for later in this.order[place + 1 :]:
             price = this.asking[later] / len(best)
             for index, state in enumerate(this.active):
-                best[index] = best[index].or_better(state.forecasts[later].outlook(this.prices).minus(price))
+                own = state.forecasts[later].outlook(this.prices)
+                best[index] = best[index].or_better(own._replace(net=own.net - price))
         return best
 
     def requests_to_ask(self, this: AskingRound, drafter: int, alternatives: Sequence[Outlook]) -> list[int]:
@@ -220,7 +221,7 @@ class AskingPolicy:
             forecast.probes.stretch(step, max(price - gain, 0.0) + catch_up)
             gain -= catch_up / _steps_left(state, gain)
             if forecast.probes.next_step > step + left and gain < price:
-                forecast.retire()
+                forecast.probes.retire()
                 backlog.drop(state.request)
 
 

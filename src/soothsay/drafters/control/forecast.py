@@ -138,10 +138,6 @@ class Outlook(NamedTuple):
         """The one with the higher net gain."""
         return other if other.net > self.net else self
 
-    def minus(self, price: float) -> Outlook:
-        """The outlook after a price in tokens."""
-        return self._replace(net=self.net - price)
-
 
 NOTHING = Outlook(0.0)
 
@@ -293,10 +289,6 @@ class Forecast:
         shared, shortest = self.shared, shortest_interval(loss)
         longer = min(max(2 * shared.start_interval, shortest), NEW_REQUEST_BACK_OFF * shortest)
         shared.start_interval = 1 if self.probes.pays else longer
-
-    def retire(self) -> None:
-        """Stop asking the drafter for this request."""
-        self.probes.retire()
 
 
 def forecast_of_nothing() -> Forecast:

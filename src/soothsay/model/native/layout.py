@@ -167,7 +167,8 @@ def native_batch(
         group: query heads that share a key head.
         windows: those of the model's layers.
     """
-    plan, asked = array("q"), list[int]()
+    plan = array("q")
+    asked: list[int] = []
     num_rows = num_keys = planned = 0
     for request in requests:
         tokens, start, table, tree, first, first_key, _, _ = request
@@ -177,7 +178,7 @@ def native_batch(
         blocks = -1 if table is None else len(table)
         if tree is not None:
             size = len(tree.tokens)
-            leaves = size - len({*tree.parents}) + 1  # the root's parent is no node
+            leaves = size - len({*tree.parents}) + 1 if size > 1 else 1  # the root's parent is no node
         end, new = start + pending, max(size - first, 0)
         plan.extend((start, first_key, first, size, pending, blocks))
         plan.frombytes(tokens.tobytes())

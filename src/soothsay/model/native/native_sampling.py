@@ -26,9 +26,7 @@ class NativeSampling(Library, RacingOps):
         plan, temperatures, room = array("q"), array("f"), 0
         for tree, row, temperature, seed, position in trees:
             size = len(tree.tokens)
-            plan.extend((row, size, seed, position))
-            plan.extend(tree.tokens)
-            plan.extend(tree.parents)
+            plan.extend((row, size, seed, position, *tree.tokens, *tree.parents))
             temperatures.append(max(temperature, MIN_TEMPERATURE) if temperature else 0.0)
             room += size + 1
         found = _ZERO * room
@@ -36,11 +34,12 @@ class NativeSampling(Library, RacingOps):
             *(logits.data_ptr(), logits.size(1), plan.buffer_info()[0], temperatures.buffer_info()[0]),
             *(len(trees), found.buffer_info()[0]),
         )
-        verdicts, begin = list[Verdict | None](), 0
-        for own in trees:
-            tokens, end = own.tree.tokens, begin + 1 + found[begin]
-            path = found[begin + 1 : end].tolist()
-            known = [*[tokens[node] for node in path], found[end]]
+        verdicts: list[Verdict | None] = []
+        numbers, begin = found.tolist(), 0
+        for tree, *_ in trees:
+            tokens, end = tree.tokens, begin + 1 + numbers[begin]
+            path = numbers[begin + 1 : end]
+            known = [*map(tokens.__getitem__, path), numbers[end]]
             verdicts.append(Verdict(path, known) if end > begin else None)
             begin += len(tokens) + 1
         return verdicts
