@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from soothsay.errors import DrafterError
+from soothsay.processors import use_threads
 
 if TYPE_CHECKING:
     from soothsay.core.answer import SpeculationStats
@@ -66,12 +67,13 @@ def notice(text: str) -> Iterator[None]:
         console.control(Control((ControlType.ERASE_IN_LINE, 2)))
 
 
-def load_llm(model: str, *, drafter: str = PLAIN, **options: Any) -> LLM:
-    """Load a model that serves one request at a time. `options`: of `LLM`."""
+def load_llm(model: str, *, drafter: str = PLAIN, threads: int | None = None, **options: Any) -> LLM:
+    """Load a model that serves one request at a time, unless `options` of `LLM` say otherwise."""
     with notice(f"loading {model} ..."):
+        use_threads(threads)
         from soothsay import LLM
 
-        return LLM(model, drafter=drafter, max_requests=1, **options)
+        return LLM(model, drafter=drafter, **{"max_requests": 1, **options})
 
 
 def sampling_summary(sampling: Mapping[str, float]) -> str:

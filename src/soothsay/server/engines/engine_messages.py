@@ -95,6 +95,7 @@ class LoadedModel:
     drafter: str  # for requests that name none
     drafters: tuple[str, ...]  # names of all drafters in the registry
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)  # see `LLM.sampling_defaults`
+    about: Mapping[str, str] = field(default_factory=dict)  # how the engine runs, for people
 
 
 @dataclass(frozen=True, slots=True)

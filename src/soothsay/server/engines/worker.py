@@ -102,6 +102,7 @@ def _model(llm: LLM) -> messages.LoadedModel:
         drafter=str(llm.drafter),
         drafters=tuple(REGISTRY),
         sampling_defaults=llm.sampling_defaults,
+        about=llm.about(),
     )
 
 
