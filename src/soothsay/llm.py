@@ -30,6 +30,7 @@ from soothsay.model.weights.checkpoint import open_checkpoint
 from soothsay.model.weights.generation_config import sampling_in_folder
 from soothsay.model.weights.load import load_model
 from soothsay.model.weights.numeric_mode import described_mode
+from soothsay.progress import tell_progress
 from soothsay.request_builder import Prompt, RequestBuilder, check_params, for_each, listed
 from soothsay.result import Result, Stream, Submitted, refusal
 from soothsay.tokenizer import NO_TOKENIZER, Message, Tokenizer, with_layout
@@ -129,6 +130,7 @@ class LLM:
         self._builder = RequestBuilder(target.spec, self.config, tokenizer, eos_ids)
         self._drafters: dict[DrafterSpec, Drafter] = {}
         self.drafter: DrafterSpec = "none" if drafter is None else drafter
+        tell_progress("loading drafters")
         built = self._drafter(self.drafter)
         if config.learn and not can_learn(built):
             warnings.warn(

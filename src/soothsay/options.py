@@ -174,7 +174,7 @@ def checked_threads(count: int | None) -> int | None:
     """The value of --threads. Raises `ModelError` if there are fewer cores."""
     if count is not None and count > (cores := granted_processors()):
         raise ModelError(
-            f"--threads {count}: this process may use {cores} physical cores, and so many threads"
+            f"--threads {count} is more than the {cores} physical cores that this process may use"
         )
     return count
 

@@ -47,9 +47,11 @@ def write_options(command: Any, ctx: Any, formatter: Any) -> None:
     panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
     for one in command.get_params(ctx):
         one.show_envvar = False
-        panel = "Arguments" if one.param_type_name == "argument" else "Options"
+        is_argument = one.param_type_name == "argument"
+        panel = getattr(one, "rich_help_panel", None) or ("Arguments" if is_argument else "Options")
         if record := one.get_help_record(ctx):
-            panels.setdefault(getattr(one, "rich_help_panel", None) or panel, []).append(record)
+            shown = one.metavar if is_argument else record[0]
+            panels.setdefault(panel, []).append((shown, record[1]))
     for panel, records in panels.items():
         if records:
             with formatter.section(typer.style(panel, bold=True)):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 from rich.console import Console
 
-from soothsay.cli.terminal import facts_table, notice, progress_bar
+from soothsay.cli.terminal import facts_table, load_bar, progress_bar
 from soothsay.config import EngineConfig
 from soothsay.errors import SoothsayError
 from soothsay.options import (
@@ -269,9 +269,9 @@ class Serve:
                 facts["kv_cache"] += " (by default 25% of the free memory, or what all answers can need)"
             log_to_stderr()
             if console.is_terminal:
-                request = _request(address, fleet.model.tokenizer, keyless=keys is None)
-                shown = {**facts, "page": address, "try": request, "end": "Ctrl-C"}
-                console.print(facts_table((name.replace("_", " "), fact) for name, fact in shown.items()))
+                facts["address"] += f", and a page at {address}; Ctrl-C ends it"
+                console.print(facts_table((name.replace("_", " "), fact) for name, fact in facts.items()))
+                console.print(_request(address, fleet.model.tokenizer, keyless=keys is None))
             else:
                 log.info("serving", extra=facts)
             make_runner(Server(fleet, config, keys), self.host, self.port).run(sockets)
@@ -293,17 +293,17 @@ def _fleet(
 ) -> Iterator[Fleet]:
     """The engines, which have loaded the model. `arguments`: of `load`."""
     with ExitStack() as stack:
-        with notice(f"loading {model} ..."):
-            from soothsay.server.engines.engine_process import PORTABLE, load
-            from soothsay.server.fleet.engine_fleet import Fleet
-            from soothsay.server.placement import Placement, engines
+        from soothsay.server.engines.engine_process import PORTABLE, load
+        from soothsay.server.fleet.engine_fleet import Fleet
+        from soothsay.server.placement import Placement, engines
 
-            shared = placement.shared(bounds.most)
-            stages = shared if isinstance(shared, int) else len(shared) + 1
-            kernels, variables = ("portable", PORTABLE) if placement.portable else ("auto", {})
-            place = placement.replica_cores, placement.ray_address
-            factory = partial(load, model, stages=shared, kernels=kernels, **arguments)
-            make = stack.enter_context(engines(factory, Placement(bounds.most, *place, variables, stages)))
+        shared = placement.shared(bounds.most)
+        stages = shared if isinstance(shared, int) else len(shared) + 1
+        kernels, variables = ("portable", PORTABLE) if placement.portable else ("auto", {})
+        place = placement.replica_cores, placement.ray_address
+        factory = partial(load, model, stages=shared, kernels=kernels, **arguments)
+        make = stack.enter_context(engines(factory, Placement(bounds.most, *place, variables, stages)))
+        with load_bar(f"loading {model} ..."):
             fleet = stack.enter_context(Fleet(make, bounds))
         yield fleet
 

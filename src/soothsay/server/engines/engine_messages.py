@@ -99,6 +99,15 @@ class LoadedModel:
 
 
 @dataclass(frozen=True, slots=True)
+class Loading:
+    """Says how far the engine is with what it does before it is `Loaded`; see `ShowProgress`."""
+
+    what: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
 class Loaded:
     """Says that the engine has loaded the model."""
 
@@ -162,7 +171,7 @@ class EngineUpdate:
 Incoming = Submit | CatchUp | Cancel | Ping
 """Messages to the engine."""
 
-Outgoing = Loaded | Admitted | EngineUpdate | Pong
+Outgoing = Loading | Loaded | Admitted | EngineUpdate | Pong
 """Messages from the engine."""
 
 Received = Outgoing | SoothsayError | None

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from soothsay.errors import SoothsayError
 from soothsay.own_process import SAFE_PATH
 from soothsay.processors import claim_cores, use_threads
-from soothsay.server.engines.engine_messages import Incoming, Loaded, Received
+from soothsay.progress import tell_progress
+from soothsay.server.engines.engine_messages import Incoming, Loaded, Loading, Received
 from soothsay.server.http.json_log import log
 
 if TYPE_CHECKING:
@@ -146,7 +147,8 @@ class EngineProcess:
     def wait(self) -> Loaded:
         """Wait until the model is loaded. Call it before `listen`, or not at all. Raises `SoothsayError`."""
         try:
-            received = self._pipe.recv()
+            while isinstance(received := self._pipe.recv(), Loading):
+                tell_progress(received.what, received.done, received.total)
         except (EOFError, OSError):
             self._process.join(GRACE)
             advice = "see what it printed"

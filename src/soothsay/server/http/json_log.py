@@ -36,15 +36,16 @@ class JsonLines(logging.Formatter):
 LEVEL = "SOOTHSAY_SERVE_LOG_LEVEL"
 """The variable with the least level of what is logged, which the server passes on to its engines."""
 
-LEVELS = ("debug", "info", "warning", "error")
-
 
 def log_to_stderr() -> None:
-    """Send log records of soothsay and uvicorn to stderr as lines of JSON."""
-    level = os.environ.get(LEVEL, "info").upper()
+    """Send log records of soothsay and uvicorn to stderr as lines of JSON, from a level on.
+
+    Uvicorn's own start and end are shown only for the level "debug".
+    """
+    level = logging.getLevelNamesMapping().get(os.environ.get(LEVEL, "info").upper(), logging.INFO)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     for name in ("soothsay", "uvicorn"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
-        logger.setLevel(level)
+        logger.setLevel(logging.WARNING if (name, level) == ("uvicorn", logging.INFO) else level)
