@@ -108,10 +108,10 @@ def models_like(incomplete: str) -> list[str]:
     """Models that a shell may put in place of `incomplete`: names, GGUF files, and directories."""
     from soothsay.model.weights.known_models import known_models
 
-    folder, start = Path(incomplete).parent, incomplete.rpartition("/")[2]
-    paths = folder.expanduser().glob(f"{start}*") if not incomplete.startswith("-") else ()
-    prefix = incomplete.removesuffix(start)
-    files = [f"{prefix}{path.name}{'/' if path.is_dir() else ''}" for path in sorted(paths)]
+    start = incomplete.rpartition("/")[2]
+    folder = incomplete.removesuffix(start)
+    paths = Path(folder).expanduser().glob(f"{start}*")
+    files = [f"{folder}{path.name}{'/' if path.is_dir() else ''}" for path in sorted(paths)]
     names = [model.name for model in known_models() if model.name.startswith(incomplete)]
     return names + [file for file in files if file.endswith(("/", ".gguf"))]
 

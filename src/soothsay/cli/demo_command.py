@@ -19,7 +19,7 @@ from soothsay.bench.tables import numbers_table
 from soothsay.cli.terminal import ACCEPTED, PLAIN, bars, fitting_drafters, load_llm
 from soothsay.config import DType
 from soothsay.errors import ModelError
-from soothsay.options import ModelOptions, common, option, optional, shared
+from soothsay.options import ModelOptions, common, drafters_like, option, optional, shared
 
 if TYPE_CHECKING:
     from soothsay.core.answer import Piece, SpeculationStats
@@ -133,7 +133,10 @@ class Demo:
 
     model: str | None = common("named", default=None, show_default="smollm2; sibyl without a network")
     drafter: list[str] | None = optional(
-        "those of auto, suffix and mtp that fit the model", "A drafter to compare. Can be repeated.", "-d"
+        "those of auto, suffix and mtp that fit the model",
+        "A drafter to compare. Can be repeated.",
+        "-d",
+        autocompletion=drafters_like,
     )
     max_tokens: int = common("max_tokens", default=96, min=1)
     repeats: int = option(5, "Rounds. Times are the median over them.", min=1)

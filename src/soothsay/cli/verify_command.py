@@ -27,6 +27,7 @@ from soothsay.options import (
     ModelOrSibyl,
     SamplingOptions,
     common,
+    drafters_like,
     option,
     optional,
     shared,
@@ -48,7 +49,7 @@ class Verify:
 
     choice: ModelOrSibyl
     drafter: list[str] | None = optional(
-        "all that need no files", "A drafter to check. Can be repeated.", "-d"
+        "all that need no files", "A drafter to check. Can be repeated.", "-d", autocompletion=drafters_like
     )
     prompts: Path | None = optional("built-in prompts", PROMPTS, "-p", **FILE)
     limit: int | None = optional("all", "Number of prompts, spread evenly over the file.", min=1)

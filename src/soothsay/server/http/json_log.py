@@ -38,14 +38,11 @@ LEVEL = "SOOTHSAY_SERVE_LOG_LEVEL"
 
 
 def log_to_stderr() -> None:
-    """Send log records of soothsay and uvicorn to stderr as lines of JSON, from a level on.
-
-    Uvicorn's own start and end are shown only for the level "debug".
-    """
+    """Send log records of soothsay and uvicorn to stderr as lines of JSON, from a level on."""
     level = logging.getLevelNamesMapping().get(os.environ.get(LEVEL, "info").upper(), logging.INFO)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     for name in ("soothsay", "uvicorn"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
-        logger.setLevel(logging.WARNING if (name, level) == ("uvicorn", logging.INFO) else level)
+        logger.setLevel(level)
