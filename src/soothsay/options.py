@@ -6,6 +6,7 @@ The dataclasses hold plain values, and can be made by hand.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, replace
 from functools import partial
@@ -180,17 +181,25 @@ def checked_threads(count: int | None) -> int | None:
 
 
 def checked_memory(size: str | None) -> str | None:
-    """The value of --kv-memory. Raises `ModelError` if it is no size, or more than is free."""
+    """The value of --kv-memory. Raises `ModelError` if it is no size."""
+    try:
+        if size is not None:
+            memory_size(size)
+    except ModelError as error:
+        raise ModelError(f"--kv-memory: {error}") from None
+    return size
+
+
+def check_room(kv_memory: str | None = None, device: str = "auto") -> None:
+    """Raise `ModelError` if a KV cache on the CPU is larger than what is free, before a model is loaded."""
+    place = os.environ.get("SOOTHSAY_DEVICE", "cpu") if device == "auto" else device
+    if kv_memory is None or place != "cpu":
+        return
     from soothsay.machine import usable_memory
 
     free, whole = usable_memory()
-    try:
-        num_bytes = 0 if size is None else memory_size(size)
-    except ModelError as error:
-        raise ModelError(f"--kv-memory: {error}") from None
-    if num_bytes > free:
-        raise ModelError(f"--kv-memory {size}: of {whole}, {free / 1e9:,.1f} GB are free; give less")
-    return size
+    if memory_size(kv_memory) > free:
+        raise ModelError(f"--kv-memory {kv_memory}: of {whole}, {free / 1e9:,.1f} GB are free; give less")
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from commands import Command
 from typer.testing import CliRunner
 
 from soothsay.cli.app import app
@@ -60,20 +59,6 @@ def test_every_kind_of_name_gets_a_suggestion(name: str, tmp_path: Path) -> None
     error = error_of(COMMANDS["inspect"], name.replace("FOLDER", str(tmp_path)), tmp_path)
     expected = NAMES[name].replace("FOLDER", str(tmp_path))
     assert error.endswith(f". {expected}'soothsay models' lists names that work\n")
-
-
-@pytest.mark.parametrize(
-    "command", [("serve", "smolm2", "--port", "0"), ("batch", "smolm2", "in.jsonl", "out")]
-)
-def test_commands_with_an_engine_of_their_own_suggest_a_name(
-    command: tuple[str, ...], tmp_path: Path
-) -> None:
-    line = '{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a"}}\n'
-    (tmp_path / "in.jsonl").write_text(line)
-    given = [str(tmp_path / word) if word in ("in.jsonl", "out") else word for word in command]
-    code, _, error = Command(*given).finish()
-    assert (code, len(error.splitlines())) == (2, 1), error
-    assert error.endswith("Did you mean smollm2? 'soothsay models' lists names that work\n")
 
 
 @pytest.mark.parametrize("command", ["serve", "batch in.jsonl out.jsonl"])

@@ -34,6 +34,7 @@ rounds = 3
 ```
 
 `soothsay --config soothsay.toml serve` reads it. A command or an option that does not exist is an error.
+`soothsay --install-completion` lets bash, zsh or fish complete commands, options, models and drafters.
 More variables:
 
 | variable | meaning |

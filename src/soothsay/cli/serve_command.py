@@ -25,6 +25,7 @@ from soothsay.options import (
     ModelChoice,
     ModelOptions,
     argument,
+    check_room,
     common,
     drafters_like,
     flag,
@@ -81,6 +82,8 @@ class EngineOptions(ModelOptions):
             raise SoothsayError("the KV cache has one size: give --kv-memory or --kv-tokens")
         if self.threads is not None and (replicas > 1 or ray_address is not None):
             raise SoothsayError("--threads is for one engine; several have a thread for each of their cores")
+        if ray_address is None:
+            check_room(self.kv_memory, self.device)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from soothsay.errors import DrafterError
+from soothsay.options import check_room
 from soothsay.processors import use_threads
 from soothsay.progress import ShowProgress, progress_shown_by
 
@@ -71,6 +72,7 @@ def notice(text: str) -> Iterator[None]:
 
 def load_llm(model: str, *, drafter: str = PLAIN, threads: int | None = None, **options: Any) -> LLM:
     """Load a model that serves one request at a time, unless `options` of `LLM` say otherwise."""
+    check_room(options.get("kv_memory"), options.get("device", "auto"))
     with load_bar(f"loading {model} ..."):
         use_threads(threads)
         from soothsay import LLM
