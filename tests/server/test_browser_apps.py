@@ -155,17 +155,14 @@ def test_bad_values_are_refused_before_a_model_is_loaded(options: list[str], pro
     assert "no model at" not in result.stderr
 
 
-def test_the_example_of_the_docs_serves_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_of_the_docs_serves_a_page(tmp_path: Path) -> None:
     """Everything after the model's file in the example of docs/deploy.md, with a free port."""
     text = (ROOT / "docs" / "deploy.md").read_text()
-    found = re.search(
-        r"^export SOOTHSAY_SERVE_API_KEY=\S+\nsoothsay serve \S+\.gguf (.+)$", text, re.MULTILINE
-    )
+    found = re.search(r"^soothsay serve \S+\.gguf (.+)$", text, re.MULTILINE)
     assert found is not None
     options = shlex.split(found[1])
-    assert options[:4] == ["--kv-memory", "4GiB", "--cors-origin", APP]
-    options[1] = "64MiB"  # machines of tests may have less
-    monkeypatch.setenv("SOOTHSAY_SERVE_API_KEY", KEY)
+    assert options == ["--api-key", KEY, "--kv-memory", "4GiB", "--cors-origin", APP]
+    options[3] = "64MiB"  # machines of tests may have less
     with command(tmp_path / "log", *options, "--threads", "1") as url:
         assert httpx.options(f"{url}/v1/chat/completions", headers=PREFLIGHT).status_code == 200
         body = {key: value for key, value in ASKED.items() if key != "model"}
