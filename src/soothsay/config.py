@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Literal, TypedDict, Unpack
@@ -13,6 +14,32 @@ DType = Literal["auto", "float32", "bfloat16", "int8", "int4"]
 
 KVDType = Literal["auto", "int8"]
 """How the KV pool keeps keys and values. "auto": so that rounding them costs no quality."""
+
+UNITS = {"": 1, "b": 1} | {
+    scale + unit: base**power
+    for power, scale in enumerate("kmgt", 1)
+    for unit, base in (("", 1024), ("ib", 1024), ("b", 1000))
+}
+"""Bytes of the units of sizes of memory, in lower case."""
+
+
+def memory_size(size: int | str) -> int | float:
+    """Read a size of memory: a whole number of bytes, or a share of the free memory from 0 to 1 as a float.
+
+    "4GiB" and "4G" are 4 x 1024^3 bytes, "4GB" are 4 x 1000^3, and "50%" is half of what is free.
+
+    Raises `ModelError` for anything else, for less than a byte, and for more than 100%.
+    """
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?) ?([a-z]{0,3}|%)", str(size).strip().lower(), re.ASCII)
+    number, unit = (float(found[1]), found[2]) if found else (0.0, "")
+    if unit == "%" and 0 < number <= 100:
+        return number / 100
+    if (num_bytes := int(number * UNITS.get(unit, 0))) < 1:
+        raise ModelError(
+            f"{size!r} is no size of memory: give bytes, such as 4GiB or 500MB, or a share of the free "
+            "memory, such as 50%, up to 100%"
+        )
+    return num_bytes
 
 
 LEAST = {
@@ -53,8 +80,9 @@ class EngineConfig:
         max_context: limit of tokens in one request, prompt and answer together. None: the model's own.
         block_size: tokens in one block of the KV pool. Small blocks let short prompts share prefixes and
             waste little; large blocks keep block tables short.
-        kv_tokens: tokens that the KV pool holds for all requests together. None: enough for `max_requests`
-            full contexts, but no more than a quarter of the free memory.
+        kv_tokens: tokens that the KV pool holds for all requests together. None: what `kv_memory` holds.
+        kv_memory: memory of the KV pool: bytes, such as 2**32 or "4GiB", or a share of the free memory, such
+            as "50%". None: enough for `max_requests` full contexts, but no more than 25% (of a GPU's: 80%).
         max_requests: limit of requests in one step; the others wait. On a CPU 16 rows take about 1.3 times as
             long as one row, so more requests at a time would gain little.
         max_rows: limit of rows in one forward pass. Longer prompts are read in chunks.
@@ -82,6 +110,7 @@ class EngineConfig:
     max_context: int | None = None
     block_size: int = 16
     kv_tokens: int | None = None
+    kv_memory: int | str | None = None
     max_requests: int = 64
     max_rows: int = 512
     max_stall: float | None = None
@@ -100,6 +129,10 @@ class EngineConfig:
             if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
                 what = f"an integer, at least {least}{', or None' if optional else ''}"
                 raise ModelError(f"{name}={value!r} is not possible: it must be {what}")
+        if self.kv_memory is not None:
+            memory_size(self.kv_memory)
+            if self.kv_tokens is not None:
+                raise ModelError("the KV pool has one size: give kv_tokens or kv_memory, not both")
         if not isinstance(self.learn, Real) or not 0 <= self.learn <= 1:
             raise ModelError(f"learn={self.learn!r} is not possible: it is a share of time, from 0 to 1")
         stall = self.max_stall

@@ -7,9 +7,12 @@ import warnings
 from collections.abc import Iterable, Sequence
 from typing import NoReturn, Self, Unpack, overload
 
+import torch
+
 from soothsay.chat_layout import conversation
 from soothsay.config import DType, EngineConfig, EngineOptions, KVDType
 from soothsay.core.constraint import Constraint
+from soothsay.core.kv_rows import kv_bytes
 from soothsay.core.params import SamplingParams
 from soothsay.core.request import Request
 from soothsay.core.tenant import EVERYBODY, Tenant
@@ -27,6 +30,7 @@ from soothsay.model.weights.checkpoint import open_checkpoint
 from soothsay.model.weights.generation_config import sampling_in_folder
 from soothsay.model.weights.load import load_model
 from soothsay.model.weights.numeric_mode import described_mode
+from soothsay.progress import tell_progress
 from soothsay.request_builder import Prompt, RequestBuilder, check_params, for_each, listed
 from soothsay.result import Result, Stream, Submitted, refusal
 from soothsay.tokenizer import NO_TOKENIZER, Message, Tokenizer, with_layout
@@ -126,6 +130,7 @@ class LLM:
         self._builder = RequestBuilder(target.spec, self.config, tokenizer, eos_ids)
         self._drafters: dict[DrafterSpec, Drafter] = {}
         self.drafter: DrafterSpec = "none" if drafter is None else drafter
+        tell_progress("loading drafters")
         built = self._drafter(self.drafter)
         if config.learn and not can_learn(built):
             warnings.warn(
@@ -168,6 +173,21 @@ class LLM:
         """What the bits of answers depend on besides the weights: kernels, number formats and versions."""
         model = self.model
         return described_mode(model, model.kernels, model.dtype, model.kv_dtype, model.bits)
+
+    def about(self) -> dict[str, str]:
+        """How the model runs here, in words: number formats, threads, KV pool, drafters, sampling."""
+        model, tokens = self.model, self.config.kv_tokens or 0
+        gib = kv_bytes(model.spec.kv_shapes, model.kv_dtype) * tokens / 2**30
+        drafter = self._drafter(self.drafter)
+        parts = [part.name for part in getattr(drafter, "parts", ())]
+        defaults = [f"{name} {value:g}" for name, value in self.sampling_defaults.items()]
+        return {
+            "dtype": ("" if model.bits is None else f"int{model.bits} weights, ") + str(model.dtype)[6:],
+            "threads": f"{torch.get_num_threads()}",
+            "kv_cache": f"{gib:,.2f} GiB for {tokens:,} tokens",
+            "drafter": f"{drafter.name}" + (f": {', '.join(parts)}" if parts else ""),
+            **({"sampling": f"{', '.join(defaults)}, by default"} if defaults else {}),
+        }
 
     @property
     def default_sampling_params(self) -> SamplingParams:

@@ -6,13 +6,16 @@ The dataclasses hold plain values, and can be made by hand.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from soothsay.config import DType, KVDType
+from soothsay.config import DType, KVDType, memory_size
+from soothsay.errors import ModelError, SoothsayError
+from soothsay.processors import granted_processors
 
 REQUIRED = MISSING
 """The default of an option that must be given."""
@@ -23,8 +26,11 @@ DECLARED = "soothsay option"
 FILE: Mapping[str, Any] = {"exists": True, "dir_okay": False}
 """Settings of a path: a file that exists."""
 
+MAIN = ""
+"""The panel of the help that comes first, with the options that matter most. It has ten at most."""
+
 MODEL = (
-    "A Hugging Face directory, a .gguf file, sibyl, smollm2, or a name on the hub, OWNER/NAME. "
+    "A Hugging Face directory, a .gguf file, a name that 'soothsay models' lists, or OWNER/NAME on the hub. "
     "DIRECTORY:TYPE and OWNER/NAME:TYPE choose a GGUF file by its type, such as Q4_K_M."
 )
 PROMPTS = (
@@ -77,25 +83,54 @@ def argument(help: str, *, default: Any = REQUIRED, **settings: Any) -> Any:
 
 
 def shared(group: type[Any], name: str, **changes: Any) -> Any:
-    """A field as `group` declares it, for another dataclass. `changes`: another default, or settings."""
+    """A field as `group` declares it, for another dataclass. `changes`: default, help or settings."""
     there = group.__dataclass_fields__[name]
     declaration: Declaration = there.metadata[DECLARED]
-    default = changes.pop("default", there.default)
+    default, help = changes.pop("default", there.default), changes.pop("help", declaration.help)
     settings = {"panel": getattr(group, "PANEL", None), **declaration.settings, **changes}
-    return _declared(default, replace(declaration, settings=settings))
+    return _declared(default, replace(declaration, help=help, settings=settings))
 
 
 def _declared(default: Any, declaration: Declaration) -> Any:
     return field(default=default, metadata={DECLARED: declaration})
 
 
+DRAFTERS = (
+    *("auto", "none", "prompt-lookup", "rest", "recycling", "lookahead", "draft-model", "layer-skip"),
+    *("eagle", "eagle2", "eagle3", "mtp", "assistant", "medusa", "hydra", "block", "dflash", "peagle"),
+    *("redrafter", "suffix", "ngram"),
+)
+"""The names of the registry of drafters, whose import takes too long for a shell that completes a word."""
+
+
+def drafters_like(incomplete: str) -> list[str]:
+    """Names of drafters that a shell may put in place of `incomplete`."""
+    return [name for name in DRAFTERS if name.startswith(incomplete)]
+
+
+def models_like(incomplete: str) -> list[str]:
+    """Models that a shell may put in place of `incomplete`: names, GGUF files, and directories."""
+    from soothsay.model.weights.known_models import known_models
+
+    start = incomplete.rpartition("/")[2]
+    folder = incomplete.removesuffix(start)
+    paths = Path(folder).expanduser().glob(f"{start}*")
+    files = [f"{folder}{path.name}{'/' if path.is_dir() else ''}" for path in sorted(paths)]
+    names = [model.name for model in known_models() if model.name.startswith(incomplete)]
+    return names + [file for file in files if file.endswith(("/", ".gguf"))]
+
+
 @dataclass(frozen=True)
 class CommonOptions:
     """Options of many commands, which have defaults and bounds of their own: see `shared`."""
 
-    model: str = argument(MODEL)
+    model: str = argument(MODEL, autocompletion=models_like)
+    named: str = option("sibyl", MODEL, "--model", "-m", autocompletion=models_like)
     max_tokens: int = option(256, "Limit of tokens in an answer.", "-n")
     temperature: float = option(0.0, "0: always the most likely token.", "-t")
+    served_name: str | None = optional(
+        "the model as given, without its folder", "Name of the model in requests.", "--served-model-name"
+    )
 
 
 common = partial(shared, CommonOptions)
@@ -103,8 +138,107 @@ common = partial(shared, CommonOptions)
 
 
 @dataclass(frozen=True)
-class ModelOptions:
-    """How a model runs, as `LLM` takes it."""
+class ModelChoice:
+    """The model of a command: in its place, or by name."""
+
+    place: str | None = common("model", default=None, metavar="MODEL", show_default=False)
+    model: str | None = option(
+        None,
+        "The same as MODEL.",
+        "--model",
+        "-m",
+        panel="Model",
+        show_default=False,
+        autocompletion=models_like,
+    )
+
+    @property
+    def name(self) -> str:
+        """The model. Raises `SoothsayError` if there is none, or if there are two."""
+        if None not in (self.place, self.model) and self.place != self.model:
+            raise SoothsayError(f"give one model: MODEL is {self.place!r}, but --model is {self.model!r}")
+        if chosen := self.place or self.model:
+            return chosen
+        raise SoothsayError("give a model, such as smollm2; 'soothsay models' lists more")
+
+
+@dataclass(frozen=True)
+class ModelOrSibyl(ModelChoice):
+    """The model of a command. If none is named, it is the bundled one."""
+
+    place: str | None = common("model", default=None, metavar="MODEL", show_default="sibyl")
+
+    @property
+    def name(self) -> str:
+        """See `ModelChoice`."""
+        return super().name if self.place or self.model else "sibyl"
+
+
+def checked_threads(count: int | None) -> int | None:
+    """The value of --threads. Raises `ModelError` if there are fewer cores."""
+    if count is not None and count > (cores := granted_processors()):
+        raise ModelError(
+            f"--threads {count} is more than the {cores} physical cores that this process may use"
+        )
+    return count
+
+
+def checked_memory(size: str | None) -> str | None:
+    """The value of --kv-memory. Raises `ModelError` if it is no size."""
+    try:
+        if size is not None:
+            memory_size(size)
+    except ModelError as error:
+        raise ModelError(f"--kv-memory: {error}") from None
+    return size
+
+
+def check_room(kv_memory: str | None = None, device: str = "auto") -> None:
+    """Raise `ModelError` if a KV cache on the CPU is larger than what is free, before a model is loaded."""
+    place = os.environ.get("SOOTHSAY_DEVICE", "cpu") if device == "auto" else device
+    if kv_memory is None or place != "cpu":
+        return
+    from soothsay.machine import usable_memory
+
+    free, whole = usable_memory()
+    if memory_size(kv_memory) > free:
+        raise ModelError(f"--kv-memory {kv_memory}: of {whole}, {free / 1e9:,.1f} GB are free; give less")
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How a model is loaded."""
+
+    PANEL = "Model"
+
+    dtype: DType = option("auto", "Number format of the linear layers.", panel=MAIN)
+    max_context: int | None = optional(
+        "the model's", "Limit of tokens in prompt and answer together.", min=2, panel=MAIN
+    )
+    threads: int | None = optional(
+        "the physical cores", "Number of threads that compute.", min=1, callback=checked_threads, panel=MAIN
+    )
+    kv_memory: str | None = optional(
+        "25% at most",
+        "Memory of the KV cache: bytes, such as 4GiB, or a share of what is free, such as 50%.",
+        metavar="SIZE",
+        callback=checked_memory,
+        panel=MAIN,
+    )
+    kv_dtype: KVDType = option("auto", "Number format of the KV cache; 'int8' takes about half the memory.")
+    device: str = option(
+        "auto", "Where the model runs: cpu, cuda, cuda:1. 'auto': SOOTHSAY_DEVICE, else cpu."
+    )
+    chat_template: Path | None = optional(
+        "the model's",
+        "A file with a Jinja template for conversations, in place of the model's own ones.",
+        **FILE,
+    )
+
+
+@dataclass(frozen=True)
+class ModelOptions(LoadOptions):
+    """How a model is loaded and answers."""
 
     drafter: str = option(
         "auto",
@@ -112,17 +246,8 @@ class ModelOptions:
         "or + between. 'auto' chooses the fastest, 'none' decodes plainly. No drafter changes the answer. "
         "'soothsay inspect' lists those that fit.",
         "-d",
-    )
-    dtype: DType = option("auto", "Number format of the linear layers.")
-    kv_dtype: KVDType = option("auto", "Number format of the KV cache; 'int8' takes about half the memory.")
-    device: str = option(
-        "auto", "Where the model runs: cpu, cuda, cuda:1. 'auto': SOOTHSAY_DEVICE, else cpu."
-    )
-    max_context: int | None = optional("the model's", "Limit of tokens in prompt and answer together.", min=2)
-    chat_template: Path | None = optional(
-        "the model's",
-        "A file with a Jinja template for conversations, in place of the model's own ones.",
-        **FILE,
+        panel=MAIN,
+        autocompletion=drafters_like,
     )
     generation_config: str = option(
         "auto",
@@ -138,7 +263,7 @@ class SamplingOptions:
 
     PANEL = "Sampling"
 
-    temperature: float | None = common("temperature", default=None, show_default="the model's")
+    temperature: float | None = common("temperature", default=None, show_default="the model's", panel=MAIN)
     top_p: float | None = optional(
         "the model's", "Keep the most likely tokens, up to this total probability."
     )

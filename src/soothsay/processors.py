@@ -24,6 +24,14 @@ def granted_processors(root: Path = SYSTEM) -> int:
     return max(1, math.ceil(min(len(_cores(root)), _processor_quota(root))))
 
 
+def use_threads(count: int | None) -> None:
+    """Let this process compute with some threads; None: as many as PyTorch chooses, the physical cores."""
+    if count is not None:
+        import torch
+
+        torch.set_num_threads(count)
+
+
 def claim_cores(count: int, folder: Path | None = None) -> Sequence[int]:
     """Pin this process to physical cores that no other process has claimed, until it ends.
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+import threading
 
 import pytest
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 
+from soothsay import LLM
 from soothsay.cli import terminal
+from soothsay.progress import progress_shown_by, tell_progress
 
 
 class Clock:
@@ -68,3 +71,58 @@ def test_hidden_stages_write_nothing(clock: Clock) -> None:
             bars.update(shown, completed=1)
             clock.now += 61
     assert written.getvalue().splitlines() == ["shown", "shown"]
+
+
+def wait_for(shown: str, written: io.StringIO) -> None:
+    """Wait until a text was written."""
+    for _ in range(1000):
+        if shown in written.getvalue():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError(f"{shown!r} is not in {written.getvalue()!r}")
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """What is written to a terminal."""
+    file = io.StringIO()
+    monkeypatch.setattr(terminal, "Console", lambda **_: Console(file=file, force_terminal=True, width=80))
+    return file
+
+
+def test_loading_that_takes_long_has_a_bar(written: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal, "PATIENCE", 0)
+    with terminal.load_bar("loading it ..."):
+        assert "loading it ..." in written.getvalue()
+        wait_for("loading libraries", written)
+        tell_progress("packing", 3, 9)
+        wait_for("packing", written)
+        wait_for("3/9", written)
+    before = written.getvalue()
+    tell_progress("packing", 4, 9)
+    assert written.getvalue() == before
+
+
+def test_loading_that_is_soon_done_has_a_notice(written: io.StringIO) -> None:
+    with terminal.load_bar("loading it ..."):
+        tell_progress("packing", 3, 9)
+    assert "loading it ..." in written.getvalue()
+    assert "packing" not in written.getvalue()
+
+
+def test_loading_writes_nothing_where_there_is_no_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal, "PATIENCE", 0)
+    with terminal.load_bar("loading it ..."):
+        tell_progress("packing", 3, 9)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_model_says_what_it_does_while_it_loads() -> None:
+    told = list[tuple[str, int, int]]()
+    with progress_shown_by(lambda *told_now: told.append(told_now)):
+        LLM("sibyl", drafter="none", max_requests=1)
+    parts = [(done, total) for what, done, total in told if what == "reading and packing weights"]
+    assert parts == [(done, len(parts)) for done in range(len(parts))]
+    assert len(parts) > 8

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from soothsay.core.state_shape import StateShape
 from soothsay.core.states import StatePool
 from soothsay.engine import sizing
 from soothsay.engine.sizing import MEMORY_SHARE, STATE_SHARE, WORKING_MEMORY, complete_config
+from soothsay.errors import ModelError
 from soothsay.machine import Memory
 from soothsay.model.transformer import Transformer
 
@@ -75,6 +77,51 @@ def test_the_pool_is_what_the_tightest_machine_has_room_for(
 @pytest.mark.parametrize(("asked", "tokens"), [(32, 32), (33, 48)])
 def test_a_given_size_is_rounded_up_to_blocks(asked: int, tokens: int) -> None:
     assert complete_config(EngineConfig(kv_tokens=asked), model()).kv_tokens == tokens
+
+
+@pytest.mark.parametrize(
+    ("size", "tokens"),
+    [
+        (4 * LAYER * 160, 160),
+        ("1GiB", 2**30 // (4 * LAYER) // 16 * 16),
+        ("1GB", 10**9 // (4 * LAYER) // 16 * 16),
+        ("50%", 32_000),
+        ("100 %", 64_000),
+    ],
+)
+def test_a_size_in_memory_is_bytes_or_a_share_of_what_is_free(
+    monkeypatch: pytest.MonkeyPatch, size: int | str, tokens: int
+) -> None:
+    monkeypatch.setattr(
+        sizing, "memory_of", lambda device: Memory(max(enough(64_000), 2**31), "this machine")
+    )
+    if str(size).endswith("%"):
+        monkeypatch.setattr(sizing, "memory_of", lambda device: Memory(enough(64_000), "this machine"))
+    made = complete_config(EngineConfig(kv_memory=size, max_requests=1), model())
+    assert (made.kv_tokens, made.kv_memory) == (tokens, None)
+    assert replace(made, max_requests=2).kv_tokens == tokens
+
+
+@pytest.mark.parametrize("size", ["4TiB", 4 * 1024**4])
+def test_a_size_beyond_what_is_free_is_refused(size: int | str) -> None:
+    with pytest.raises(ModelError, match=r"^kv_memory=.* needs 4,398.0 GB, and what is free of this machine"):
+        complete_config(EngineConfig(kv_memory=size), model())
+
+
+def test_a_size_below_one_block_is_refused() -> None:
+    with pytest.raises(ModelError, match=f"kv_memory='1KiB' is too small: 16 tokens take {64 * LAYER:,} b"):
+        complete_config(EngineConfig(kv_memory="1KiB"), model())
+
+
+@pytest.mark.parametrize("size", ["5X", "-1", "0", "", "200%", "0%", "%", "nan", "1e9", "0.5", True, 2.5e-3])
+def test_what_is_no_size_of_memory_is_refused(size: Any) -> None:
+    with pytest.raises(ModelError, match=r"is no size of memory: give bytes, such as 4GiB"):
+        EngineConfig(kv_memory=size)
+
+
+def test_a_pool_has_one_size() -> None:
+    with pytest.raises(ModelError, match="give kv_tokens or kv_memory, not both"):
+        EngineConfig(kv_memory="50%", kv_tokens=16)
 
 
 def test_engines_share_the_memory_for_states() -> None:

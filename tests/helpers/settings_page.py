@@ -34,6 +34,7 @@ rounds = 3
 ```
 
 `soothsay --config soothsay.toml serve` reads it. A command or an option that does not exist is an error.
+`soothsay --install-completion` lets bash, zsh or fish complete commands, options, models and drafters.
 More variables:
 
 | variable | meaning |
@@ -55,7 +56,7 @@ def _sections(name: str, command: Any) -> Iterator[str]:
         return
     arguments = [one for one in command.params if one.param_type_name == "argument"]
     options = [one for one in command.params if one not in arguments and one.name != "help"]
-    asked = (one.name.upper() if one.required else f"[{one.name.upper()}]" for one in arguments)
+    asked = (one.metavar if one.required else f"[{one.metavar}]" for one in arguments)
     usage = " ".join((name, *asked))
     yield f"\n## {name}\n\n{_sentence(command.help)}\n\n```text\n{usage}\n```\n\n"
     yield "| option | default | meaning |\n| --- | --- | --- |\n"
@@ -63,7 +64,7 @@ def _sections(name: str, command: Any) -> Iterator[str]:
         names = (
             ", ".join(f"`{part}`" for part in (*one.opts, *one.secondary_opts))
             if one in options
-            else f"`{one.name.upper()}`"
+            else f"`{one.metavar}`"
         )
         yield f"| {names} | {_default(one)} | {_sentence(one.help)} |\n"
 

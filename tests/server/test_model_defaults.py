@@ -84,6 +84,6 @@ def test_the_defaults_differ_from_each_other(sibyl: LLM) -> None:
 
 def test_the_server_says_at_start_what_it_took(folder: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    line = "defaults of the model: temperature 0.9, top_k 4, top_p 0.9, repetition_penalty 1.2; "
+    line = '"sampling": "temperature 0.9, top_k 4, top_p 0.9, repetition_penalty 1.2, by default"'
     with command(log, "--drafter", "none", "--generation-config", str(folder)):
         assert line in log.read_text()

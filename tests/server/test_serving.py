@@ -422,7 +422,7 @@ def test_the_engine_ends_with_the_server(running: Running) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["no-such-model-here"], "no-such-model-here"),
+        (["smolm2"], "Did you mean smollm2? 'soothsay models' lists names that work"),
         (["sibyl", "--drafter", "no-such-drafter"], "no-such-drafter"),
     ],
 )

@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 from soothsay.cli.bench.bench_app import bench
 from soothsay.cli.chat_command import Chat
-from soothsay.cli.command_classes import add_commands
+from soothsay.cli.command_classes import add_commands, write_options
 from soothsay.cli.demo_command import Demo
 from soothsay.cli.generate_command import Generate
 from soothsay.cli.inspect_command import Inspect
@@ -43,12 +43,17 @@ class _Commands(TyperGroup):
             report(error)
             raise typer.Exit(2) from None
 
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options and the commands."""
+        write_options(self, ctx, formatter)
+        self.format_commands(ctx, formatter)
+
 
 app = typer.Typer(
     name="soothsay",
     cls=_Commands,
     no_args_is_help=True,
-    add_completion=False,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "SOOTHSAY"},
 )

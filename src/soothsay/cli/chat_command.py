@@ -12,14 +12,13 @@ from dataclasses import asdict, dataclass, field, replace
 from types import FrameType
 from typing import TYPE_CHECKING
 
-import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from soothsay.cli.terminal import ACCEPTED, acceptance_summary, load_llm, report, sampling_summary, summary
 from soothsay.errors import RequestError, SoothsayError
-from soothsay.options import ModelOptions, SamplingOptions, common, flag, option
+from soothsay.options import ModelOptions, ModelOrSibyl, SamplingOptions, common, flag, option
 
 if TYPE_CHECKING:
     from soothsay.core.params import SamplingParams
@@ -37,21 +36,17 @@ ANSWER_SHARE = 4
 class Chat:
     """Talk with a model. /help lists the commands within a conversation."""
 
-    model: str | None = common("model", default=None, show_default="sibyl")
-    named: str | None = option(None, "The same as MODEL.", "--model", "-m", show_default=False)
+    choice: ModelOrSibyl
     system: str = option("", "The system message.")
     show_drafted: bool = flag(f"Show accepted draft tokens in {ACCEPTED}.")
-    plain: bool = flag("Show answers as the model writes them, with Markdown as text.")
+    plain: bool = flag("Show answers as the model writes them, with Markdown as text.", panel="Output")
     max_tokens: int = common("max_tokens", default=512)
     sampling: SamplingOptions
     options: ModelOptions
 
     def run(self) -> None:
         """Talk until the user leaves."""
-        if self.model is not None and self.named is not None and self.model != self.named:
-            both = f"MODEL is {self.model!r}, but --model is {self.named!r}"
-            raise typer.BadParameter(f"give one model: {both}")
-        model = self.model or self.named or "sibyl"
+        model = self.choice.name
         from soothsay.core.params import SamplingParams
 
         given = self.sampling.given(max_tokens=self.max_tokens)

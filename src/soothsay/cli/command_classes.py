@@ -8,11 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from inspect import Parameter, Signature
-from typing import Annotated, Any, Protocol, get_type_hints
+from itertools import count
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, Literal, Protocol, get_args, get_origin, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 from soothsay.options import DECLARED, REQUIRED, Declaration
+
+MOST = 10
+"""Options that the help shows first. Further ones without a panel are in `MORE`."""
+
+MORE = "More options"
 
 
 class Command(Protocol):
@@ -22,15 +31,50 @@ class Command(Protocol):
         """Do the work."""
 
 
+class _Documented(TyperCommand):
+    """A command with `write_options`."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write all options."""
+        write_options(self, ctx, formatter)
+
+
+def write_options(command: Any, ctx: Any, formatter: Any) -> None:
+    """Write the options of a command by panel, one below the other, so that no name is cut.
+
+    Variables are not named: there is a rule for all of them.
+    """
+    panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+    for one in command.get_params(ctx):
+        one.show_envvar = False
+        is_argument = one.param_type_name == "argument"
+        panel = getattr(one, "rich_help_panel", None) or ("Arguments" if is_argument else "Options")
+        if record := one.get_help_record(ctx):
+            shown = one.metavar if is_argument else record[0]
+            panels.setdefault(panel, []).append((shown, record[1]))
+    for panel, records in panels.items():
+        if records:
+            with formatter.section(typer.style(panel, bold=True)):
+                formatter.write_dl(records, col_max=24)
+
+
+def _metavar(kind: Any) -> str | None:
+    """What stands for a value of a type in the help; None: what typer shows."""
+    inner = [one for one in get_args(kind) if one is not NoneType]
+    if inner and get_origin(kind) is not Literal:
+        return _metavar(inner[0])
+    return {int: "N", float: "X", str: "TEXT", Path: "PATH"}.get(kind)
+
+
 def add_commands(app: typer.Typer, commands: Mapping[str, type[Command]]) -> None:
     """Add commands by their names."""
     for name, command in commands.items():
-        app.command(name)(as_function(command))
+        app.command(name, cls=_Documented)(as_function(command))
 
 
 def as_function(command: type[Command]) -> Callable[..., None]:
     """A command as a function that typer understands. Raises `ValueError` if two options have one name."""
-    shown = list(_parameters(command))
+    shown = list(_parameters(command, count()))
 
     def run(**options: Any) -> None:
         _made(command, options).run()
@@ -41,16 +85,21 @@ def as_function(command: type[Command]) -> Callable[..., None]:
     return run
 
 
-def _parameters(group: type[Any]) -> Iterator[Parameter]:
+def _parameters(group: type[Any], firsts: Iterator[int]) -> Iterator[Parameter]:
+    """The parameters of a group. `firsts` counts the options that have no panel."""
     types = get_type_hints(group)
     for field in fields(group):
         declared: Declaration | None = field.metadata.get(DECLARED)
         if declared is None:
-            yield from _parameters(types[field.name])
+            yield from _parameters(types[field.name], firsts)
             continue
-        settings: dict[str, Any] = {"help": declared.help, **declared.settings}
-        if panel := settings.pop("panel", None) or getattr(group, "PANEL", None):
-            settings["rich_help_panel"] = panel
+        settings = {"help": declared.help, "metavar": _metavar(types[field.name]), **declared.settings}
+        panel = settings.pop("panel", getattr(group, "PANEL", None))
+        if not (panel or declared.is_argument) and next(firsts) >= MOST:
+            panel = MORE
+        settings["rich_help_panel"] = panel or None
+        if declared.is_argument:
+            settings["metavar"] = declared.settings.get("metavar", field.name.upper())
         names, long = declared.names, f"--{field.name.replace('_', '-')}"
         if not declared.is_argument and not any(name.startswith("--") for name in names):
             names = long, *names

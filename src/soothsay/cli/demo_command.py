@@ -19,7 +19,7 @@ from soothsay.bench.tables import numbers_table
 from soothsay.cli.terminal import ACCEPTED, PLAIN, bars, fitting_drafters, load_llm
 from soothsay.config import DType
 from soothsay.errors import ModelError
-from soothsay.options import MODEL, ModelOptions, common, option, optional, shared
+from soothsay.options import ModelOptions, common, drafters_like, option, optional, shared
 
 if TYPE_CHECKING:
     from soothsay.core.answer import Piece, SpeculationStats
@@ -131,9 +131,12 @@ class DemoEntry:
 class Demo:
     """Decode real prompts plainly and speculatively, and compare: the same tokens, sooner."""
 
-    model: str | None = optional("smollm2; sibyl without a network", MODEL, "-m")
+    model: str | None = common("named", default=None, show_default="smollm2; sibyl without a network")
     drafter: list[str] | None = optional(
-        "those of auto, suffix and mtp that fit the model", "A drafter to compare. Can be repeated.", "-d"
+        "those of auto, suffix and mtp that fit the model",
+        "A drafter to compare. Can be repeated.",
+        "-d",
+        autocompletion=drafters_like,
     )
     max_tokens: int = common("max_tokens", default=96, min=1)
     repeats: int = option(5, "Rounds. Times are the median over them.", min=1)
@@ -146,8 +149,8 @@ class Demo:
             problem = "is plain decoding, which is what the others are compared with"
             raise typer.BadParameter(f"{PLAIN!r} {problem}")
         model = self.model or _usual_model()
-        own = {"dtype": self.dtype, "device": self.device}
-        llm = load_llm(model, prefix_caching=False, **own)  # every answer prefills its prompt
+        # every answer prefills its prompt
+        llm = load_llm(model, prefix_caching=False, dtype=self.dtype, device=self.device)
         names = (
             list(dict.fromkeys(self.drafter))
             if self.drafter

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from soothsay.cli.terminal import acceptance_summary, harmless, load_llm, summary
 from soothsay.errors import RequestError
-from soothsay.options import FILE, MODEL, ModelOptions, SamplingOptions, argument, common, option, optional
+from soothsay.options import FILE, ModelOptions, SamplingOptions, argument, common, option, optional
 
 if TYPE_CHECKING:
     from soothsay.core.answer import Piece
@@ -34,12 +34,16 @@ class Generate:
         "--chat/--raw",
         "-c",
     )
-    model: str = option("sibyl", MODEL, "-m")
+    model: str = common("named")
     max_tokens: int = common("max_tokens", default=256)
     sampling: SamplingOptions
-    stop: list[str] | None = option(None, "End the answer before this text. Can be repeated.")
+    stop: list[str] | None = option(
+        None, "End the answer before this text. Can be repeated.", panel=SamplingOptions.PANEL
+    )
     options: ModelOptions
-    stats: bool | None = optional("in a terminal", "Show statistics on stderr.", "--stats/--no-stats")
+    stats: bool | None = optional(
+        "in a terminal", "Show statistics on stderr.", "--stats/--no-stats", panel="Output"
+    )
 
     def run(self) -> None:
         """Answer the prompt."""

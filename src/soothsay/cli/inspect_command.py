@@ -20,7 +20,7 @@ from soothsay.model.specs.attention_spec import AttentionSpec, LatentSpec
 from soothsay.model.specs.feed_forward_spec import DenseSpec, ExpertsSpec
 from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.specs.state_specs import BesideStatesSpec, ConvolutionSpec, DeltaSpec, StateSpaceSpec
-from soothsay.options import MODEL, ModelOptions, argument, option, optional, shared
+from soothsay.options import MODEL, ModelOptions, common, option, optional, shared
 
 if TYPE_CHECKING:
     from soothsay.drafters.base import Target
@@ -45,7 +45,7 @@ class Inspect:
     The weights are not loaded. A config.json alone tells all but the drafters.
     """
 
-    model: str = argument(f"{MODEL} Or a config.json alone.", default="sibyl")
+    model: str = common("model", help=f"{MODEL} Or a config.json alone.", default="sibyl")
     context: int | None = optional("the model's", "Tokens of a request, to reckon its memory.", min=2)
     requests: int = option(EngineConfig.max_requests, "Requests at a time, to reckon their memory.", min=1)
     drafter: str | None = option(

@@ -14,7 +14,7 @@ from rich.progress import DownloadColumn
 from rich.table import Column, Table
 
 from soothsay.cli.terminal import facts_table, notice, stage_bars, work_bar
-from soothsay.options import FILE, argument, option, optional, required
+from soothsay.options import FILE, argument, common, option, optional, required
 
 if TYPE_CHECKING:
     from soothsay.quantizing.quantize_model import QuantizationReport
@@ -41,7 +41,9 @@ class Models:
 class Pull:
     """Download a model, check it, and print where it is. A download that was interrupted goes on."""
 
-    model: str = argument("A name that 'soothsay models' lists, or one on the hub: OWNER/NAME[:TYPE].")
+    model: str = common(
+        "model", help="A name that 'soothsay models' lists, or one on the hub: OWNER/NAME[:TYPE]."
+    )
 
     def run(self) -> None:
         """Download the model."""
@@ -95,7 +97,7 @@ class Quantize:
     Linear layers become integers in the format of compressed-tensors. All other weights stay as they are.
     """
 
-    model: str = argument("A Hugging Face directory, a hub name, or a bundled model's name.")
+    model: str = common("model", help="A Hugging Face directory, a hub name, or a bundled model's name.")
     out: Path = argument("The directory to write. It must be empty or new.")
     options: QuantizeOptions
 
@@ -131,7 +133,7 @@ class Grow:
     beside the model, and heads for it that come with the package, come along, fitted to the larger one.
     """
 
-    model: str = argument("A Hugging Face directory, a GGUF file, a hub name or a known name.")
+    model: str = common("model")
     out: Path = argument("A directory that is not there yet, or empty.")
     shape: str = option(
         "1B",

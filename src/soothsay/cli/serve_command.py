@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,21 +13,37 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from ipaddress import ip_network
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 from rich.console import Console
 
-from soothsay.cli.terminal import notice, progress_bar, sampling_summary
+from soothsay.cli.terminal import facts_table, load_bar, progress_bar
 from soothsay.config import EngineConfig
 from soothsay.errors import SoothsayError
-from soothsay.options import ModelOptions, argument, common, flag, option, optional, shared
+from soothsay.options import (
+    ModelChoice,
+    ModelOptions,
+    argument,
+    check_room,
+    common,
+    drafters_like,
+    flag,
+    option,
+    optional,
+    shared,
+)
 from soothsay.server.server_config import MAX_STALL, ServerConfig, ServerLimits, served_name
 
 if TYPE_CHECKING:
     from soothsay.model.pipeline.pipeline import Stages
     from soothsay.server.batch.batch_run import BatchSummary
     from soothsay.server.fleet.engine_fleet import Bounds, Fleet
+    from soothsay.tokenizer import Tokenizer
+
+
+LEARNING, REQUESTS, ACCESS = "Learning", "Requests", "Access"
+"""Panels of the help."""
 
 
 @dataclass(frozen=True)
@@ -32,28 +51,39 @@ class EngineOptions(ModelOptions):
     """How an engine of `serve` or `batch` runs its model."""
 
     kv_tokens: int | None = optional(
-        "by memory", "Size of the KV cache in tokens, for all requests together.", min=1
+        "by --kv-memory", "Size of the KV cache in tokens, for all requests together.", min=1
     )
     keep: Path | None = optional(
         "forget it at the end",
         "A directory that keeps what drafters learn across restarts, apart for each tenant. It "
         "holds what users wrote. Only this user of the machine can read it.",
         file_okay=False,
+        panel=LEARNING,
     )
     learn: float = option(
         0.0,
         "Share of a core's time, such as 0.1, in which trained drafters learn from answers.",
         min=0,
         max=1,
+        panel=LEARNING,
     )
     max_running: int = option(
         EngineConfig.max_requests, "Limit of answers in one step.", min=1, panel="Limits"
     )
 
     def for_llm(self) -> dict[str, Any]:
-        """The options as arguments of `LLM`."""
+        """The options as arguments of `load`."""
         options = asdict(self)
         return {"max_requests": options.pop("max_running"), **options}
+
+    def check(self, replicas: int, ray_address: str | None) -> None:
+        """Raise `SoothsayError` for options that do not go together."""
+        if self.kv_tokens is not None and self.kv_memory is not None:
+            raise SoothsayError("the KV cache has one size: give --kv-memory or --kv-tokens")
+        if self.threads is not None and (replicas > 1 or ray_address is not None):
+            raise SoothsayError("--threads is for one engine; several have a thread for each of their cores")
+        if ray_address is None:
+            check_room(self.kv_memory, self.device)
 
 
 @dataclass(frozen=True)
@@ -132,40 +162,64 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 class Serve:
     """Serve a model over HTTP with OpenAI's protocol. SIGTERM ends it after the running answers."""
 
-    model: str = common("model")
+    choice: ModelChoice
     host: str = option(
         "127.0.0.1", "The address to listen on. The default is reachable from this machine only."
     )
     port: int = option(8000, "The port; 0: any free port.", min=0, max=65535)
-    name: str | None = optional(
-        "the model as given, without its folder", "Name of the model in requests.", "--served-model-name"
+    name: list[str] | None = common(
+        "served_name", help="Name of the model in requests. Can be repeated; replies have the first."
     )
-    any_model: bool = flag("Answer requests that name another model, too.")
+    api_key: list[str] | None = optional(
+        "none",
+        "A key that clients must have. Can be repeated. The variable SOOTHSAY_SERVE_API_KEY hides it from "
+        "other users of this machine; --api-keys has limits and permissions.",
+    )
+    cors_origin: list[str] | None = optional(
+        "none",
+        "Origin of a page whose scripts may use this server, such as https://app.example.com; '*': any page. "
+        "Can be repeated.",
+    )
+    any_model: bool = flag("Answer requests that name another model, too.", panel=REQUESTS)
     allow_drafter: list[str] | None = optional(
-        "all drafters", "A drafter that requests may choose. Can be repeated."
+        "all drafters",
+        "A drafter that requests may choose. Can be repeated.",
+        panel=REQUESTS,
+        autocompletion=drafters_like,
     )
     engine: EngineOptions
     learn_for_tenants: bool = flag(
         "Learn for each API key and cache_salt, apart. Otherwise drafters learn from requests that "
-        "have neither."
+        "have neither.",
+        panel=LEARNING,
     )
     split_reasoning: bool = option(
         True,
         "Return a model's thoughts as reasoning_content, or as a part of the answer's text.",
         "--split-reasoning/--no-split-reasoning",
+        panel=REQUESTS,
     )
     placement: PlacementOptions
-    api_keys: Path | None = optional("no keys", "File of API keys, see 'soothsay keys'.", dir_okay=False)
+    api_keys: Path | None = optional(
+        "no file", "File of API keys, see 'soothsay keys'.", dir_okay=False, panel=ACCESS
+    )
     share_between_keys: bool = flag(
         "Let requests with different keys share prefixes and drafts. Whoever has a key can then "
-        "find out what others have written."
+        "find out what others have written.",
+        panel=ACCESS,
     )
     allowed_host: list[str] | None = optional(
         "this machine's names if there are no keys",
         "A name that requests may have in their Host header. Can be repeated.",
+        panel=ACCESS,
     )
     trusted_proxy: list[str] | None = optional(
-        "none", "Address or network of a proxy whose X-Forwarded-For names the client. Can be repeated."
+        "none",
+        "Address or network of a proxy whose X-Forwarded-For names the client. Can be repeated.",
+        panel=ACCESS,
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = option(
+        "info", "The least level of what is logged; 'debug' has the requests of probes, too.", panel="Output"
     )
     max_stall: float = option(
         MAX_STALL,
@@ -179,24 +233,32 @@ class Serve:
     def run(self) -> None:
         """Serve until a signal ends it."""
         from soothsay.server.access.api_keys import KeyRing
+        from soothsay.server.http.json_log import LEVEL
         from soothsay.server.runner import bind
 
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a supervisor sees that its own signal ended it
-        keys = None if self.api_keys is None else KeyRing(self.api_keys)
-        proxies = trusted_proxies(self.trusted_proxy or [])
+        os.environ[LEVEL] = self.log_level
+        model, given = self.choice.name, self.api_key or ()
+        keys = KeyRing(self.api_keys, given) if given or self.api_keys else None
+        proxies, origins = trusted_proxies(self.trusted_proxy or []), cors_origins(self.cors_origin or [])
         learning = {"max_stall": self.max_stall, "learn_for_tenants": self.learn_for_tenants}
+        bounds = self.placement.bounds()
+        self.engine.check(bounds.most, self.placement.ray_address)
         arguments = {**self.engine.for_llm(), **learning}
-        with bind(self.host, self.port) as sockets, _fleet(self.model, self.placement, arguments) as fleet:
+        with bind(self.host, self.port) as sockets, _fleet(model, self.placement, bounds, arguments) as fleet:
             from soothsay.server.http.json_log import log, log_to_stderr
             from soothsay.server.http_server import Server
             from soothsay.server.runner import make_runner
 
             allowed = self.allow_drafter
+            name, *aliases = self.name or [served_name(model)]
             config = ServerConfig(
-                self.name or served_name(self.model),
+                name,
+                aliases=tuple(aliases),
                 any_model=self.any_model,
                 drafters=fleet.model.drafters if allowed is None else tuple(allowed),
                 hosts=allowed_hosts(self.host, self.allowed_host or [], keyless=keys is None),
+                cors_origins=origins,
                 trusted_proxies=proxies,
                 share_between_keys=self.share_between_keys,
                 split_reasoning=self.split_reasoning,
@@ -204,45 +266,79 @@ class Serve:
             )
             console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
             self._warn(console, keyless=keys is None)
-            if console.is_terminal and self.port:
-                console.print(_invitation(config.name, self.host, self.port))
+            address = _address(*sockets[0].getsockname()[:2])
+            facts = {"model": ", ".join(config.names), **fleet.model.about, "address": f"{address}/v1"}
+            if self.engine.kv_memory is None and self.engine.kv_tokens is None and "kv_cache" in facts:
+                facts["kv_cache"] += " (by default 25% of the free memory, or what all answers can need)"
             log_to_stderr()
-            if defaults := sampling_summary(fleet.model.sampling_defaults):
-                log.info(f"defaults of the model: {defaults}; --generation-config none ignores them")
+            if console.is_terminal:
+                facts["address"] += f", and a page at {address}; Ctrl-C ends it"
+                console.print(facts_table((name.replace("_", " "), fact) for name, fact in facts.items()))
+                console.print(_request(address, fleet.model.tokenizer, keyless=keys is None))
+            else:
+                log.info("serving", extra=facts)
             make_runner(Server(fleet, config, keys), self.host, self.port).run(sockets)
 
     def _warn(self, console: Console, *, keyless: bool) -> None:
         if self.engine.learn and not (keyless or self.learn_for_tenants or self.share_between_keys):
             console.print("warning: requests with keys teach drafters nothing without --learn-for-tenants")
-        if keyless and self.host not in LOOPBACK:
-            everyone = f"everyone who can reach {self.host} can use it"
-            console.print(f"warning: {everyone}; --api-keys FILE requires keys")
+        is_open, any_page = self.host not in LOOPBACK, "*" in (self.cors_origin or ())
+        if keyless and (is_open or any_page):
+            who = (
+                f"everyone who can reach {self.host}" if is_open else "every page in this machine's browsers"
+            )
+            console.print(f"warning: {who} can use it; --api-key KEY or --api-keys FILE requires keys")
 
 
 @contextmanager
-def _fleet(model: str, placement: PlacementOptions, arguments: Mapping[str, Any]) -> Iterator[Fleet]:
-    """The engines, which have loaded the model. `arguments`: of their `LLM`."""
-    bounds = placement.bounds()
+def _fleet(
+    model: str, placement: PlacementOptions, bounds: Bounds, arguments: Mapping[str, Any]
+) -> Iterator[Fleet]:
+    """The engines, which have loaded the model. `arguments`: of `load`."""
     with ExitStack() as stack:
-        with notice(f"loading {model} ..."):
-            from soothsay.server.engines.engine_process import PORTABLE, load
-            from soothsay.server.fleet.engine_fleet import Fleet
-            from soothsay.server.placement import Placement, engines
+        from soothsay.server.engines.engine_process import PORTABLE, load
+        from soothsay.server.fleet.engine_fleet import Fleet
+        from soothsay.server.placement import Placement, engines
 
-            shared = placement.shared(bounds.most)
-            stages = shared if isinstance(shared, int) else len(shared) + 1
-            kernels, variables = ("portable", PORTABLE) if placement.portable else ("auto", {})
-            place = placement.replica_cores, placement.ray_address
-            factory = partial(load, model, stages=shared, kernels=kernels, **arguments)
-            make = stack.enter_context(engines(factory, Placement(bounds.most, *place, variables, stages)))
+        shared = placement.shared(bounds.most)
+        stages = shared if isinstance(shared, int) else len(shared) + 1
+        kernels, variables = ("portable", PORTABLE) if placement.portable else ("auto", {})
+        place = placement.replica_cores, placement.ray_address
+        factory = partial(load, model, stages=shared, kernels=kernels, **arguments)
+        make = stack.enter_context(engines(factory, Placement(bounds.most, *place, variables, stages)))
+        with load_bar(f"loading {model} ..."):
             fleet = stack.enter_context(Fleet(make, bounds))
         yield fleet
 
 
-def _invitation(name: str, host: str, port: int) -> str:
-    """Where the model is served, for people."""
-    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    return f"{name} is served at {address}/v1, with a page at {address}. Ctrl-C ends it."
+def _address(host: str, port: int) -> str:
+    """The address of the server from this machine. `host` may be that of all networks."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _request(address: str, tokenizer: Tokenizer | None, *, keyless: bool) -> str:
+    """A command that sends a request, to be pasted. `KEY` stands for the key."""
+    path, asked = "completions", dict[str, Any](prompt="Once upon a time" if tokenizer else [0])
+    if tokenizer is not None and tokenizer.has_chat_template:
+        path, asked = "chat/completions", {"messages": [{"role": "user", "content": "Hello!"}]}
+    key = "" if keyless else "-H 'Authorization: Bearer KEY' "
+    return f"curl {address}/v1/{path} {key}-H 'Content-Type: application/json' -d '{json.dumps(asked)}'"
+
+
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@,*]+")
+"""The origin of a page: scheme, host and perhaps a port."""
+
+
+def cors_origins(given: Sequence[str]) -> tuple[str, ...]:
+    """Origins of pages, as browsers send them. Raises `SoothsayError` for anything else."""
+    for one in given:
+        if one != "*" and not ORIGIN.fullmatch(one.lower()):
+            raise SoothsayError(
+                f"--cors-origin {one}: give scheme and host, and perhaps a port, without a path, as in "
+                "https://app.example.com or http://localhost:3000; or '*' for any page"
+            )
+    return tuple(one.lower() for one in given)
 
 
 def allowed_hosts(host: str, allowed: Sequence[str], *, keyless: bool) -> tuple[str, ...]:
@@ -277,10 +373,14 @@ class Batch:
     The exit code is 1 if lines failed. Their answers say why.
     """
 
-    model: str = common("model")
-    source: Path = argument("The requests: a file in the format of OpenAI's batches.", metavar="INPUT")
-    output: Path = argument("Gets one line for each request, in the order in which answers end.")
-    name: str | None = shared(Serve, "name")
+    choice: ModelChoice
+    source: str | None = argument(
+        "The requests: a file in the format of OpenAI's batches.", default=None, metavar="INPUT"
+    )
+    output: str | None = argument(
+        "Gets one line for each request, in the order in which answers end.", default=None
+    )
+    name: str | None = common("served_name")
     seed: int = option(0, "Another seed gives other answers to sampled requests without a seed.")
     engine: EngineOptions
     replicas: int = option(1, "Number of engines. Another one goes on if one dies.", min=1)
@@ -288,10 +388,17 @@ class Batch:
 
     def run(self) -> None:
         """Answer the lines that have no answer yet."""
+        named, given = self.choice.model, [self.choice.place, self.source, self.output]
+        if given[2] is None and named is not None:  # the others are one place further left
+            given = [named, *given[:2]]
+        if None in given:
+            raise SoothsayError("give three names: MODEL INPUT OUTPUT, or --model MODEL INPUT OUTPUT")
+        model, source, output = ModelChoice(given[0], named).name, str(given[1]), str(given[2])
+        self.engine.check(self.replicas, self.ray_address)
         out = Console(highlight=False, markup=False, soft_wrap=True)
         begin = time.perf_counter()
         reached: tuple[int, int] | None = None
-        loading = f"reading {self.source}, loading {self.model} ..."
+        loading = f"reading {source}, loading {model} ..."
         with progress_bar("answering", "lines", paced=True, loading=loading) as show:
 
             def progress(done: int, total: int, tokens: int) -> None:
@@ -303,7 +410,7 @@ class Batch:
 
             try:
                 summary = run_batch(
-                    *(self.model, self.source, self.output),
+                    *(model, source, output),
                     name=self.name,
                     seed=self.seed,
                     replicas=self.replicas,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,6 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from soothsay.errors import DrafterError
+from soothsay.options import check_room
+from soothsay.processors import use_threads
+from soothsay.progress import ShowProgress, progress_shown_by
 
 if TYPE_CHECKING:
     from soothsay.core.answer import SpeculationStats
@@ -66,12 +70,14 @@ def notice(text: str) -> Iterator[None]:
         console.control(Control((ControlType.ERASE_IN_LINE, 2)))
 
 
-def load_llm(model: str, *, drafter: str = PLAIN, **options: Any) -> LLM:
-    """Load a model that serves one request at a time. `options`: of `LLM`."""
-    with notice(f"loading {model} ..."):
+def load_llm(model: str, *, drafter: str = PLAIN, threads: int | None = None, **options: Any) -> LLM:
+    """Load a model that serves one request at a time, unless `options` of `LLM` say otherwise."""
+    check_room(options.get("kv_memory"), options.get("device", "auto"))
+    with load_bar(f"loading {model} ..."):
+        use_threads(threads)
         from soothsay import LLM
 
-        return LLM(model, drafter=drafter, max_requests=1, **options)
+        return LLM(model, drafter=drafter, **{"max_requests": 1, **options})
 
 
 def sampling_summary(sampling: Mapping[str, float]) -> str:
@@ -135,22 +141,24 @@ def progress_bar(
 ) -> Iterator[Callable[[int, int, int], None]]:
     """Show a bar with tokens a second and the time left. `paced` shows the items a second too.
 
-    `loading` is a notice until the work begins.
+    `loading` says what happens until the work begins; see `load_bar`.
     Yields a function of (items done, items in total, tokens so far). Call it once before the work begins, and
     then after each item.
     """
     speeds = f"{{task.fields[pace]:.3g}} {items}/s, " if paced else ""
     done_so_far = f"{{task.completed}}/{{task.total}} {items}, {speeds}{{task.fields[rate]:.0f}} tokens/s,"
     columns = TextColumn(what), BarColumn(), TextColumn(done_so_far), TimeLeft(), TextColumn("left")
-    with ExitStack() as waiting, bars(*columns) as progress:
+    progress = bars(*columns)
+    with ExitStack() as shown:
         if loading:
-            waiting.enter_context(notice(loading))
+            shown.enter_context(load_bar(loading))
         begin, before = 0.0, 0
 
         def update(done: int, total: int, tokens: int) -> None:
             nonlocal begin, before
-            waiting.close()
             if not progress.task_ids:
+                shown.close()
+                shown.enter_context(progress)
                 begin, before = time.perf_counter(), done
                 progress.add_task(what, total=total, completed=done, pace=0.0, rate=0.0)
                 return
@@ -169,20 +177,54 @@ def work_bar(what: str, measure: ProgressColumn) -> Iterator[Callable[[int, int]
         yield lambda done, total: progress.update(bar, completed=done, total=total)
 
 
+PATIENCE = 1.0
+"""Seconds of loading after which a bar shows its progress."""
+
+
 @contextmanager
-def stage_bars() -> Iterator[Callable[[str, int, int], None]]:
+def load_bar(text: str) -> Iterator[None]:
+    """Show a notice while the block loads a model, and after `PATIENCE` a bar that says what is done."""
+    progress, show = _stages()
+    with ExitStack() as shown, progress_shown_by(show):
+        shown.enter_context(notice(text))
+        show("loading libraries", 0, 0)
+
+        def begin() -> None:
+            shown.close()
+            progress.start()
+
+        timer = threading.Timer(PATIENCE, begin)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
+            progress.stop()
+
+
+@contextmanager
+def stage_bars() -> Iterator[ShowProgress]:
     """Show the bar of the current stage. Yields a function of (stage, done, in total); 0: unknown."""
+    progress, show = _stages()
+    with progress:
+        yield show
+
+
+def _stages() -> tuple[Progress, ShowProgress]:
+    """Bars of stages, not yet begun, and what updates them."""
     stages: dict[str, TaskID] = {}
-    with bars(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeLeft()) as progress:
+    progress = bars(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeLeft())
 
-        def update(stage: str, done: int, total: int) -> None:
-            if stage not in stages:
-                stages[stage] = progress.add_task(stage, total=None)
-            for other, bar in stages.items():
-                progress.update(bar, visible=other == stage)
-            progress.update(stages[stage], completed=done, total=total or None)
+    def update(stage: str, done: int, total: int) -> None:
+        if stage not in stages:
+            stages[stage] = progress.add_task(stage, total=None)
+        for other, bar in stages.items():
+            progress.update(bar, visible=other == stage)
+        progress.update(stages[stage], completed=done, total=total or None)
 
-        yield update
+    return progress, update
 
 
 def try_drafters(target: Target, names: Sequence[str] = ()) -> dict[str, Drafter | DrafterError]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,9 +18,19 @@ from soothsay.bench.measure import Meter
 from soothsay.bench.prompts import PromptEntry, encode, read_prompts, spread
 from soothsay.bench.tables import numbers_table
 from soothsay.cli.demo_command import TASKS
-from soothsay.cli.terminal import fitting_drafters, notice, progress_bar
-from soothsay.config import DType, EngineConfig, KVDType
-from soothsay.options import PROMPTS, ModelOptions, SamplingOptions, common, option, optional, shared
+from soothsay.cli.terminal import fitting_drafters, load_llm, progress_bar
+from soothsay.config import EngineConfig
+from soothsay.options import (
+    PROMPTS,
+    LoadOptions,
+    ModelOrSibyl,
+    SamplingOptions,
+    common,
+    drafters_like,
+    option,
+    optional,
+    shared,
+)
 
 if TYPE_CHECKING:
     from soothsay.bench.equality import Difference, Emitted, EqualityReport
@@ -36,9 +46,9 @@ class Verify:
     with none, mixed in batches. The exit code is 0 if all answers are equal, and 1 if not.
     """
 
-    model: str = common("model", default="sibyl")
+    choice: ModelOrSibyl
     drafter: list[str] | None = optional(
-        "all that need no files", "A drafter to check. Can be repeated.", "-d"
+        "all that need no files", "A drafter to check. Can be repeated.", "-d", autocompletion=drafters_like
     )
     prompts: Path | None = optional("built-in prompts", PROMPTS, "-p", exists=True)
     limit: int | None = optional("all", "Number of prompts, spread evenly over the file.", min=1)
@@ -46,32 +56,22 @@ class Verify:
     temperature: float = common("temperature", default=0.0, panel=SamplingOptions.PANEL)
     seed: int | None = shared(SamplingOptions, "seed")
     batch: int = option(8, "Requests in a batch, of all drafters mixed.", min=1)
-    dtype: DType = shared(ModelOptions, "dtype")
-    kv_dtype: KVDType = shared(ModelOptions, "kv_dtype")
-    device: str = shared(ModelOptions, "device")
+    options: LoadOptions
 
     def run(self) -> None:
         """Compare. Exits with 1 if an answer differs."""
         entries = read_prompts(self.prompts) if self.prompts else _built_in()
         entries = entries if self.limit is None else spread(entries, self.limit)
-        with notice(f"loading {self.model} ..."):
-            from soothsay import LLM, SamplingParams
-            from soothsay.bench.equality import compare
+        from soothsay.core.params import SamplingParams
 
-            params = SamplingParams(temperature=self.temperature, max_tokens=self.max_tokens, seed=self.seed)
-            # few, so that prefill needs chunks
-            rows = min(self.batch * EngineConfig.max_tree, EngineConfig.max_rows)
-            config = EngineConfig(max_requests=self.batch, max_rows=rows)
-            llm = LLM(
-                self.model,
-                drafter="none",
-                dtype=self.dtype,
-                kv_dtype=self.kv_dtype,
-                device=self.device,
-                config=config,
-            )
-            drafters: dict[str, DrafterSpec] = {spec: spec for spec in self.drafter or ()}
-            drafters = drafters or {**fitting_drafters(llm.engine.target)}
+        params = SamplingParams(temperature=self.temperature, max_tokens=self.max_tokens, seed=self.seed)
+        # few, so that prefill needs chunks
+        rows = min(self.batch * EngineConfig.max_tree, EngineConfig.max_rows)
+        llm = load_llm(self.choice.name, max_requests=self.batch, max_rows=rows, **asdict(self.options))
+        from soothsay.bench.equality import compare
+
+        drafters: dict[str, DrafterSpec] = {spec: spec for spec in self.drafter or ()}
+        drafters = drafters or {**fitting_drafters(llm.engine.target)}
         ids = [encode(entry, llm) for entry in entries]
         with progress_bar("comparing") as progress:
             meter = Meter(progress, len(ids) * (2 + len(drafters.keys() - {"none"})))

@@ -20,7 +20,7 @@ from soothsay.core.batch import LayoutOps
 from soothsay.core.kv_rows import INTEGERS, SCALE_BYTES, row_size, written
 from soothsay.core.states import LayerStates, StatePool
 from soothsay.core.strands import Marks
-from soothsay.machine import mapped_zeros
+from soothsay.mapped_memory import mapped_zeros
 
 
 class KVAndStates(NamedTuple):

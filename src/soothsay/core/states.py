@@ -11,7 +11,7 @@ from torch import Tensor
 
 from soothsay.core.state_shape import StateShape
 from soothsay.core.strands import Marks
-from soothsay.machine import mapped_zeros
+from soothsay.mapped_memory import mapped_zeros
 
 
 class LayerStates(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from dataclasses import replace
 
-from soothsay.config import EngineConfig
+from soothsay.config import EngineConfig, memory_size
 from soothsay.core.kv_rows import kv_bytes
 from soothsay.errors import ModelError
 from soothsay.machine import memory_of
@@ -32,14 +32,20 @@ def complete_config(config: EngineConfig, model: Transformer) -> EngineConfig:
     """
     context = config.max_context or model.spec.max_positions
     config = _with_states(config, model)
+    size = None if config.kv_memory is None else memory_size(config.kv_memory)
     if config.kv_tokens is not None:
-        _check_memory(config, model)
-        blocks = -(-config.kv_tokens // config.block_size)
+        tokens = -(-config.kv_tokens // config.block_size) * config.block_size
+        _check_memory(tokens, f"kv_tokens={config.kv_tokens:,}", config, model)
+    elif isinstance(size, int):
+        tokens = size // kv_bytes(model.spec.kv_shapes, model.kv_dtype)
+        _check_memory(tokens, f"kv_memory={config.kv_memory!r}", config, model)
+    elif size is not None:
+        tokens = _affordable_tokens(config, model, size)
     else:
         share = MEMORY_SHARE if model.device.type == "cpu" else MEMORY_SHARE_OF_GPU
         tokens = min(context * config.max_requests, _affordable_tokens(config, model, share))
-        blocks = max(tokens // config.block_size, 1)
-    return replace(config, max_context=context, kv_tokens=blocks * config.block_size)
+    blocks = max(tokens // config.block_size, 1)
+    return replace(config, max_context=context, kv_tokens=blocks * config.block_size, kv_memory=None)
 
 
 def num_snapshots(config: EngineConfig, model: Transformer) -> int:
@@ -67,16 +73,17 @@ def _with_states(config: EngineConfig, model: Transformer) -> EngineConfig:
     return replace(config, max_requests=requests, snapshot_bytes=copies)
 
 
-def _check_memory(config: EngineConfig, model: Transformer) -> None:
-    """Raise `ModelError` if `kv_tokens` need more than all free memory."""
-    tokens, most = config.kv_tokens or 0, _affordable_tokens(config, model, 1.0)
+def _check_memory(tokens: int, given: str, config: EngineConfig, model: Transformer) -> None:
+    """Raise `ModelError` if a KV pool of `tokens` needs more than all free memory, or holds no block."""
+    most, each = _affordable_tokens(config, model, 1.0), kv_bytes(model.spec.kv_shapes, model.kv_dtype)
     if tokens > most:
-        needed = tokens * kv_bytes(model.spec.kv_shapes, model.kv_dtype) / 1e9
-        whole = memory_of(model.device).whole
         raise ModelError(
-            f"kv_tokens={tokens:,} needs {needed:,.1f} GB, and what is free of {whole} holds "
-            f"{most:,} tokens; lower it, or leave it out"
+            f"{given} needs {tokens * each / 1e9:,.1f} GB, and what is free of "
+            f"{memory_of(model.device).whole} holds {most:,} tokens; lower it, or leave it out"
         )
+    if tokens < config.block_size:
+        least = config.block_size * each
+        raise ModelError(f"{given} is too small: {config.block_size} tokens take {least:,} bytes")
 
 
 def _affordable_tokens(config: EngineConfig, model: Transformer, share: float) -> int:

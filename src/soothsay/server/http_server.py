@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import cache
 
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Router
@@ -26,7 +28,14 @@ from soothsay.server.fleet.engine_loop import EngineLoop
 from soothsay.server.fleet.server_metrics import CONTENT_TYPE, Metrics
 from soothsay.server.fleet.watch import Watch, health_routes, replica_routes
 from soothsay.server.generation.service import Service
-from soothsay.server.http.api_route import ApiRoute, describe, missing_routes, no_such_path, page_routes
+from soothsay.server.http.api_route import (
+    METHODS,
+    ApiRoute,
+    describe,
+    missing_routes,
+    no_such_path,
+    page_routes,
+)
 from soothsay.server.server_config import ServerConfig
 
 
@@ -58,7 +67,7 @@ def route_table(
         *health_routes(fleet, watch, keys),
         *replica_routes(fleet, service.bodies),
         ApiRoute("/version", version, described=True),
-        ApiRoute("/metrics", read_metrics, described=True, operator=True),
+        ApiRoute("/metrics", read_metrics, described=True, operator=True, level=logging.DEBUG),
         ApiRoute("/openapi.json", openapi, counted=True, answers=False),
         *page_routes(),
     ]
@@ -85,6 +94,14 @@ class Server:
         self.routes = route_table(self.service, fleet, self.watch, self.metrics, keys)
         router = Router(self.routes, redirect_slashes=False, default=no_such_path, lifespan=self.lifespan)
         self.app: ASGIApp = Gate(router, config, self.metrics.observe_response, keys, self.routes)
+        if config.cors_origins:  # outside of the gate, because a browser's preflight request has no key
+            self.app = CORSMiddleware(
+                self.app,
+                allow_origins=config.cors_origins,
+                allow_methods=METHODS,
+                allow_headers=["*"],
+                expose_headers=["X-Request-Id", "Retry-After"],
+            )
 
     @asynccontextmanager
     async def lifespan(self, _: object = None) -> AsyncIterator[None]:

@@ -94,6 +94,9 @@ class ServerConfig(ServerLimits):
     name: str
     """Name of the model in requests and replies."""
 
+    aliases: tuple[str, ...] = ()
+    """Further names of the model in requests. Replies have `name`."""
+
     any_model: bool = False
     """Whether requests may name any model, and get answers of this one. Clients with fixed names need it."""
 
@@ -106,6 +109,10 @@ class ServerConfig(ServerLimits):
     """Allowed names in the Host header, in lower case; empty: any name. A server without API keys needs this:
     otherwise a page of another site can let its own name lead to this machine (DNS rebinding) and read the
     answers."""
+
+    cors_origins: tuple[str, ...] = ()
+    """Origins of pages that may send requests and read the replies, such as "https://app.example.com"; "*":
+    any page. Browsers refuse all others (CORS)."""
 
     trusted_proxies: tuple[str, ...] = ()
     """Addresses and networks of proxies. Only from them, X-Forwarded-For says where a request comes from:
@@ -168,13 +175,18 @@ class ServerConfig(ServerLimits):
     max_logit_bias: int = 1024
     """Limit of tokens with a bias."""
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names of the model, the first of which is that of replies."""
+        return self.name, *self.aliases
+
     def serves(self, name: str | None) -> bool:
         """Whether a request that names this model is for the one that is served. None, or empty: no name.
 
         Clients leave out the ending of a GGUF file, and Ollama's add a tag.
         """
-        short = GGUF_ENDING.sub("", self.name)
-        return not name or self.any_model or name.removesuffix(":latest") in (self.name, short)
+        known = {*self.names, *(GGUF_ENDING.sub("", own) for own in self.names)}
+        return not name or self.any_model or name.removesuffix(":latest") in known
 
 
 GGUF_ENDING = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$", re.IGNORECASE)

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from soothsay.bench.tables import records_table
 from soothsay.cli.command_classes import add_commands
-from soothsay.cli.terminal import PLAIN, facts_table, notice, progress_bar
+from soothsay.cli.terminal import PLAIN, facts_table, load_bar, notice, progress_bar
 from soothsay.cli.text_stores import KeepAnswers
 from soothsay.cli.train.training_commands import COMMANDS
 from soothsay.config import DType
@@ -83,7 +83,7 @@ class AnswerConversations:
             from soothsay.train.answers import read_unanswered, write_answers
 
             asked, tally = read_unanswered(self.prompts)
-        with notice(f"loading {self.model} ..."):
+        with load_bar(f"loading {self.model} ..."):
             from soothsay import LLM, SamplingParams
 
             params = SamplingParams(temperature=self.temperature, max_tokens=self.max_tokens, seed=self.seed)
@@ -146,7 +146,7 @@ class FindSkippedLayers:
     def run(self) -> None:
         """Search, and write the best set of layers."""
         model, out, text = self.model, self.out, self.text
-        with notice(f"loading {model} ..."):
+        with load_bar(f"loading {model} ..."):
             from soothsay.drafters.models.layer_skipping import skip_directory
             from soothsay.errors import DrafterError
             from soothsay.model.weights.checkpoint import open_checkpoint

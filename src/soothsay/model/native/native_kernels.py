@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from soothsay.core.batch import Batch, Rows, Windows
-from soothsay.machine import LargePages
+from soothsay.mapped_memory import LargePages
 from soothsay.model.decoder.decoder_block import DecoderBlock
 from soothsay.model.loaded_part import Table
 from soothsay.model.native.experts import Routing

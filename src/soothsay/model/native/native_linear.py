@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from soothsay.machine import LargePages
+from soothsay.mapped_memory import LargePages
 from soothsay.model.weights.quantized import Integers, Mixed, Quantized, QuantizedRows, slabs
 
 PANEL = 64

@@ -17,6 +17,7 @@ from soothsay.core.cache import KVPool
 from soothsay.core.tree import DraftTree
 from soothsay.model.timing.pass_times import PassTimes
 from soothsay.model.transformer import Transformer
+from soothsay.progress import tell_progress
 
 Layout = Literal["chain", "binary"]
 """The shape of a draft tree: a chain, or two children for each node."""
@@ -159,7 +160,8 @@ def _turns(
         if taken > MEASURING_TIME:
             break
         for own, known in zip(passes, seconds, strict=True):
-            for run, times in zip(own, known, strict=True):
+            for done, (run, times) in enumerate(zip(own, known, strict=True)):
+                tell_progress("measuring passes", done, len(rows))
                 begin = time.perf_counter()
                 times += _measured(run, model.device)
                 taken += time.perf_counter() - begin

@@ -29,7 +29,7 @@ from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.weights.generation_config import FILE as GENERATION_CONFIG
 from soothsay.model.weights.generation_config import recommended, sampling_in_file
 from soothsay.model.weights.hub import download, has_safetensors
-from soothsay.model.weights.known_models import HUB_NAMES, bundled_models, bundled_path, known_names, meant
+from soothsay.model.weights.known_models import HUB_NAMES, bundled_models, bundled_path, meant
 from soothsay.model.weights.packaged import PACKAGED, pull, pulled
 from soothsay.tokenizer import Tokenizer
 from soothsay.vocabulary.directory import tokenizer_files
@@ -205,8 +205,8 @@ def open_checkpoint(model: str | os.PathLike[str]) -> Checkpoint:
         gguf = not has_safetensors(path) and any(file.suffix.lower() == ".gguf" for file in path.iterdir())
         return _open(_gguf_in(path, "", str(model)) if gguf else path)
     if _names_gguf(path):
-        if not path.exists() and (likely := meant(str(path))):
-            raise ModelError(f"{path} is missing. Did you mean {likely}?")
+        if not path.exists():
+            raise ModelError(f"{path} is missing. {_suggestion(str(path))}")
         return _open(path)
     if path.exists() and str(model):
         raise ModelError(
@@ -221,13 +221,20 @@ def open_checkpoint(model: str | os.PathLike[str]) -> Checkpoint:
         return _open(_gguf_in(user_path(name), kind, name))
     name, _, kind = HUB_NAMES.get(str(model), (str(model),))[0].partition(":")
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        known, likely = ", ".join(known_names()), meant(name)
         raise ModelError(
-            f"no model at {str(model)!r}: give a directory, a .gguf file, a known model ({known}) or a hub "
-            "name 'owner/name', with ':TYPE' after it to choose among GGUF files."
-            + (f" Did you mean {likely}?" if likely else "")
+            f"no model at {str(model)!r}: give a directory, a .gguf file, a short name or a hub name "
+            f"'owner/name', with ':TYPE' after it to choose among GGUF files. {_suggestion(name)}"
         )
-    return _open(download(name, kind))
+    try:
+        return _open(download(name, kind))
+    except ModelError as error:
+        raise ModelError(f"{error}. {_suggestion(name)}") from error
+
+
+def _suggestion(name: str) -> str:
+    """What a user can give in place of a name that is no model's."""
+    likely = meant(name)
+    return (f"Did you mean {likely}? " if likely else "") + "'soothsay models' lists names that work"
 
 
 def read_model_config(checkpoint: Checkpoint) -> ModelSpec:

@@ -63,11 +63,19 @@ def known_models() -> Iterator[KnownModel]:
 
 
 def meant(name: str) -> str:
-    """The short name, or the model in the same directory, that is spelt most like `name`; empty: none is."""
+    """The short name, or the model in the same directory, that is spelt most like `name`; empty: none is.
+
+    Short names are also compared by the names that their models have elsewhere.
+    """
     path = Path(name)
-    beside = [path.with_name(entry.name) for entry in _entries(path.parent)] if len(path.parts) > 1 else []
-    known = [*known_names(), *map(str, beside)]
-    return next(iter(get_close_matches(name, known, n=1)), "")
+    beside = (
+        [str(path.with_name(entry.name)) for entry in _entries(path.parent)] if len(path.parts) > 1 else []
+    )
+    spelt = {known.lower(): known for known in (*known_names(), *beside)}
+    spelt |= {Path(model.file).stem.lower(): short for short, model in PACKAGED.items()}
+    spelt |= {Path(place.partition(":")[0]).name.lower(): short for short, (place, _) in HUB_NAMES.items()}
+    close = get_close_matches(name.lower(), spelt, n=1) or get_close_matches(path.name.lower(), spelt, n=1)
+    return spelt[close[0]] if close else ""
 
 
 def _entries(directory: Path) -> Iterator[Path]:

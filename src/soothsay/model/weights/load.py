@@ -25,6 +25,7 @@ from soothsay.model.weights.numeric_mode import BITS, NumericMode, numeric_mode
 from soothsay.model.weights.quantized import QuantizedTable
 from soothsay.model.weights.tensor_names import TensorNames
 from soothsay.model.weights.weight_source import WeightSource, warn_of_unused
+from soothsay.progress import tell_progress
 
 
 def load_model(
@@ -119,10 +120,12 @@ def _load_modules(
         check_memory(model, mode, names, prefix)
     chosen = {} if tokens is None else {"head": tokens}
     with WeightSource(names, mode, model.kernels, model.kv_dtype, chosen, device) as source:
-        for name, part in list(model.named_modules()):
-            if isinstance(part, LoadedPart) and name.startswith(prefix):
-                model.set_submodule(name, part.load(source, name))
-                source.release()
+        modules = [(name, m) for name, m in model.named_modules() if name.startswith(prefix)]
+        parts = [(name, part) for name, part in modules if isinstance(part, LoadedPart)]
+        for done, (name, part) in enumerate(parts):
+            tell_progress("reading and packing weights", done, len(parts))
+            model.set_submodule(name, part.load(source, name))
+            source.release()
     warn_of_unused(names, source.used, model.own.layers)
 
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import hmac
 import os
+import re
 import secrets
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -156,39 +157,67 @@ def _hash(secret: str) -> str:
     return sha256(secret.encode()).hexdigest()
 
 
+def _given_account(secret: str, number: int) -> Account:
+    """The account of a key of --api-key. Raises `KeyFileError` for a key that no client can send."""
+    if not re.fullmatch(r"[!-~]{8,256}", secret):
+        raise KeyFileError(
+            f"key {number} of --api-key has {len(secret)} characters: a key has 8 to 256 printable ones of "
+            "ASCII and no space, or else no client can send it"
+        )
+    if Path(secret).is_file():
+        raise KeyFileError(f"key {number} of --api-key names a file; a file of keys is given with --api-keys")
+    return Account(Key(name=f"--api-key {number}", sha256=_hash(secret)))
+
+
 class KeyRing:
-    """The keys of a file. Reads the file again when it changes.
+    """The keys of a file, and those of --api-key. Reads the file again when it changes.
 
     A key keeps its account when its name or its limits change. Another key with its name has an account of
     its own.
 
-    While the file cannot be read, no key is valid.
+    While the file cannot be read, no key of it is valid.
 
-    Raises `KeyFileError` if the file cannot be read at first.
+    Args:
+        path: the file; None: there is none.
+        given: further keys, which have no limits and no permissions. The log calls them "--api-key 1", ...
+        clock: seconds, from any starting point.
+
+    Raises `KeyFileError` if the file cannot be read at first, or a given key cannot be one.
     """
 
-    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self, path: Path | None, given: Sequence[str] = (), clock: Callable[[], float] = time.monotonic
+    ):
         self._path, self._clock = path, clock
         self._problem: str | None = None
         self._stamp = self._stat()
-        self._accounts = [Account(key) for key in read_keys(path)]
+        self._given = [_given_account(secret, number) for number, secret in enumerate(given, 1)]
+        self._accounts = [] if path is None else [Account(key) for key in read_keys(path)]
         self._warn_of_access()
         self._retry_at = 0.0
 
     def find(self, secret: str) -> Account | None:
         """The account of a key, or None. Takes the same time whether a key is nearly right or wrong.
 
-        Raises `KeyFileError` while the file cannot be read.
+        Raises `KeyFileError` for an unknown key while the file cannot be read.
         """
-        self.check()
+        problem = None
+        try:
+            self.check()
+        except KeyFileError as error:
+            problem = error
         given, found = _hash(secret), None
-        for account in self._accounts:
+        for account in (*self._given, *([] if problem else self._accounts)):
             if hmac.compare_digest(account.key.sha256, given):
                 found = account
+        if found is None and problem is not None:
+            raise problem
         return found
 
     def check(self) -> None:
         """Read the file if it has changed. Raises `KeyFileError` while it cannot be read."""
+        if self._path is None:
+            return
         now, stamp = self._clock(), self._stat()
         if stamp != self._stamp or (self._problem is not None and now >= self._retry_at):
             self._stamp, self._retry_at = stamp, now + RETRY
@@ -197,6 +226,7 @@ class KeyRing:
             raise KeyFileError(self._problem)
 
     def _read(self) -> None:
+        assert self._path is not None
         known = {account.key.sha256: account for account in self._accounts}
         try:
             keys = read_keys(self._path)
@@ -219,6 +249,8 @@ class KeyRing:
 
     def _stat(self) -> tuple[int, ...] | None:
         """The file's mode, and what else changes with the file; None: there is none."""
+        if self._path is None:
+            return None
         try:
             state = self._path.stat()
         except OSError:

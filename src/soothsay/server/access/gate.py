@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import secrets
 import time
@@ -89,11 +90,14 @@ class Gate:
                 if not isinstance(error, OSError):
                     raise
         finally:
-            path = scope["path"] if scope["path"] in self._routes else "other"
+            route = self._routes.get(scope["path"])
+            path = "other" if route is None else scope["path"]
             self._count(path, status or DISCONNECTED)
             facts = {"id": request_id, "method": scope["method"], "path": path}
             facts |= {"status": status or DISCONNECTED, "seconds": round(time.perf_counter() - begin, 4)}
-            log.info("request", extra={**facts, **record})
+            # a probe that gets 503 is told the state of the engines, and not refused
+            quiet = route is not None and status is not None and (status < 400 or status == 503)
+            log.log(route.level if route and quiet else logging.INFO, "request", extra={**facts, **record})
 
     async def _serve(
         self, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive, send: Send

@@ -95,6 +95,16 @@ class LoadedModel:
     drafter: str  # for requests that name none
     drafters: tuple[str, ...]  # names, see `drafters_with_files`
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)  # see `LLM.sampling_defaults`
+    about: Mapping[str, str] = field(default_factory=dict)  # how the engine runs, for people
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """Says how far the engine is with what it does before it is `Loaded`; see `ShowProgress`."""
+
+    what: str
+    done: int
+    total: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +171,7 @@ class EngineUpdate:
 Incoming = Submit | CatchUp | Cancel | Ping
 """Messages to the engine."""
 
-Outgoing = Loaded | Admitted | EngineUpdate | Pong
+Outgoing = Loading | Loaded | Admitted | EngineUpdate | Pong
 """Messages from the engine."""
 
 Received = Outgoing | SoothsayError | None

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from soothsay.errors import SoothsayError
 from soothsay.own_process import SAFE_PATH
-from soothsay.processors import claim_cores
-from soothsay.server.engines.engine_messages import Incoming, Loaded, Received
+from soothsay.processors import claim_cores, use_threads
+from soothsay.progress import tell_progress
+from soothsay.server.engines.engine_messages import Incoming, Loaded, Loading, Received
 from soothsay.server.http.json_log import log
 
 if TYPE_CHECKING:
@@ -146,12 +147,13 @@ class EngineProcess:
     def wait(self) -> Loaded:
         """Wait until the model is loaded. Call it before `listen`, or not at all. Raises `SoothsayError`."""
         try:
-            received = self._pipe.recv()
+            while isinstance(received := self._pipe.recv(), Loading):
+                tell_progress(received.what, received.done, received.total)
         except (EOFError, OSError):
             self._process.join(GRACE)
             advice = "see what it printed"
             if self.exit_code == -signal.SIGKILL:
-                advice = "memory may be too small: use a smaller model or dtype, or fewer --kv-tokens"
+                advice = "memory may be too small: use a smaller model or dtype, or less --kv-memory"
             problem = f"the engine's process ended while it was loading, with exit code {self.exit_code}"
             raise SoothsayError(f"{problem}; {advice}") from None
         if not isinstance(received, Loaded):
@@ -164,16 +166,18 @@ class EngineProcess:
         thread.start()
 
 
-def load(model: str, *, cores: int | None = None, **options: Any) -> LLM:
+def load(model: str, *, cores: int | None = None, threads: int | None = None, **options: Any) -> LLM:
     """Make an `LLM`. Imports torch only here, because the server's process works without torch.
 
     Args:
         model: see `LLM`.
         cores: the number of physical cores that the process gets for itself; None: it shares all.
+        threads: see `use_threads`.
         options: see `LLM`.
     """
     if cores is not None:
         pin(cores)
+    use_threads(threads)
     from soothsay.llm import LLM
 
     return LLM(model, **options)

@@ -21,6 +21,7 @@ from soothsay.drafters.base import Drafter
 from soothsay.drafters.registry import build_drafter, drafters_with_files
 from soothsay.errors import DrafterError, RequestError, SoothsayError
 from soothsay.llm import LLM
+from soothsay.progress import progress_shown_by
 from soothsay.server.engines import engine_messages as messages
 from soothsay.server.engines.idle_work import IdleWork, numerics
 from soothsay.server.http.api_errors import ApiError, internal_error, invalid
@@ -50,14 +51,21 @@ LAST_SAVE = 4.0
 def run_worker(factory: Callable[[], LLM], pipe: Connection) -> None:
     """Load a model and step its engine, until the server sends None or closes its end of the pipe.
 
-    The first message to the server is `Loaded`, or the `SoothsayError` that says why there is none.
+    The messages to the server begin with `Loading`, and then `Loaded`, or the `SoothsayError` that says why
+    there is none.
     """
     log_to_stderr()
     inbox: Inbox = SimpleQueue()
     saves = threading.Event()
     threading.Thread(target=_listen, args=(pipe, inbox, saves), name="listen", daemon=True).start()
+
+    def show(what: str, done: int, total: int) -> None:
+        with suppress(OSError):
+            pipe.send(messages.Loading(what, done, total))
+
     try:
-        llm = factory()
+        with progress_shown_by(show):
+            llm = factory()
     except SoothsayError as error:
         pipe.send(error)
         return
@@ -102,6 +110,7 @@ def _model(llm: LLM) -> messages.LoadedModel:
         drafter=str(llm.drafter),
         drafters=drafters_with_files(llm.engine.target),
         sampling_defaults=llm.sampling_defaults,
+        about=llm.about(),
     )
 
 

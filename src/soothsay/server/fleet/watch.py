@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from secrets import token_hex
@@ -308,10 +309,10 @@ def health_routes(fleet: Fleet, watch: Watch, keys: KeyRing | None) -> list[ApiR
         return JSONResponse({"status": "not ready", **reason}, 503)
 
     return [
-        ApiRoute("/health", health, described=True, keyless=True),
-        ApiRoute("/v1/health", health, keyless=True),
-        ApiRoute("/ping", health, methods=["GET", "POST"], keyless=True),
-        ApiRoute("/ready", ready, described=True, keyless=True),
+        ApiRoute("/health", health, described=True, keyless=True, level=logging.DEBUG),
+        ApiRoute("/v1/health", health, keyless=True, level=logging.DEBUG),
+        ApiRoute("/ping", health, methods=["GET", "POST"], keyless=True, level=logging.DEBUG),
+        ApiRoute("/ready", ready, described=True, keyless=True, level=logging.DEBUG),
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from hashlib import blake2b
 from importlib import resources
@@ -34,6 +35,7 @@ class ApiRoute(Route):
         counted: whether a GET counts as a request of a key. The replies of most have some hundred bytes, or
             are for operators, whose monitors poll them.
         answers: whether a request asks for answers of the model, so that the key's limit of answers holds.
+        level: of the log's line about a request that is not refused: `DEBUG` for what is polled.
     """
 
     def __init__(
@@ -48,10 +50,12 @@ class ApiRoute(Route):
         operator: bool = False,
         counted: bool = False,
         answers: bool = True,
+        level: int = logging.INFO,
     ):
         super().__init__(path, handler, methods=methods or ("GET" if body is None else "POST",))
         self.body, self.described = body, described
         self.keyless, self.operator, self.counted, self.answers = keyless, operator, counted, answers
+        self.level = level
 
 
 REFERENCE = "#/components/schemas/{model}"
@@ -177,4 +181,4 @@ def _route(name: str, content: bytes) -> ApiRoute:
             return Response(status_code=304, headers=headers)
         return Response(content, headers=headers, media_type=kind)
 
-    return ApiRoute("/" if name == START else f"/site/{name}", serve, keyless=True)
+    return ApiRoute("/" if name == START else f"/site/{name}", serve, keyless=True, level=logging.DEBUG)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import time
 from typing import Any
@@ -32,11 +33,16 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, ensure_ascii=False, default=str)
 
 
+LEVEL = "SOOTHSAY_SERVE_LOG_LEVEL"
+"""The variable with the least level of what is logged, which the server passes on to its engines."""
+
+
 def log_to_stderr() -> None:
-    """Send log records of soothsay and uvicorn to stderr as lines of JSON."""
+    """Send log records of soothsay and uvicorn to stderr as lines of JSON, from a level on."""
+    level = logging.getLevelNamesMapping().get(os.environ.get(LEVEL, "info").upper(), logging.INFO)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     for name in ("soothsay", "uvicorn"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
-        logger.setLevel(logging.INFO)
+        logger.setLevel(level)

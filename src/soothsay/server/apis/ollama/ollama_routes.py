@@ -174,7 +174,8 @@ def _model_routes(service: Service) -> list[ApiRoute]:
     }
 
     async def tags(_: Request) -> Response:
-        return JSONResponse({"models": [card]})
+        names = map(tagged, service.config.names)
+        return JSONResponse({"models": [{**card, "name": name, "model": name} for name in names]})
 
     async def running(_: Request) -> Response:
         memory = {"expires_at": NEVER, "size_vram": 0, "context_length": context}

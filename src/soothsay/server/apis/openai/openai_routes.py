@@ -50,9 +50,9 @@ def openai_routes(service: Service) -> list[ApiRoute]:
 
 def _model_routes(service: Service) -> list[ApiRoute]:
     """The routes that describe the model. Its card also has the fields that Anthropic's clients read."""
-    started, name = int(time.time()), service.config.name
+    started, names = int(time.time()), service.config.names
 
-    def card() -> Json:
+    def card(name: str) -> Json:
         return {
             "id": name,
             "object": "model",
@@ -66,12 +66,13 @@ def _model_routes(service: Service) -> list[ApiRoute]:
         }
 
     async def models(_: Request) -> Response:
-        ends = {"has_more": False, "first_id": name, "last_id": name}  # for Anthropic's clients
-        return JSONResponse({"object": "list", "data": [card()], **ends})
+        ends = {"has_more": False, "first_id": names[0], "last_id": names[-1]}  # for Anthropic's clients
+        return JSONResponse({"object": "list", "data": [card(name) for name in names], **ends})
 
     async def model(http: Request) -> Response:
-        service.check_model(http.path_params["name"])
-        return JSONResponse(card())
+        name = http.path_params["name"]
+        service.check_model(name)
+        return JSONResponse(card(name if name in names else names[0]))
 
     return [
         ApiRoute("/v1/models", models, described=True),
