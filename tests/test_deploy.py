@@ -90,8 +90,8 @@ def running() -> Iterator[Running]:
 def ask(running: Running) -> None:
     """An answer with draft tokens, and a request that fails."""
     body = {"model": "sibyl", "prompt": "to be or not to be, to be or", "max_tokens": 30, "temperature": 0}
-    assert httpx.post(f"{running.url}/v1/completions", json=body).is_success
-    assert httpx.get(f"{running.url}/nothing").status_code == 404
+    assert httpx.post(f"{running.url}/v1/completions", json=body, timeout=60).is_success
+    assert httpx.get(f"{running.url}/nothing", timeout=60).status_code == 404
 
 
 def promtool(*arguments: str, given: str = "") -> str:
@@ -104,7 +104,7 @@ def promtool(*arguments: str, given: str = "") -> str:
 
 def test_promtool_accepts_the_metrics(running: Running) -> None:
     """It advises against colons in names, which vLLM's have, and so those that are like them."""
-    text = httpx.get(f"{running.url}/metrics").text
+    text = httpx.get(f"{running.url}/metrics", timeout=60).text
     assert promtool("metrics", given=re.sub("(soothsay|vllm):", r"\1_", text)) == ""
 
 
@@ -129,7 +129,7 @@ def prometheus(running: Running, folder: Path) -> Iterator[Callable[[str], list[
 
     def query(expression: str) -> list[dict[str, Any]]:
         assert process.poll() is None, (folder / "log").read_text()
-        reply = httpx.get(f"http://{address}/api/v1/query", params={"query": expression})
+        reply = httpx.get(f"http://{address}/api/v1/query", params={"query": expression}, timeout=60)
         assert reply.status_code != 400, f"{expression}: {reply.text}"
         result = reply.raise_for_status().json()["data"]["result"]
         return [one for one in result if math.isfinite(float(one["value"][1]))]
@@ -141,7 +141,7 @@ def prometheus(running: Running, folder: Path) -> Iterator[Callable[[str], list[
             return False
 
     try:
-        running.wait_until(answers)
+        running.wait_until(answers, 60)
         yield query
     finally:
         process.terminate()
