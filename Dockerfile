@@ -1,6 +1,8 @@
 # A server for CPUs. docs/deploy.md says how to build and run it.
 FROM python:3.12-slim AS build
-RUN apt-get update && apt-get install --yes --no-install-recommends g++
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends g++ \
+    && rm -rf /var/lib/apt/lists/*
 WORKDIR /source
 COPY . .
 # all: the image may run on another machine than the one that builds it

@@ -1,7 +1,7 @@
 # Three commands do everything. The machine needs Python (3.11 or later) and make.
 #   make demo    set up, then answer prompts with the bundled model, with and without speculation
 #   make test    set up, then run the linter, the type checker and the tests
-#   make wheel   a wheel in dist/ with the kernels of every instruction set
+#   make dist    a source distribution, and a wheel with the kernels of every instruction set, checked, in dist/
 # Two more take longer:
 #   make test-slow    the tests marked `slow`: fuzzing, real models, long loads
 #   make test-share   a twelfth of these, another one at each commit, in at most 30 minutes
@@ -12,7 +12,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow test-share docs lint wheel clean
+.PHONY: demo test test-slow test-share docs lint dist clean
 
 demo: $(VENV)/.installed
 	$(BIN)/soothsay demo
@@ -35,8 +35,11 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check src tests
 	$(BIN)/mypy
 
-wheel: $(VENV)/bin/pip
-	SOOTHSAY_KERNELS=all $(BIN)/pip wheel --verbose --no-deps --wheel-dir dist .
+# the wheel is built from the source distribution
+dist: $(VENV)/.installed-dev
+	rm -rf dist
+	SOOTHSAY_KERNELS=all $(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
 
 $(VENV)/bin/pip:
 	$(PYTHON) -m venv $(VENV)

@@ -16,8 +16,9 @@ import inspect
 import json
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from doctest import ELLIPSIS, DocTestFinder, DocTestParser, DocTestRunner
 from importlib import import_module
 from pathlib import Path
 
@@ -27,9 +28,10 @@ from typer.core import TyperGroup
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from soothsay import REGISTRY, api
+from soothsay import LLM, REGISTRY, api
 from soothsay.cli.app import app
 from soothsay.core.verify import VERIFIERS
+from soothsay.drafters import registry
 from soothsay.model.weights.checkpoint import open_checkpoint
 from soothsay.model.weights.known_models import bundled_models
 
@@ -53,6 +55,8 @@ OTHER_COMMANDS = (
     "mypy",
     "docker",
     "sudo",
+    "export",
+    "git",
 )
 FENCE = re.compile(r"\s*```(\w*)\s*$")
 NOT_RUN = re.compile(r"\s*<!-- not run: (\S.*) -->\s*$")
@@ -194,19 +198,32 @@ CODE = re.compile(r"`([^`\n]+)`")
 SOURCE = re.compile(r"[\w./-]*\w\.(?:py|cpp|h|md|html|toml|jinja)|[\w.-]+(?:/[\w.-]+)*/")
 
 
-@pytest.mark.parametrize("page", LIVING, ids=lambda page: str(page.relative_to(ROOT)))
-def test_paths_that_pages_name_exist(page: Path) -> None:
-    """Links lead to files and headings that exist. So do names of files and folders in code spans.
+def each_of(pages: Iterable[Path]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("page", pages, ids=lambda page: str(page.relative_to(ROOT)))
 
-    A name is relative to the repository, to `src/soothsay`, to the page, or to a folder that the page names.
-    """
-    prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
-    for target in LINK.findall(prose):
+
+def prose_of(page: Path) -> str:
+    """The text of a page without its fenced blocks."""
+    return re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+
+
+@each_of(sorted({*PAGES, *ROOT.glob("*.md"), *(ROOT / "training").rglob("*.md"), *PACKAGE.rglob("*.md")}))
+def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
+    for target in LINK.findall(prose_of(page)):
         if "://" not in target:
             file, _, heading = target.partition("#")
             place = page.parent / file if file else page
             assert place.exists(), f"{page.name} links to {target}"
             assert not heading or heading in headings(place), f"{page.name} links to {target}"
+
+
+@each_of(LIVING)
+def test_paths_that_pages_name_exist(page: Path) -> None:
+    """Names of files and folders in code spans exist.
+
+    A name is relative to the repository, to `src/soothsay`, to the page, or to a folder that the page names.
+    """
+    prose = prose_of(page)
     named = [name for name in CODE.findall(prose) if SOURCE.fullmatch(name)]
     bases = [ROOT, PACKAGE, page.parent]
     bases += [base / name for base in bases for name in named if name.endswith("/")]
@@ -218,7 +235,7 @@ def test_paths_that_pages_name_exist(page: Path) -> None:
 
 def headings(page: Path) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them."""
-    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    titles = re.findall(r"^#+ (.*)$", prose_of(page), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
@@ -256,6 +273,27 @@ def test_the_reference_has_every_public_name() -> None:
     for name in shown:
         module, _, own = name.rpartition(".")
         assert getattr(import_module(module), own) is getattr(api, own)
+
+
+@pytest.fixture(scope="module")
+def granted() -> dict[str, object]:
+    """What examples take for granted: the public names, and a model as `llm`."""
+    return {name: getattr(api, name) for name in api.__all__} | {"llm": LLM("sibyl")}
+
+
+@pytest.mark.parametrize("name", api.__all__)
+def test_every_public_name_has_an_example(name: str, granted: dict[str, object]) -> None:
+    """Its docstring has one, which runs, as those of its members do."""
+    value = getattr(api, name)
+    if value is REGISTRY:  # its docstring is the text below it, which only the source has
+        text = inspect.getsource(registry).partition("\nREGISTRY")[2].split('"""')[1]
+        tests = [DocTestParser().get_doctest(text, granted, name, None, None)]
+    else:
+        tests = DocTestFinder().find(value, name, module=False, globs=granted)
+    assert [test.name for test in tests if test.name == name and test.examples], f"{name} has no example"
+    for test in tests:
+        told: list[str] = []
+        assert not DocTestRunner(optionflags=ELLIPSIS).run(test, out=told.append).failed, "".join(told)
 
 
 def test_the_site_has_every_page() -> None:

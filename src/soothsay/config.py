@@ -105,6 +105,11 @@ class EngineConfig:
 
     Raises:
         ModelError: a number cannot work.
+
+    Example:
+        >>> config = EngineConfig(max_context=1024)
+        >>> config.with_options(max_requests=8).max_requests
+        8
     """
 
     max_context: int | None = None

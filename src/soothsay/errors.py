@@ -2,19 +2,45 @@
 
 
 class SoothsayError(Exception):
-    """Base of every error that soothsay raises on purpose."""
+    """Base of every error that soothsay raises on purpose.
+
+    Example:
+        >>> try:
+        ...     LLM("sibyl", drafter="sufix")
+        ... except SoothsayError as error:
+        ...     print(type(error).__name__)
+        DrafterError
+    """
 
 
 class ModelError(SoothsayError):
-    """A model cannot be loaded: a file, a shape, an architecture or a dtype does not fit."""
+    """A model cannot be loaded: a file, a shape, an architecture or a dtype does not fit.
+
+    Example:
+        >>> EngineConfig(max_rows=0)
+        Traceback (most recent call last):
+        soothsay.errors.ModelError: max_rows=0 is not possible: it must be an integer, at least 1
+    """
 
 
 class RequestError(SoothsayError, ValueError):
-    """A request cannot be served: because of a parameter, the prompt's length or the memory it needs."""
+    """A request cannot be served: because of a parameter, the prompt's length or the memory it needs.
+
+    Example:
+        >>> SamplingParams(max_tokens=1, min_tokens=2)
+        Traceback (most recent call last):
+        soothsay.errors.RequestError: min_tokens=2 is more than max_tokens=1
+    """
 
 
 class DrafterError(SoothsayError, ValueError):
-    """A drafter is unknown, has wrong options, or does not fit its target."""
+    """A drafter is unknown, has wrong options, or does not fit its target.
+
+    Example:
+        >>> llm.generate("Once upon a time", drafter="sufix")
+        Traceback (most recent call last):
+        soothsay.errors.DrafterError: ... Did you mean suffix?
+    """
 
 
 class MissingDrafterError(DrafterError):
@@ -30,7 +56,20 @@ class TrainingError(SoothsayError):
 
 
 class StepError(SoothsayError):
-    """The engine failed at a request, which has ended. `__cause__` is the error that the step raised."""
+    """The engine failed at a request, which has ended. `__cause__` is the error that the step raised.
+
+    Example:
+        >>> class Broken(Drafter):
+        ...     max_nodes = 2
+        ...
+        ...     def propose(self, requests):
+        ...         raise KeyError("oops")
+        >>> try:
+        ...     llm.generate("Once upon a time", drafter=Broken)
+        ... except StepError as error:
+        ...     print(repr(error.__cause__))
+        KeyError('oops')
+    """
 
 
 class StageError(SoothsayError):

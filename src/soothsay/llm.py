@@ -194,7 +194,8 @@ class LLM:
         """The parameters of requests that bring none: `SamplingParams()` with the model's own defaults.
 
         Example:
-            >>> params = dataclasses.replace(llm.default_sampling_params, max_tokens=1000)
+            >>> from dataclasses import replace
+            >>> params = replace(llm.default_sampling_params, max_tokens=1000)
         """
         return SamplingParams(**self.sampling_defaults)  # type: ignore[arg-type]
 

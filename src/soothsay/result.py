@@ -27,6 +27,12 @@ class Choice:
         prompt_logprobs: one entry for each token of the prompt from the second on, since nothing comes before
             the first; None if the parameters did not request them.
         error: why the request could not be served; None if it was.
+
+    Example:
+        >>> [choice] = llm.generate("Once upon a time", SamplingParams(max_tokens=5)).choices
+        >>> again = llm.generate("Once upon a time", SamplingParams(max_tokens=5, seed=choice.seed))
+        >>> again.token_ids == choice.token_ids
+        True
     """
 
     text: str
@@ -46,6 +52,11 @@ class Result:
     """What `LLM.generate` and `LLM.chat` return: the answers to one prompt.
 
     `choices` has `SamplingParams.n` of them. The properties are those of the first choice.
+
+    Example:
+        >>> result = llm.generate("Once upon a time", SamplingParams(max_tokens=5, n=2))
+        >>> len(result.choices), result.text == result.choices[0].text
+        (2, True)
     """
 
     prompt_token_ids: list[int]
@@ -101,6 +112,13 @@ class Stream:
 
     If the engine fails at the request, iterating raises `StepError` after the pieces that there are. Other
     requests go on.
+
+    Example:
+        >>> stream = llm.stream("Once upon a time", SamplingParams(temperature=0, max_tokens=5))
+        >>> [piece.token for piece in stream]
+        [17, 266, 5524, 17, 266]
+        >>> stream.result.text
+        '-reaction-re'
     """
 
     def __init__(self, engine: Engine, request: Request):

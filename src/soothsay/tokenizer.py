@@ -37,6 +37,11 @@ class Tokenizer:
         chat_template: a Jinja template, or several by name (`TEMPLATE_NAMES`), which run in a sandbox; None:
             the model has none. One that cannot be compiled is left out, see `ChatLayout`.
         special: the text of special tokens by name, such as `eos_token`; variables of the template.
+
+    Example:
+        >>> ids = llm.tokenizer.encode("Once upon a time")
+        >>> llm.tokenizer.decode(ids)
+        'Once upon a time'
     """
 
     def __init__(

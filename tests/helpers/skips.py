@@ -88,6 +88,11 @@ EXPECTED = (
         "no Chromium is installed",
         lambda: shutil.which("chromium") is None,
     ),
+    Expected(
+        r"no Prometheus: .*",
+        "Prometheus is not installed",
+        lambda: not all(map(shutil.which, ("prometheus", "promtool"))),
+    ),
     Expected(r"no time left: .*", "the run has a limit of time"),
     Expected(
         r"no smollm2: .*",

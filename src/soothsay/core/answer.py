@@ -15,7 +15,12 @@ from soothsay.tokenizer import Detokenizer, Tokenizer
 
 
 class FinishReason(StrEnum):
-    """Why an answer ended."""
+    """Why an answer ended.
+
+    Example:
+        >>> llm.generate("Once upon", SamplingParams(max_tokens=3, ignore_eos=True)).finish_reason.value
+        'length'
+    """
 
     STOP = "stop"  # an end token, or a stop token or string
     LENGTH = "length"  # max_tokens, or the context is full
@@ -25,7 +30,14 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Natural log-probabilities under the model itself, before any sampling parameter."""
+    """Natural log-probabilities under the model itself, before any sampling parameter.
+
+    Example:
+        >>> result = llm.generate("Once upon", SamplingParams(temperature=0, max_tokens=1, logprobs=3))
+        >>> [one] = result.logprobs
+        >>> len(one.top), one.logprob == max(one.top.values())
+        (3, True)
+    """
 
     token: int
     logprob: float
@@ -33,7 +45,13 @@ class TokenLogprobs:
 
 
 class Piece(NamedTuple):
-    """One token of an answer as it is streamed."""
+    """One token of an answer as it is streamed.
+
+    Example:
+        >>> pieces = list(llm.stream("Once upon a time", SamplingParams(temperature=0, max_tokens=5)))
+        >>> "".join(piece.text for piece in pieces)
+        '-reaction-re'
+    """
 
     token: int
     text: str  # text that is now final; may be empty, or come from several tokens
@@ -52,6 +70,12 @@ class StepTrace:
 
     Lists are indexed by node; node 0 is the root, the last token before the step. The step emits the
     tokens of `path` and then `bonus`; an answer may end before the last of them.
+
+    Example:
+        >>> params = SamplingParams(temperature=0, max_tokens=8)
+        >>> result = llm.generate("one two one two one", params, drafter="none", traced=True)
+        >>> [step.bonus for step in result.traces] == result.token_ids  # without drafts, each is a bonus
+        True
     """
 
     tokens: list[int]
@@ -83,7 +107,14 @@ class StepClock:
 
 @dataclass(slots=True)
 class SpeculationStats:
-    """Statistics of speculation for one answer. Lists are indexed by depth, from the first draft token on."""
+    """Statistics of speculation for one answer. Lists are indexed by depth, from the first draft token on.
+
+    Example:
+        >>> stats = SpeculationStats()
+        >>> stats.record(drafted=3, depth=2, authors=["suffix"], emitted=2)
+        >>> stats.mean_accepted, stats.acceptance, stats.accepted_by
+        (2.0, [1.0, 0.0], {'suffix': [1]})
+    """
 
     steps: int = 0  # forward passes of the target that emitted tokens
     emitted: int = 0  # tokens, including the bonus token of each step

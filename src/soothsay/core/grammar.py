@@ -58,7 +58,9 @@ class Grammar:
     errors of compilation come then.
 
     Example:
-        >>> SamplingParams(grammar=Grammar.choice(["yes", "no"]))
+        >>> params = SamplingParams(grammar=Grammar.choice(["yes", "no"]))
+        >>> llm.generate("Is the sky blue?", params).text in ("yes", "no")
+        True
     """
 
     source: str

@@ -118,7 +118,9 @@ class SamplingParams:
         RequestError: a value is impossible.
 
     Example:
-        >>> SamplingParams(temperature=0.7, top_p=0.9, max_tokens=100, seed=1)
+        >>> params = SamplingParams(temperature=0.7, top_p=0.9, max_tokens=5, seed=1)
+        >>> llm.generate("Once upon a time", params).text == llm.generate("Once upon a time", params).text
+        True
     """
 
     temperature: float = 1.0

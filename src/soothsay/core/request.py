@@ -48,6 +48,11 @@ class Request:
         tenant: whose request it is. It shares nothing with requests of other tenants.
         bad_sequences: the tokens of `params.bad_words`; none of these sequences comes in the answer.
         scores: takes the log-probabilities of the prompt. The other answers to it have the same object.
+
+    Example:
+        >>> [request] = llm.requests([5, 6, 7], SamplingParams(max_tokens=4))
+        >>> request.tokens.tolist(), request.last_token, request.num_output
+        ([5, 6, 7], 7, 0)
     """
 
     def __init__(
@@ -250,6 +255,26 @@ class Observation:
 
     Its rows are the pending tokens `tokens[start : start + num_pending]`, then the tree's nodes from 1 on. A
     prefill chunk that ends before the committed tokens do has no tree, no logits and no verdict.
+
+    Example:
+        >>> class Followers(Drafter):
+        ...     max_nodes = 2
+        ...     after = {}  # the token that came after each one the last time
+        ...
+        ...     def propose(self, requests):
+        ...         trees = [DraftTree(request.last_token) for request in requests]
+        ...         for tree in trees:
+        ...             tree.extend(self.after.get(tree.tokens[0], []))
+        ...         return trees
+        ...
+        ...     def observe(self, observations):
+        ...         for one in observations:
+        ...             if one.verdict is not None:
+        ...                 self.after[one.request.last_token] = one.verdict.tokens[:1]
+        >>> params = SamplingParams(temperature=0, max_tokens=8)
+        >>> _ = llm.generate("Once upon a time", params, drafter=Followers)
+        >>> llm.generate("Once upon a time", params, drafter=Followers).stats.mean_accepted
+        2.0
     """
 
     request: Request

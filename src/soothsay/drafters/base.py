@@ -31,7 +31,25 @@ from soothsay.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a drafter is built for: the model that verifies, and the shape of its KV pool."""
+    """What a drafter is built for: the model that verifies, and the shape of its KV pool.
+
+    Example:
+        >>> class Comma(Drafter):
+        ...     max_nodes = 2
+        ...
+        ...     def __init__(self, target: Target):
+        ...         super().__init__(target)
+        ...         self.comma = target.tokenizer.encode(",")
+        ...
+        ...     def propose(self, requests):
+        ...         trees = [DraftTree(request.last_token) for request in requests]
+        ...         for tree in trees:
+        ...             tree.extend(self.comma)
+        ...         return trees
+        >>> params = SamplingParams(temperature=0, max_tokens=8)
+        >>> llm.generate("red, green, blue", params, drafter=Comma).stats.drafts > 0
+        True
+    """
 
     model: Transformer
     tokenizer: Tokenizer | None
@@ -85,6 +103,9 @@ class Drafter(ABC):
         ...         tree = DraftTree(token)
         ...         tree.extend([token])
         ...         return tree
+        >>> params = SamplingParams(temperature=0, max_tokens=8)
+        >>> llm.generate("one one one", params, drafter=Repeat).stats.drafts > 0
+        True
     """
 
     taps: tuple[int, ...] = ()
