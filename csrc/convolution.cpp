@@ -1,4 +1,4 @@
-// A short convolution over the last tokens of a row's path (soothsay/model/ops/convolution.py). Products are added tap by tap, each
+// A short convolution over the last tokens of a row's path (soothsay/model/ops/state_ops.py). Products are added tap by tap, each
 // sum rounded, so the bits are those of stock operations and depend on no other row.
 #include "operations.h"
 #include "pool.h"

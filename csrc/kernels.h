@@ -42,7 +42,7 @@ struct soothsay_state_space {
     float eps;
 };
 
-// A convolution over the last tokens, channel by channel (soothsay/model/ops/convolution.py). taps [taps, channels], the token's own
+// A convolution over the last tokens, channel by channel (soothsay/model/ops/state_ops.py). taps [taps, channels], the token's own
 // last; channels are a multiple of 16.
 struct soothsay_convolution {
     const float* taps;

@@ -66,6 +66,9 @@ METHODS = {
 }
 """Drafters, and the directories of their heads."""
 
+DRAFTING = {"llama": tuple(METHODS), "gemma2": ("eagle2", "eagle3", "medusa", "block")}
+"""Drafters by family. Gemma 2 adds a scale, which heads read by the same `FeatureView`: one of each shape."""
+
 
 def save_small(folder: Path, family: str) -> Path:
     torch.manual_seed(1)
@@ -157,9 +160,9 @@ def test_heads_draft_as_for_the_small_model(family: str, tmp_path: Path) -> None
     made = grown(small, tmp_path / "large")
     assert made.drafters.written == ("block", "eagle", "eagle3", "hydra", "medusa", "mtp", "redrafter")
     assert made.drafters.refused == ()
-    expected = {name: drafts(small, name) for name in METHODS}
+    expected = {name: drafts(small, name) for name in DRAFTING[family]}
     shutil.rmtree(small)  # what the drafters need is beside the large model
-    for name in METHODS:
+    for name in expected:
         check_alike(drafts(tmp_path / "large", name), expected[name])
 
 

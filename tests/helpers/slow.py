@@ -1,4 +1,4 @@
-"""Parameters of which most are left to the slow tests."""
+"""Parameters of which some are left to the slow tests, or to other processors."""
 
 from __future__ import annotations
 
@@ -6,6 +6,13 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+
+from soothsay.model.ops.linear import multiplies_bfloat16
+
+
+def distinct(*dtypes: str) -> list[str]:
+    """Number formats, without bfloat16 where this processor does not multiply it: there it is float32."""
+    return [dtype for dtype in dtypes if dtype != "bfloat16" or multiplies_bfloat16()]
 
 
 def mostly_slow(values: Iterable[Any], every: int = 3) -> list[Any]:

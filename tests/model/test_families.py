@@ -397,7 +397,10 @@ def packed(pair: Pair, dtype: Any) -> Transformer:
 
 
 def assert_same_bits(model: Transformer, rng: np.random.Generator, start: int) -> None:
-    """Assert equal bits for tokens one by one, in a chunk, and in a tree after them in a batch."""
+    """Assert equal bits for tokens one by one, in a chunk, and in a tree after them in a batch.
+
+    Another request of the batch has a longer context if this one has a short one, and a shorter one if not.
+    """
     (context,) = random_tokens(rng, start + 4)
     tree = random_tree(rng, context[-1], 20)
     alone, whole, crowd = Runner(model, rng, 1), Runner(model, rng, 1), Runner(model, rng, 4)
@@ -418,7 +421,7 @@ def assert_same_bits(model: Transformer, rng: np.random.Generator, start: int) -
     at_once = whole.run(Rows(array(context), 0, whole.tables[0]))[0][0]
     assert torch.equal(at_once[first:], torch.cat(one_by_one))
 
-    fresh, chunk, long = random_tokens(rng, 3, 70, 2 * KEY_BLOCK + 10)
+    fresh, chunk, long = random_tokens(rng, 3, 70, 40 if first else 2 * KEY_BLOCK + 10)
     crowd.prefill(0, context[:start])
     crowd.prefill(1, long[:-1])
     every, asked = crowd.run(

@@ -19,9 +19,8 @@ from soothsay.core.cache import KVPool, LayerMemory, Move
 from soothsay.core.states import StatePool
 from soothsay.model.decoder.attention_layer import RecurrentLayer
 from soothsay.model.decoder.blocks import Block, Blocks, build_layer, build_stream
-from soothsay.model.decoder.embedding import Embedding
+from soothsay.model.decoder.embedding import Embedding, LayerEmbeddings
 from soothsay.model.decoder.feed_forward import Experts
-from soothsay.model.decoder.layer_embeddings import LayerEmbeddings
 from soothsay.model.decoder.norm import RMSNorm
 from soothsay.model.decoder.rope import Rope
 from soothsay.model.ops.kernels import Kernels, Outputs, StockKernels

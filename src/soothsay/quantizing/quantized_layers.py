@@ -291,8 +291,7 @@ def _quantize_layer(
         quantized = gptq(weight, hessian, scheme.bits, scheme.group_size)
     become, pieces, begin = quantized.dequantize(), {}, 0
     for name, part in parts.items():
-        rows = slice(begin, begin := begin + len(part))
-        pieces[name] = Quantized(quantized.bits, quantized.values[rows], quantized.scales[rows])
+        pieces[name] = quantized.rows(begin, begin := begin + len(part))
     total = _squares(weight, hessian)
     error = (_squares(weight - become, hessian) / total) ** 0.5 if total else 0.0
     return QuantizedLayer(module, pieces, become, error)

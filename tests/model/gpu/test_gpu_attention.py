@@ -20,7 +20,9 @@ from soothsay.core.tree import DraftTree
 from soothsay.model.gpu import gpu_layers, gpu_plan
 from soothsay.model.gpu.gpu_layers import GpuLayers
 from soothsay.model.gpu.source import attention
-from soothsay.model.ops.attention import attend
+from soothsay.model.ops.attention import AttentionOps
+
+attend = AttentionOps().attend
 
 PAGE, BLOCKS = 8, 160
 HEADS, GROUP, SIZE = 2, 3, 32

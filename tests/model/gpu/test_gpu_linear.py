@@ -63,7 +63,7 @@ def integers(kind: str, out: int, size: int) -> Quantized:
         units = (torch.rand(out, size * 2 // 512) / 1e4 + 1e-4).half().float()
         minimums = None if weight.minimums is None else (small.flip(0), units.flip(0))
         own, minimum_units = (None, None) if minimums is None else minimums
-        return replace(weight, scales=small, minimums=own, units=(units, minimum_units))
+        return replace(weight, scales=small, minimums=own, units=units, minimum_units=minimum_units)
     if "table" in kind:
         return replace(weight, table=torch.randint(-128, 128, (16,), dtype=torch.int8))
     return replace(weight, scales=torch.rand(out, groups)) if "exact" in kind else weight
@@ -135,7 +135,7 @@ def test_splits_of_integers_are_added_in_order(kind: str, short_splits: None) ->
 def folded(weight: Quantized) -> Quantized:
     """With scales and minimums in float32."""
     scales, minimums = weight.factors()
-    return replace(weight, scales=scales, minimums=minimums, units=None)
+    return replace(weight, scales=scales, minimums=minimums, units=None, minimum_units=None)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

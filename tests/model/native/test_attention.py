@@ -14,7 +14,9 @@ from soothsay.core.batch import Batch, Rows
 from soothsay.core.kv_rows import written
 from soothsay.core.tree import DraftTree
 from soothsay.model.native.native_kernels import NativeKernels
-from soothsay.model.ops.attention import attend
+from soothsay.model.ops.attention import AttentionOps
+
+attend = AttentionOps().attend
 
 BLOCK_SIZE, NUM_BLOCKS = 8, 340
 HEADS = [(2, 3, 64), (1, 1, 32), (4, 8, 64), (2, 2, 128), (1, 4, 256), (1, 7, 96)]

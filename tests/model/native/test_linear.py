@@ -105,7 +105,8 @@ def in_two_levels(weight: Quantized, span: int, minimums: bool) -> Quantized:
         weight,
         scales=small,
         minimums=small.flip(0) if minimums else None,
-        units=(units, units.flip(0) if minimums else None),
+        units=units,
+        minimum_units=units.flip(0) if minimums else None,
     )
 
 

@@ -39,13 +39,8 @@ class TargetEnds(nn.Module):
         self, embedding: Embedding, norm: RMSNorm, head: nn.Module, kernels: Kernels, output: HeadSpec
     ):
         super().__init__()
-        self.embedding, self.norm, self.head, self.kernels, self.output = (
-            embedding,
-            norm,
-            head,
-            kernels,
-            output,
-        )
+        self.embedding, self.norm, self.head = embedding, norm, head
+        self.kernels, self.output = kernels, output
 
     @classmethod
     def of(cls, model: Transformer) -> TargetEnds:

@@ -7,12 +7,10 @@ from torch import Tensor, nn
 
 from soothsay.core.accepted import Accepted
 from soothsay.core.states import LayerStates
-from soothsay.model.decoder.convolution_layer import ConvolutionLayer
-from soothsay.model.decoder.delta_layer import DeltaLayer
 from soothsay.model.decoder.layer_pass import LayerPass
 from soothsay.model.decoder.norm import RMSNorm, UnitNorm
+from soothsay.model.decoder.recurrent_layers import ConvolutionLayer, DeltaLayer, StateSpaceLayer
 from soothsay.model.decoder.rope import QueryGrowth, Rope
-from soothsay.model.decoder.state_space_layer import StateSpaceLayer
 from soothsay.model.loaded_part import FloatPart, LoadedPart, StoredWeights
 from soothsay.model.ops.kernels import Kernels
 from soothsay.model.ops.linear import Dense

@@ -1,11 +1,20 @@
-"""Tables of token embeddings, plain or in integers."""
+"""Embeddings of tokens, in tables that are plain or in integers, and those of each layer.
+
+Per-layer embeddings (Gemma 3n, 2025; Gemma 4): each layer reads an embedding of its own for each token. All
+layers' embeddings of a token are one row of a table. A projection of the token's usual embedding is added to
+it once a pass. A layer gates its part by its own output, and adds the result to the residual stream.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
+from soothsay.model.decoder.norm import RMSNorm
 from soothsay.model.loaded_part import LoadedPart, StoredWeights, Table
+from soothsay.model.ops.kernels import Kernels
+from soothsay.model.ops.linear import Dense, normal
+from soothsay.model.specs.model_spec import LayerEmbeddingsSpec, LayerInputSpec, ModelSpec, NormSpec
 
 
 class Embedding(LoadedPart):
@@ -48,3 +57,50 @@ class IntegerEmbedding(Embedding):
         """`[N] -> [N, hidden]`."""
         rows = self.table.floats(tokens)
         return rows * self.scale if self.scale != 1.0 else rows
+
+
+class LayerEmbeddings(nn.Module):
+    """What the layers of a model read of each token."""
+
+    def __init__(self, spec: LayerEmbeddingsSpec, model: ModelSpec, kernels: Kernels):
+        super().__init__()
+        self.kernels, self.size, self.rows = kernels, spec.size, spec.rows
+        width = model.num_layers * spec.size
+        self.table = Embedding(normal(spec.rows, width, std=0.02), spec.size**0.5)
+        self.projection: nn.Module = Dense.random(model.hidden_size, width)
+        # published models divide projections by sqrt(hidden), which their norm undoes except for `eps`
+        self.norm = RMSNorm(spec.size, model.norm.eps * model.hidden_size)
+
+    def forward(self, tokens: Tensor, embedded: Tensor) -> Tensor:
+        """`[N]` tokens and their usual embeddings `[N, hidden]`, scaled -> `[layers, N, size]` float32."""
+        rows = len(tokens)
+        projected = self.projection(embedded).float().reshape(-1, self.size)
+        normed = self.kernels.norm(projected, self.norm, torch.float32).view(rows, -1, self.size)
+        tokens = torch.where(tokens < self.rows, tokens, 0)
+        mixed: Tensor = (normed + self.table(tokens).view(normed.shape)) * 0.5**0.5
+        return mixed.transpose(0, 1).contiguous()
+
+
+class LayerInput(nn.Module):
+    """A layer's last part: its embedding of each token, gated by the stream and added to it."""
+
+    def __init__(self, spec: LayerInputSpec, hidden: int, norm: NormSpec, kernels: Kernels):
+        super().__init__()
+        self.kernels, self.activation = kernels, spec.activation
+        self.gate: nn.Module = Dense.random(hidden, spec.size)
+        self.projection: nn.Module = Dense.random(spec.size, hidden)
+        self.post_norm = RMSNorm(hidden, norm.eps)
+
+    def forward(self, ops: Kernels, x: Tensor, embedding: Tensor | None) -> Tensor:
+        """`[N, hidden]` float32 and the layer's `[N, size]` -> `[N, hidden]` float32."""
+        return ops.add(x, self._projected(ops, x, embedding), self.post_norm)
+
+    def delta(self, ops: Kernels, x: Tensor, embedding: Tensor | None) -> Tensor:
+        """What `forward` adds to `x`."""
+        projected = ops.cast(self._projected(ops, x, embedding), torch.float32)
+        return ops.norm(projected, self.post_norm, torch.float32)
+
+    def _projected(self, ops: Kernels, x: Tensor, embedding: Tensor | None) -> Tensor:
+        assert embedding is not None
+        gate = ops.apply(self.gate, x)
+        return ops.apply(self.projection, ops.gated(ops.cat([gate, embedding], gate.dtype), self.activation))

@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 from soothsay.errors import ModelError
-from soothsay.model.families.decoder import (
-    decoder,
-    experts,
-    latent_attentions,
-)
+from soothsay.model.families.decoder import decoder, experts, latent_attentions
 from soothsay.model.families.fields import require
-from soothsay.model.families.layer_fields import (
-    Raw,
-    count,
-)
+from soothsay.model.families.layer_fields import Raw, count
 from soothsay.model.specs.model_spec import ModelSpec
 
 

@@ -47,19 +47,16 @@ def whole(least: int, most: int) -> Rule:
 def real(least: float, most: float) -> Rule:
     """A finite number."""
 
-    def accept(value: Any) -> float:
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise ValueError
-        if not least <= value <= most:  # false for NaN
-            raise ValueError
-        return value
+    def fits(value: Any) -> bool:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return is_number and least <= value <= most  # false for NaN
 
-    return Rule(f"a number from {least:g} to {most:g}", accept)
+    return _where(fits, f"a number from {least:g} to {most:g}")
 
 
-def _one_type(kind: type, wanted: str) -> Rule:
+def _where(fits: Callable[[Any], bool], wanted: str) -> Rule:
     def accept(value: Any) -> Any:
-        if not isinstance(value, kind):
+        if not fits(value):
             raise ValueError
         return value
 
@@ -102,8 +99,8 @@ def _equal(rule: Rule) -> Rule:
     return Rule(f"{rule.wanted}, the same for all layers", accept)
 
 
-FLAG = _one_type(bool, "true or false")
-TEXT = _one_type(str, "a text")
+FLAG = _where(lambda value: isinstance(value, bool), "true or false")
+TEXT = _where(lambda value: isinstance(value, str), "a text")
 _SIZE = whole(1, 2**22)
 _LAYER = whole(0, MAX_LAYERS)
 _POSITIONS = whole(1, MAX_POSITIONS)

@@ -23,7 +23,7 @@ from soothsay.model.formats.weight_format import (
     require_runs,
     unpack,
 )
-from soothsay.model.weights.quantized import Quantized
+from soothsay.model.weights.quantized import Quantized, table_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,7 @@ def _block(settings: Settings, key: str) -> tuple[int, int] | None:
     return size[0], size[1]
 
 
-MXFP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+MXFP4_VALUES = table_of(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """The values (E2M1), doubled."""
 
 MXFP4_GROUP = 32
@@ -269,8 +269,7 @@ class MXFP4:
             found = [f"{list(tensor.shape)} {tensor.dtype}" for tensor in (blocks, exponents)]
             raise ValueError(f"blocks {found[0]}, scales {found[1]}")
         values = torch.stack([blocks & 15, blocks >> 4], dim=-1).flatten(1)
-        table = torch.tensor(MXFP4_VALUES, dtype=torch.int8)
-        return Quantized(4, values, mxfp4_scales(exponents), table=table)
+        return Quantized(4, values, mxfp4_scales(exponents), table=MXFP4_VALUES)
 
 
 def _compressed_tensors(settings: Settings) -> WeightFormat:

@@ -7,7 +7,7 @@ apart from the lower ones. All types have the form of `Quantized`, so nothing is
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,41 +18,20 @@ from torch import Tensor
 
 from soothsay.model.formats.declared import MXFP4_VALUES, mxfp4_scales
 from soothsay.model.formats.weight_format import Reader
-from soothsay.model.weights.quantized import Kind, Quantized
+from soothsay.model.weights.quantized import Kind, Quantized, table_of
 
-NON_LINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+NON_LINEAR = table_of(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """The integers of IQ4_NL and IQ4_XS."""
 
 
-@dataclass(frozen=True, slots=True)
-class Blocks:
-    """What the blocks of some rows say, `[rows * blocks, n]` each. See `Quantized`."""
-
-    bits: int
-    values: Tensor  # uint8
-    scales: Tensor  # float32, or int8 with `unit`
-    minimums: Tensor | None = None
-    units: tuple[Tensor, Tensor | None] | None = None
-    table: Sequence[int] | None = None
-
-
-Decode = Callable[[Tensor], Blocks]
-"""Takes blocks apart: `[blocks, bytes]` uint8."""
+Decode = Callable[[Tensor], Quantized]
+"""Takes blocks apart: `[blocks, bytes]` uint8. A block is a row of the result."""
 
 
 def decode(kind: str, data: Tensor) -> Quantized:
     """The weights of rows of a type in `DECODERS`: `[rows, bytes]` uint8."""
-    rows = len(data)
     size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]][1]
-    found = DECODERS[kind](data.reshape(-1, size))
-
-    def of_rows(values: Tensor | None) -> Tensor | None:
-        return None if values is None else values.reshape(rows, -1)
-
-    units = found.units and (found.units[0].reshape(rows, -1), of_rows(found.units[1]))
-    table = None if found.table is None else torch.tensor(found.table, dtype=torch.int8)
-    values, scales = found.values.reshape(rows, -1), found.scales.reshape(rows, -1)
-    return Quantized(found.bits, values, scales, None, of_rows(found.minimums), units, table)
+    return DECODERS[kind](data.reshape(-1, size)).each(lambda part: part.reshape(len(data), -1))
 
 
 @dataclass(frozen=True)
@@ -103,12 +82,12 @@ def _cut(data: Tensor, bits: int, run: int) -> Tensor:
     return cut.bitwise_and_(0x01010101 * ((1 << bits) - 1)).view(len(data), -1).view(torch.uint8)
 
 
-def _q4_0(data: Tensor) -> Blocks:
-    return Blocks(4, _cut(data[:, 2:], 4, 16), _halves(data[:, :2]))
+def _q4_0(data: Tensor) -> Quantized:
+    return Quantized(4, _cut(data[:, 2:], 4, 16), _halves(data[:, :2]))
 
 
-def _q4_1(data: Tensor) -> Blocks:
-    return Blocks(4, _cut(data[:, 4:], 4, 16), _halves(data[:, :2]), _halves(data[:, 2:4]))
+def _q4_1(data: Tensor) -> Quantized:
+    return Quantized(4, _cut(data[:, 4:], 4, 16), _halves(data[:, :2]), minimums=_halves(data[:, 2:4]))
 
 
 def _fifth(low: Tensor, high: Tensor) -> Tensor:
@@ -117,29 +96,31 @@ def _fifth(low: Tensor, high: Tensor) -> Tensor:
     return _cut(low, 4, 16) | bits.view(len(high), 32) << 4
 
 
-def _q5_0(data: Tensor) -> Blocks:
-    return Blocks(5, _fifth(data[:, 6:], data[:, 2:6]), _halves(data[:, :2]))
+def _q5_0(data: Tensor) -> Quantized:
+    return Quantized(5, _fifth(data[:, 6:], data[:, 2:6]), _halves(data[:, :2]))
 
 
-def _q5_1(data: Tensor) -> Blocks:
-    return Blocks(5, _fifth(data[:, 8:], data[:, 4:8]), _halves(data[:, :2]), _halves(data[:, 2:4]))
+def _q5_1(data: Tensor) -> Quantized:
+    return Quantized(
+        5, _fifth(data[:, 8:], data[:, 4:8]), _halves(data[:, :2]), minimums=_halves(data[:, 2:4])
+    )
 
 
-def _q8_0(data: Tensor) -> Blocks:
-    return Blocks(8, data[:, 2:] ^ 128, _halves(data[:, :2]))
+def _q8_0(data: Tensor) -> Quantized:
+    return Quantized(8, data[:, 2:] ^ 128, _halves(data[:, :2]))
 
 
-def _q2_k(data: Tensor) -> Blocks:
+def _q2_k(data: Tensor) -> Quantized:
     factors, units = data[:, :16], _halves(data[:, 80:])
     scales, minimums = (factors & 15).view(torch.int8), (factors >> 4).view(torch.int8)
-    return Blocks(2, _cut(data[:, 16:80], 2, 32), scales, minimums, (units[:, :1], -units[:, 1:]))
+    return Quantized(2, _cut(data[:, 16:80], 2, 32), scales, None, minimums, units[:, :1], -units[:, 1:])
 
 
-def _q3_k(data: Tensor) -> Blocks:
+def _q3_k(data: Tensor) -> Quantized:
     packed = data[:, 96:108]
     scales = _cut(packed[:, :8], 4, 8) | _cut(packed[:, 8:], 2, 4) << 4
     values = _cut(data[:, 32:96], 2, 32) | _cut(data[:, :32], 1, 32) << 2  # 4 more than the weight's integer
-    return Blocks(4, values + 4, scales.view(torch.int8) - 32, units=(_halves(data[:, 108:]), None))
+    return Quantized(4, values + 4, scales.view(torch.int8) - 32, units=_halves(data[:, 108:]))
 
 
 def _factors_of_k(packed: Tensor) -> tuple[Tensor, Tensor]:
@@ -150,38 +131,39 @@ def _factors_of_k(packed: Tensor) -> tuple[Tensor, Tensor]:
     return scales.view(torch.int8), minimums.view(torch.int8)
 
 
-def _with_minimums(bits: int, data: Tensor, values: Tensor) -> Blocks:
+def _with_minimums(bits: int, data: Tensor, values: Tensor) -> Quantized:
     units = _halves(data[:, :4])
-    return Blocks(bits, values, *_factors_of_k(data[:, 4:16]), (units[:, :1], -units[:, 1:]))
+    scales, minimums = _factors_of_k(data[:, 4:16])
+    return Quantized(bits, values, scales, None, minimums, units[:, :1], -units[:, 1:])
 
 
-def _q4_k(data: Tensor) -> Blocks:
+def _q4_k(data: Tensor) -> Quantized:
     return _with_minimums(4, data, _cut(data[:, 16:], 4, 32))
 
 
-def _q5_k(data: Tensor) -> Blocks:
+def _q5_k(data: Tensor) -> Quantized:
     return _with_minimums(5, data, _cut(data[:, 48:], 4, 32) | _cut(data[:, 16:48], 1, 32) << 4)
 
 
-def _q6_k(data: Tensor) -> Blocks:
+def _q6_k(data: Tensor) -> Quantized:
     values = _cut(data[:, :128], 4, 64) | _cut(data[:, 128:192], 2, 32) << 4
-    return Blocks(6, values, data[:, 192:208].view(torch.int8), units=(_halves(data[:, 208:]), None))
+    return Quantized(6, values, data[:, 192:208].view(torch.int8), units=_halves(data[:, 208:]))
 
 
-def _iq4_nl(data: Tensor) -> Blocks:
-    return Blocks(4, _cut(data[:, 2:], 4, 16), _halves(data[:, :2]), table=NON_LINEAR)
+def _iq4_nl(data: Tensor) -> Quantized:
+    return Quantized(4, _cut(data[:, 2:], 4, 16), _halves(data[:, :2]), table=NON_LINEAR)
 
 
-def _iq4_xs(data: Tensor) -> Blocks:
+def _iq4_xs(data: Tensor) -> Quantized:
     low = torch.stack([data[:, 4:8] & 15, data[:, 4:8] >> 4], 2).view(-1, 8)
     high = (data[:, 2:4, None] >> torch.arange(0, 8, 2, dtype=torch.uint8) & 3).view(-1, 8)
     scales = (low | high << 4).view(torch.int8) - 32
     values = _cut(data[:, 8:], 4, 16)
-    return Blocks(4, values, scales, units=(_halves(data[:, :2]), None), table=NON_LINEAR)
+    return Quantized(4, values, scales, units=_halves(data[:, :2]), table=NON_LINEAR)
 
 
-def _mxfp4(data: Tensor) -> Blocks:
-    return Blocks(4, _cut(data[:, 1:], 4, 16), mxfp4_scales(data[:, :1]), table=MXFP4_VALUES)
+def _mxfp4(data: Tensor) -> Quantized:
+    return Quantized(4, _cut(data[:, 1:], 4, 16), mxfp4_scales(data[:, :1]), table=MXFP4_VALUES)
 
 
 _ALL = (

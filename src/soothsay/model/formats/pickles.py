@@ -76,6 +76,10 @@ class PickledSlice:
     def __init__(self, tensor: Tensor):
         self._tensor = tensor
 
+    def get_dtype(self) -> str:
+        """Its element type, by PyTorch's name."""
+        return str(self._tensor.dtype)
+
     def get_shape(self) -> list[int]:
         """Its sizes."""
         return list(self._tensor.shape)

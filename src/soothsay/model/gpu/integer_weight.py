@@ -154,9 +154,9 @@ def _factors(whole: Quantized, as_stored: bool) -> Tensor:
 
 def _units(whole: Quantized, inputs: int) -> Tensor | None:
     """Factors of scales and of minimums `[out, blocks, 2]` float16; None: scales are to hold them."""
-    if whole.units is None or inputs // whole.units[0].shape[1] % STEP != 0:
+    if whole.units is None or inputs // whole.units.shape[1] % STEP != 0:
         return None
-    scales, minimums = whole.units
+    scales, minimums = whole.units, whole.minimum_units
     units = torch.stack([scales, torch.zeros_like(scales) if minimums is None else minimums], -1)
     return units.half() if _are_half(units) else None
 

@@ -155,7 +155,7 @@ class PackedWeight:
 
             self.scales, self.minimums = packed(_narrow(whole.scales)), packed(_narrow(whole.minimums))
             self.scale_units, self.minimum_units = (
-                packed(None if unit is None else unit.half()) for unit in whole.units or (None, None)
+                packed(None if unit is None else unit.half()) for unit in (whole.units, whole.minimum_units)
             )
             self.zeros = packed(whole.zeros)
             self.table = None if whole.table is None else (whole.table.short() + 128).to(torch.uint8)

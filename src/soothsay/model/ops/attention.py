@@ -14,51 +14,56 @@ from soothsay.core.kv_rows import key_products, read_values
 from soothsay.core.paths import KEY_BLOCK
 
 
-def attend(
-    q: Tensor,
-    kv: Tensor,
-    batch: Batch,
-    *,
-    softcap: float | None = None,
-    window: int | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor:
-    """Softmax attention of each row to its own path.
+class AttentionOps:
+    """Attention. Kernels may compute it in another way."""
 
-    Args:
-        q: `[N, H_q, d]` float32 queries, rotated and scaled.
-        kv: `[2 * H_kv, S, row]` keys and values of one layer in a KV pool, including those of this pass.
-            `[1, S, d]`: the rows are both keys and values.
-        batch: has the keys that each row sees.
-        softcap: smooth bound of the scores' size (Gemma 2).
-        window: a row sees only the last `window` positions, its own included. Negative: see `AttentionSpec`.
-        sinks: `[H_q]` float32, for each head a score of a key without a value, which all rows see (Xiao et
-            al. 2023, arXiv 2309.17453; gpt-oss learns it).
+    def attend(
+        self,
+        q: Tensor,
+        kv: Tensor,
+        batch: Batch,
+        *,
+        softcap: float | None = None,
+        window: int | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """Softmax attention of each row to its own path.
 
-    Returns:
-        `[N, H_q * d]` float32.
-    """
-    if len(kv) == 1:
-        kv = kv.expand(2, -1, -1)
-    heads, d = kv.shape[0] // 2, q.shape[-1]
-    group = q.shape[1] // heads
-    outputs = []
-    for lanes in batch.lanes:
-        num, m, num_keys = lanes.size
-        keys, values = kv.index_select(1, lanes.keys).view(2, heads * num, num_keys, -1)
-        x = q.index_select(0, lanes.rows).view(num, m, heads, group, d)
-        x = x.permute(2, 0, 1, 3, 4).reshape(heads * num, m * group, d)
-        scores, v = key_products(x, keys), read_values(values)  # [H_kv * L, m * G, K], [H_kv * L, K, d]
-        if softcap is not None:
-            scores = torch.tanh(scores / softcap) * softcap
-        scores.view(heads, num, m, group, num_keys).add_(lanes.bias[window])
-        if sinks is not None:
-            scores = _after_sinks(scores.view(heads, -1, group, num_keys), sinks).view_as(scores)
-        else:
-            scores = scores.softmax(-1)
-        out = _weigh(scores, v)  # [H_kv * L, m * G, d]
-        outputs.append(out.reshape(heads, num * m, group, d).transpose(0, 1).reshape(num * m, -1))
-    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).index_select(0, batch.lane_rows)
+        Args:
+            q: `[N, H_q, d]` float32 queries, rotated and scaled.
+            kv: `[2 * H_kv, S, row]` keys and values of one layer in a KV pool, including those of this pass.
+                `[1, S, d]`: the rows are both keys and values.
+            batch: has the keys that each row sees.
+            softcap: smooth bound of the scores' size (Gemma 2).
+            window: a row sees only the last `window` positions, its own included. Negative: see
+                `AttentionSpec`.
+            sinks: `[H_q]` float32, for each head a score of a key without a value, which all rows see (Xiao
+                et al. 2023, arXiv 2309.17453; gpt-oss learns it).
+
+        Returns:
+            `[N, H_q * d]` float32.
+        """
+        if len(kv) == 1:
+            kv = kv.expand(2, -1, -1)
+        heads, d = kv.shape[0] // 2, q.shape[-1]
+        group = q.shape[1] // heads
+        outputs = []
+        for lanes in batch.lanes:
+            num, m, num_keys = lanes.size
+            keys, values = kv.index_select(1, lanes.keys).view(2, heads * num, num_keys, -1)
+            x = q.index_select(0, lanes.rows).view(num, m, heads, group, d)
+            x = x.permute(2, 0, 1, 3, 4).reshape(heads * num, m * group, d)
+            scores, v = key_products(x, keys), read_values(values)  # [H_kv * L, m * G, K], [H_kv * L, K, d]
+            if softcap is not None:
+                scores = torch.tanh(scores / softcap) * softcap
+            scores.view(heads, num, m, group, num_keys).add_(lanes.bias[window])
+            if sinks is not None:
+                scores = _after_sinks(scores.view(heads, -1, group, num_keys), sinks).view_as(scores)
+            else:
+                scores = scores.softmax(-1)
+            out = _weigh(scores, v)  # [H_kv * L, m * G, d]
+            outputs.append(out.reshape(heads, num * m, group, d).transpose(0, 1).reshape(num * m, -1))
+        return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).index_select(0, batch.lane_rows)
 
 
 def _after_sinks(scores: Tensor, sinks: Tensor) -> Tensor:

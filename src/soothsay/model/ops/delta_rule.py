@@ -19,42 +19,25 @@ import torch
 from torch import Tensor, nn
 
 from soothsay.core.functions import rms_norm, sigmoid, silu, softplus, total
-from soothsay.core.states import LayerStates
-from soothsay.core.strands import Strands
-from soothsay.model.loaded_part import FloatPart
-from soothsay.model.ops.token_rule import State, run_rows
+from soothsay.model.ops.token_rule import Rule, State, TokenRule
 from soothsay.model.specs.state_specs import DeltaSpec
 
 EPS = 1e-6
 """Added to the sum of squares of queries and keys before these are normed."""
 
 
-STORED = {"taps": "conv1d.weight", "log_rates": "A_log", "offsets": "dt_bias", "scale": "norm.weight"}
-"""Parameters of a rule, and their names in checkpoints."""
+class Recurrence(TokenRule):
+    """The weights of the rule. A head's norm has a scale `[d_v]`."""
 
-
-class Recurrence(FloatPart):
-    """The weights of the rule, random ones at first. Float32."""
+    scale: nn.Parameter
 
     def __init__(self, spec: DeltaSpec):
-        super().__init__("taps", **STORED)
-        self.spec, self.eps = spec, spec.norm_eps
-        taps = torch.empty(spec.taps, spec.channels)
-        self.taps = nn.Parameter(taps if taps.is_meta else taps.normal_(std=spec.taps**-0.5))
-        """`[taps, channels]` of the convolution, the token's own last."""
-        self.log_rates = nn.Parameter(torch.zeros(spec.value_heads))
-        """`[H_v]` the logarithm of how fast a state decays: A."""
-        self.offsets = nn.Parameter(torch.ones(spec.value_heads))
-        """`[H_v]` added to the gate that lets a state decay."""
-        self.scale = nn.Parameter(torch.ones(spec.value_size))
-        """`[d_v]` of the norm of a head's output."""
+        super().__init__(spec.state, spec.value_heads, spec.value_size, spec.norm_eps)
+        self.spec = spec
 
-
-def delta_rule(
-    qkvz: Tensor, gates: Tensor, weights: Recurrence, states: LayerStates | None, strands: Strands
-) -> Tensor:
-    """Run the rows of a pass through one layer's rule. See `Kernels.delta_rule`."""
-    return run_rows(qkvz, gates, weights.spec.state, partial(_token, weights), states, strands)
+    def rule(self, device: torch.device) -> Rule:
+        """The rule of one token. It needs no memory of its own."""
+        return partial(_token, self)
 
 
 def _token(

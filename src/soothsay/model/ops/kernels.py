@@ -18,17 +18,13 @@ from soothsay.core.cache import KVPool, LayerMemory
 from soothsay.core.functions import ACTIVATIONS, clipped_swiglu, rms_norm, rotate, sigmoid
 from soothsay.core.kv_rows import written
 from soothsay.core.sampling_ops import SamplingOps
-from soothsay.core.states import LayerStates
-from soothsay.core.strands import Strands
 from soothsay.model.loaded_part import Table
-from soothsay.model.ops.attention import attend
-from soothsay.model.ops.convolution import convolve
-from soothsay.model.ops.delta_rule import Recurrence, delta_rule
+from soothsay.model.ops.attention import AttentionOps
 from soothsay.model.ops.linear import stock_linear
 from soothsay.model.ops.operands import Mixture, Norm, Ropes, Rotation
-from soothsay.model.ops.routing import route
-from soothsay.model.ops.state_space import StateSpace, state_space
-from soothsay.model.specs.feed_forward_spec import CLIPPED, SQUARED_RELU, RoutingSpec
+from soothsay.model.ops.routing import RoutingOps
+from soothsay.model.ops.state_ops import StateOps
+from soothsay.model.specs.feed_forward_spec import CLIPPED, SQUARED_RELU
 from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.weights.quantized import Integers, QuantizedTable
 
@@ -62,7 +58,7 @@ class RecordedBlocks(Protocol):
         """One pass. The arguments are those of `Blocks.forward`, and `inputs` of `Block.forward`."""
 
 
-class Kernels(LayoutOps):
+class Kernels(LayoutOps, AttentionOps, StateOps, RoutingOps):
     """Linear layers, and the operations between them.
 
     Each method here is the stock operation. A subclass computes some of them in another way. N is the number
@@ -159,88 +155,9 @@ class Kernels(LayoutOps):
         """Write keys and values `[H_kv, N, d]` float32 to the pool, for the stock `rotate_store`."""
         kv.index_copy_(1, slots, written(k, v, kv.dtype))
 
-    def attend(
-        self,
-        q: Tensor,
-        kv: Tensor,
-        batch: Batch,
-        *,
-        softcap: float | None = None,
-        window: int | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
-        """Attention of each row to its own path; see `soothsay.model.ops.attention.attend`."""
-        return attend(q, kv, batch, softcap=softcap, window=window, sinks=sinks)
-
     def sigmoid_gate(self, x: Tensor, gates: Tensor) -> Tensor:
         """`x` times the sigmoid of `gates`: `[N, size]` float32."""
         return x * sigmoid(gates.float())
-
-    def delta_rule(
-        self,
-        qkvz: Tensor,
-        gates: Tensor,
-        weights: Recurrence,
-        states: LayerStates | None,
-        strands: Strands,
-    ) -> Tensor:
-        """The gated delta rule; see `soothsay.model.ops.delta_rule`.
-
-        Rows that advance a state are taken into `states`. Nodes of a tree go to the journal there.
-
-        Args:
-            qkvz: `[N, channels + H_v * d_v]`: queries, keys and values, then the gates of outputs, which may
-                be left out where outputs are not used.
-            gates: `[N, 2 * H_v]`, how much heads change, then how much they keep.
-            weights: the layer's.
-            states: the layer's; None: states live within the pass.
-            strands: the rows of each request.
-
-        Returns:
-            `[N, H_v * d_v]` float32; of no use without gates of outputs.
-        """
-        return delta_rule(qkvz, gates, weights, states, strands)
-
-    def state_space(
-        self, xbcz: Tensor, steps: Tensor, weights: StateSpace, states: LayerStates | None, strands: Strands
-    ) -> Tensor:
-        """Mamba-2; see `soothsay.model.ops.state_space`. States and the journal change as in `delta_rule`.
-
-        Args:
-            xbcz: `[N, channels + H * d_x]`: x, B and C, then the gates of outputs, which may be left out
-                where outputs are not used.
-            steps: `[N, H]`.
-            weights: the layer's.
-            states: the layer's; None: states live within the pass.
-            strands: the rows of each request.
-
-        Returns:
-            `[N, H * d_x]` float32; of no use without gates of outputs.
-        """
-        return state_space(xbcz, steps, weights, states, strands)
-
-    def convolve(self, x: Tensor, taps: Tensor, states: LayerStates | None, strands: Strands) -> Tensor:
-        """A causal convolution, channel by channel; see `soothsay.model.ops.convolution`.
-
-        States and the journal change as in `delta_rule`.
-
-        Args:
-            x: `[N, channels]`, its inputs.
-            taps: `[taps, channels]` float32, the token's own last.
-            states: the layer's; None: states live within the pass.
-            strands: the rows of each request.
-
-        Returns:
-            `[N, channels]` float32.
-        """
-        return convolve(x, taps, states, strands)
-
-    def gated_convolve(
-        self, bcx: Tensor, taps: Tensor, states: LayerStates | None, strands: Strands
-    ) -> Tensor:
-        """`c * convolve(b * x)` float32, of `[N, 3 * channels]`: b, c and x."""
-        b, c, inner = bcx.chunk(3, dim=-1)
-        return c.float() * self.convolve(b * inner, taps, states, strands)
 
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
         """Activation of the first half times the second half: `[N, 2 * size]` -> `[N, size]`, same dtype.
@@ -253,16 +170,6 @@ class Kernels(LayoutOps):
         gate, up = gate_up.float().chunk(2, dim=-1)
         out = clipped_swiglu(gate, up) if activation == CLIPPED else ACTIVATIONS[activation](gate) * up
         return out.to(gate_up.dtype)
-
-    def route(
-        self,
-        scores: Tensor,
-        experts: RoutingSpec,
-        correction: Tensor | None,
-        scales: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Choose the experts of each row; see `soothsay.model.ops.routing.route`."""
-        return route(scores, experts, correction, scales)
 
     def linear(self, weight: Tensor | Integers, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
         """The fastest layer for a constant weight `[out, in]`; see `soothsay.model.ops.linear`.

@@ -18,43 +18,25 @@ import torch
 from torch import Tensor, nn
 
 from soothsay.core.functions import rms_norm, silu, softplus
-from soothsay.core.states import LayerStates
-from soothsay.core.strands import Strands
-from soothsay.model.loaded_part import FloatPart
-from soothsay.model.ops.delta_rule import STORED
-from soothsay.model.ops.token_rule import State, run_rows
+from soothsay.model.ops.token_rule import Rule, State, TokenRule
 from soothsay.model.specs.state_specs import StateSpaceSpec
 
 
-class StateSpace(FloatPart):
-    """The weights of the rule, random ones at first. Float32."""
+class StateSpace(TokenRule):
+    """The weights of the rule. The norm of outputs has a scale `[H * d_x]`."""
 
     def __init__(self, spec: StateSpaceSpec):
-        super().__init__("taps", **STORED, bias="conv1d.bias", skips="D")
-        self.spec, self.eps = spec, spec.norm_eps
-        taps = torch.empty(spec.taps, spec.channels)
-        self.taps = nn.Parameter(taps if taps.is_meta else taps.normal_(std=spec.taps**-0.5))
-        """`[taps, channels]` of the convolution, the token's own last."""
+        size = spec.size if spec.normed else None
+        super().__init__(spec.state, spec.heads, size, spec.norm_eps, bias="conv1d.bias", skips="D")
+        self.spec = spec
         self.bias = nn.Parameter(torch.zeros(spec.channels))
         """`[channels]` of the convolution."""
-        self.log_rates = nn.Parameter(torch.zeros(spec.heads))
-        """`[H]` the logarithm of how fast a state decays: A."""
-        self.offsets = nn.Parameter(torch.ones(spec.heads))
-        """`[H]` added to a token's steps."""
         self.skips = nn.Parameter(torch.ones(spec.heads))
         """`[H]` how much of its input goes to a head's output: D."""
-        self.scale = nn.Parameter(torch.ones(spec.size)) if spec.normed else None
-        """`[H * d_x]` of the norm of outputs."""
 
-
-@torch.no_grad()
-def state_space(
-    xbcz: Tensor, steps: Tensor, weights: StateSpace, states: LayerStates | None, strands: Strands
-) -> Tensor:
-    """Run the rows of a pass through one layer's rule. See `Kernels.state_space`."""
-    products = torch.empty(weights.spec.state.matrices, device=xbcz.device)
-    rule = partial(_token, weights, products)
-    return run_rows(xbcz, steps, weights.spec.state, rule, states, strands)
+    def rule(self, device: torch.device) -> Rule:
+        """The rule of one token, with memory for what is summed."""
+        return partial(_token, self, torch.empty(self.shape.matrices, device=device))
 
 
 def _token(

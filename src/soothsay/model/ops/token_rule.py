@@ -7,15 +7,17 @@ has the bits of the same token in plain decoding.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from soothsay.core.state_shape import StateShape
 from soothsay.core.states import LayerStates
 from soothsay.core.strands import WITHIN, Strand, Strands
+from soothsay.model.loaded_part import FloatPart
 
 
 class State(NamedTuple):
@@ -31,23 +33,55 @@ with its first `channels` numbers; then the output is of no use. The last argume
 after it may be written to, maybe that of the matrices before it; None: they need memory of their own."""
 
 
+STORED = {"taps": "conv1d.weight", "log_rates": "A_log", "offsets": "dt_bias", "scale": "norm.weight"}
+"""Parameters of a rule, and their names in checkpoints."""
+
+
+class TokenRule(FloatPart, ABC):
+    """The weights of a rule, random ones at first. Float32.
+
+    Args:
+        shape: of its state.
+        heads: H, of which each has a state.
+        size: of the norm of outputs; None: they are not normed.
+        stored: further parameters, and their names in checkpoints.
+    """
+
+    def __init__(self, shape: StateShape, heads: int, size: int | None, eps: float, **stored: str):
+        super().__init__("taps", **STORED, **stored)
+        self.shape, self.eps = shape, eps
+        taps = torch.empty(shape.taps, shape.channels)
+        self.taps = nn.Parameter(taps if taps.is_meta else taps.normal_(std=shape.taps**-0.5))
+        """`[taps, channels]` of the convolution, the token's own last."""
+        self.log_rates = nn.Parameter(torch.zeros(heads))
+        """`[H]` the logarithm of how fast a state decays: A."""
+        self.offsets = nn.Parameter(torch.ones(heads))
+        """`[H]` added to what lets a state decay."""
+        self.scale = None if size is None else nn.Parameter(torch.ones(size))
+        """Of the norm of outputs."""
+
+    @abstractmethod
+    def rule(self, device: torch.device) -> Rule:
+        """The rule, for one pass on a device."""
+
+
+@torch.no_grad()
 def run_rows(
-    rows: Tensor, gates: Tensor, c: StateShape, rule: Rule, states: LayerStates | None, strands: Strands
+    rows: Tensor, gates: Tensor, weights: TokenRule, states: LayerStates | None, strands: Strands
 ) -> Tensor:
     """Run the rows of a pass through one layer's rule.
 
     Args:
         rows: `[N, channels + more]`, the inputs of the convolution first: these go to the journal.
         gates: `[N, gates]`.
-        c: the sizes of the states.
-        rule: of one token.
+        weights: the layer's.
         states: the layer's; None: states live within the pass.
         strands: the rows of each request.
 
     Returns:
         The outputs `[N, ...]` float32.
     """
-    out = dict[int, Tensor]()
+    out, c, rule = dict[int, Tensor](), weights.shape, weights.rule(rows.device)
     for strand in strands.listed:
         if states is None and strand.slot != WITHIN:
             raise ValueError("a pass without a pool has no states of requests")

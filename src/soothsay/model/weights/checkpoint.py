@@ -133,7 +133,7 @@ class SafetensorsCheckpoint:
                 stored = name if part is None else part.stack
                 file = self._files[stored]
                 if file not in opened:
-                    opened[file] = stack.enter_context(_open_weights(file))
+                    opened[file] = stack.enter_context(open_weights(file))
                 try:
                     if part is not None:
                         return part.of(opened[file].get_slice(stored)[part.expert])
@@ -149,7 +149,7 @@ class SafetensorsCheckpoint:
         shapes: dict[str, tuple[int, ...]] = {}
         for file in self.files:
             if own := [name for name in names if self._files[name] == file]:
-                with _open_weights(file) as opened:
+                with open_weights(file) as opened:
                     shapes |= {name: tuple(opened.get_slice(name).get_shape()) for name in own}
         return shapes
 
@@ -309,12 +309,13 @@ def _refuse_adapter(path: Path) -> None:
 
 
 def _names_in(file: Path) -> dict[str, Path]:
-    with _open_weights(file) as opened:
+    with open_weights(file) as opened:
         return dict.fromkeys(opened.keys(), file)
 
 
-def _open_weights(file: Path) -> Any:
-    if file.suffix == ".bin":
+def open_weights(file: Path) -> Any:
+    """Open a file of safetensors, or of pickled tensors. Raises `ModelError` if it is damaged."""
+    if file.suffix in (".bin", ".pt"):
         return PickledFile(file)
     try:
         return safe_open(file, framework="pt")

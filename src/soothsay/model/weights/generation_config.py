@@ -20,13 +20,8 @@ from soothsay.files import read_json_object, user_path
 FILE = "generation_config.json"
 
 NAMES = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
+    *("temperature", "top_k", "top_p", "min_p"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
 )
 """Parameters that are read. Limits of lengths are not: they belong to the request."""
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ SLAB = 2**20
 MAX_GROUP = 64
 """Limit of inputs that share a scale in a product: activations are rounded to 8 bits in the same groups."""
 
+OF_ROWS = ("values", "scales", "zeros", "minimums", "units", "minimum_units")
+"""The parts of a `Quantized` that have a row for each of its rows."""
 
 Kind = tuple[object, ...]
 
@@ -54,8 +56,8 @@ class Quantized:
     scales: Tensor  # [out, groups] float32, or int8 if there are units
     zeros: Tensor | None = None  # [out, groups] uint8; None: 0 with minimums, else 2 ** (bits - 1) everywhere
     minimums: Tensor | None = None  # as the scales; None: there are none
-    # [out, blocks] float32: factors of scales, and of minimums
-    units: tuple[Tensor, Tensor | None] | None = None
+    units: Tensor | None = None  # [out, blocks] float32: factors of scales
+    minimum_units: Tensor | None = None  # [out, blocks] float32: factors of minimums
     table: Tensor | None = None  # [16] int8: the integers that the values stand for, which have no zeros
 
     @property
@@ -72,29 +74,22 @@ class Quantized:
     def kind(self) -> Kind:
         """See `QuantizedRows`."""
         table = None if self.table is None else tuple(self.table.tolist())
-        parts = self.zeros is None, self.minimums is None, self.units and self.units[0].shape[1]
+        parts = self.zeros is None, self.minimums is None, self.units is not None and self.units.shape[1]
         return self.bits, self.group_size, *parts, table
 
     def rows(self, begin: int, end: int) -> Quantized:
         """See `QuantizedRows`."""
-        return self._at(slice(begin, end))
+        return self.each(lambda part: part[begin:end])
 
     def take(self, rows: Tensor) -> Quantized:
         """Some rows: `[n]` int64, their numbers."""
-        return self._at(rows)
+        return self.each(lambda part: part[rows])
 
-    def _at(self, rows: slice | Tensor) -> Quantized:
-        def part(values: Tensor | None) -> Tensor | None:
-            return None if values is None else values[rows]
-
-        return replace(
-            self,
-            values=self.values[rows],
-            scales=self.scales[rows],
-            zeros=part(self.zeros),
-            minimums=part(self.minimums),
-            units=self.units and (self.units[0][rows], part(self.units[1])),
-        )
+    def each(self, change: Callable[[Tensor], Tensor], names: Sequence[str] = OF_ROWS) -> Quantized:
+        """The same with other parts, of those that there are."""
+        held = ((name, getattr(self, name)) for name in names)
+        made: dict[str, Any] = {name: change(part) for name, part in held if part is not None}
+        return replace(self, **made)
 
     def without_values(self) -> Quantized:
         """The factors alone."""
@@ -112,10 +107,8 @@ class Quantized:
 
     def factors(self) -> tuple[Tensor, Tensor | None]:
         """Scales and minimums, `[out, groups]` float32."""
-        units = self.units or (None, None)
-        return _times(self.scales, units[0]), None if self.minimums is None else _times(
-            self.minimums, units[1]
-        )
+        minimums = None if self.minimums is None else _times(self.minimums, self.minimum_units)
+        return _times(self.scales, self.units), minimums
 
     def dequantize(self) -> Tensor:
         """The weight in float32."""
@@ -132,16 +125,7 @@ class Quantized:
         times = self.group_size // size
         if times == 1:
             return self
-
-        def repeated(values: Tensor | None) -> Tensor | None:
-            return None if values is None else values.repeat_interleave(times, 1)
-
-        return replace(
-            self,
-            scales=self.scales.repeat_interleave(times, 1),
-            zeros=repeated(self.zeros),
-            minimums=repeated(self.minimums),
-        )
+        return self.each(lambda part: part.repeat_interleave(times, 1), ("scales", "zeros", "minimums"))
 
     @staticmethod
     def cat(parts: Sequence[Quantized]) -> Quantized:
@@ -149,16 +133,9 @@ class Quantized:
         if len({part.kind for part in parts}) != 1:
             kinds = sorted(f"{part.bits} bits in groups of {part.group_size}" for part in parts)
             raise ValueError(f"weights that are quantized differently cannot be joined: {kinds}")
-        units = [part.units or (None, None) for part in parts]
-        scale_units = _cat([scale for scale, _ in units])
-        return replace(
-            parts[0],
-            values=torch.cat([part.values for part in parts]),
-            scales=torch.cat([part.scales for part in parts]),
-            zeros=_cat([part.zeros for part in parts]),
-            minimums=_cat([part.minimums for part in parts]),
-            units=None if scale_units is None else (scale_units, _cat([minimum for _, minimum in units])),
-        )
+        held = [name for name in OF_ROWS if getattr(parts[0], name) is not None]
+        made: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts]) for name in held}
+        return replace(parts[0], **made)
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,10 +256,9 @@ def coarser(weight: QuantizedRows, bits: int, group_size: int | None) -> Quantiz
     return Coarser(weight, bits, group_size) if weight.rows(0, 1).bits > bits else weight
 
 
-def _cat(parts: Sequence[Tensor | None]) -> Tensor | None:
-    """All tensors along their rows; None if there is none."""
-    held = [part for part in parts if part is not None]
-    return torch.cat(held) if held else None
+def table_of(*integers: int) -> Tensor:
+    """A table of a `Quantized`, also while another device is the usual one."""
+    return torch.tensor(integers, dtype=torch.int8, device="cpu")
 
 
 def _times(factors: Tensor, units: Tensor | None) -> Tensor:

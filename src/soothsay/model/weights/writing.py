@@ -58,7 +58,7 @@ class CheckpointWriter:
             files |= dict.fromkeys(names, file)
         if count > 1:
             index = {"metadata": {"total_size": self.total}, "weight_map": files}
-            self._write_json("model.safetensors.index.json", index)
+            write_settings(self.directory / "model.safetensors.index.json", index)
         for pattern in COPIED:
             for path in source.path.glob(pattern):
                 if path.is_file() and not path.name.endswith(".index.json"):
@@ -66,7 +66,7 @@ class CheckpointWriter:
         tokenizer = source.tokenizer() if source.path.is_file() else None
         if tokenizer is not None:
             write_tokenizer(self.directory, tokenizer, source.eos_ids)
-        self._write_json("config.json", config)
+        write_settings(self.directory / "config.json", config)
 
     def _write(self) -> None:
         self._files.append(list(self._waiting))
@@ -76,10 +76,6 @@ class CheckpointWriter:
 
     def _file(self, number: int) -> Path:
         return self.directory / f"{number}.safetensors"
-
-    def _write_json(self, name: str, content: Mapping[str, Any]) -> None:
-        text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-        (self.directory / name).write_text(text, encoding="utf-8")
 
 
 def require_free(out: Path) -> None:
@@ -121,10 +117,11 @@ def write_tokenizer(directory: Path, tokenizer: Tokenizer, eos_ids: Sequence[int
         settings["chat_template"] = [
             {"name": name, "template": source} for name, source in tokenizer.templates.items()
         ]
-    _write(directory / "tokenizer_config.json", settings)
+    write_settings(directory / "tokenizer_config.json", settings)
     if eos_ids:
-        _write(directory / GENERATION_CONFIG, {"eos_token_id": list(eos_ids)})
+        write_settings(directory / GENERATION_CONFIG, {"eos_token_id": list(eos_ids)})
 
 
-def _write(path: Path, content: dict[str, object]) -> None:
+def write_settings(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a file of a checkpoint in JSON, as people read it."""
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import wraps
-from itertools import zip_longest
+from functools import reduce, wraps
 from typing import Any, TypeVar
 
 from soothsay.core.answer import FinishReason, SpeculationStats, TokenLogprobs
@@ -40,16 +39,8 @@ def _once(make: Callable[[Job], T]) -> Callable[[Job], T]:
 
 @_once
 def _stats(job: Job) -> SpeculationStats:
-    """The statistics of all answers together. Those by drafter are totals: lists of one number."""
-    stats = [answer.stats for answer in job.answers]
-    counts = ("steps", "emitted", "first", "drafted", "accepted")
-    total = SpeculationStats(*(sum(getattr(one, name) for one in stats) for name in counts))
-    total.drafted_at = [*map(sum, zip_longest(*(one.drafted_at for one in stats), fillvalue=0))]
-    total.accepted_at = [*map(sum, zip_longest(*(one.accepted_at for one in stats), fillvalue=0))]
-    for one in stats:
-        for author, numbers in one.accepted_by.items():
-            total.accepted_by[author] = [sum(total.accepted_by.get(author, ()), sum(numbers))]
-    return total
+    """The statistics of all answers together."""
+    return reduce(SpeculationStats.plus, (answer.stats for answer in job.answers))
 
 
 def _prompts(job: Job) -> Sequence[AnswerProgress]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from soothsay.errors import DrafterError, ModelError
@@ -18,8 +18,8 @@ from soothsay.files import read_json_object
 from soothsay.model.families.fields import checked_fields
 from soothsay.model.formats.gguf_file import GGUFCheckpoint
 from soothsay.model.formats.gguf_names import is_gguf
-from soothsay.model.formats.pickles import unpickled
 from soothsay.model.formats.stacked_experts import Slice, unstacked
+from soothsay.model.weights.checkpoint import open_weights
 
 MODEL_TYPES = {"qwen3_next_gguf": "qwen3_next"}
 """Families whose modules are stored as those of another one."""
@@ -67,15 +67,9 @@ class DrafterFiles:
             self._tensors = _in_gguf(checkpoint)
             return
         self.config = _read_config(path)
-        if files := sorted(path.glob("*.safetensors")):
-            self._tensors = _in_safetensors(self.config, [self._open(file) for file in files])
-        else:
-            pickled = sorted(file for pattern in PICKLED for file in path.glob(pattern))
-            some = [_unpickled(file) for file in pickled if file.name not in NOT_WEIGHTS]
-            whole = {name: tensor for own in some for name, tensor in own.items()}
-            self._tensors = {
-                n: StoredTensor(tuple(t.shape), partial(whole.__getitem__, n)) for n, t in whole.items()
-            }
+        pickled = (file for pattern in PICKLED for file in path.glob(pattern))
+        weights = [*path.glob("*.safetensors")] or [one for one in pickled if one.name not in NOT_WEIGHTS]
+        self._tensors = _in_files(self.config, [self._open(file) for file in sorted(weights)])
         if not self._tensors:
             raise DrafterError(f"{path} has a config.json, but no weights in .safetensors, .bin or .pt files")
 
@@ -132,9 +126,9 @@ class DrafterFiles:
 
     def _open(self, file: Path) -> Any:
         try:
-            return self._opened.enter_context(safe_open(file, framework="pt"))
-        except (SafetensorError, OSError) as error:
-            raise DrafterError(f"{file} is damaged or cut short ({error}); download it again") from error
+            return self._opened.enter_context(open_weights(file))
+        except ModelError as error:
+            raise DrafterError(str(error)) from error
 
 
 def _in_gguf(checkpoint: GGUFCheckpoint) -> dict[str, StoredTensor]:
@@ -149,7 +143,7 @@ def _in_gguf(checkpoint: GGUFCheckpoint) -> dict[str, StoredTensor]:
     }
 
 
-def _in_safetensors(config: Mapping[str, Any], files: Sequence[Any]) -> dict[str, StoredTensor]:
+def _in_files(config: Mapping[str, Any], files: Sequence[Any]) -> dict[str, StoredTensor]:
     """The tensors of opened files: plain ones, parts of stacked experts, and integers that we wrote."""
     mapped = {name: file for file in files for name in file.keys()}  # noqa: SIM118
 
@@ -217,12 +211,5 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise DrafterError(f"{path} {what}: give a drafter's directory")
     try:
         return checked_fields(read_json_object(file), str(file))
-    except ModelError as error:
-        raise DrafterError(str(error)) from error
-
-
-def _unpickled(file: Path) -> Mapping[str, Tensor]:
-    try:
-        return unpickled(file)
     except ModelError as error:
         raise DrafterError(str(error)) from error

@@ -7,7 +7,6 @@ layout: our own names, and config.json says the method.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
@@ -43,7 +42,7 @@ from soothsay.errors import DrafterError, MissingDrafterError, ModelError
 from soothsay.files import user_path
 from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.weights.numeric_mode import BITS
-from soothsay.model.weights.writing import writing
+from soothsay.model.weights.writing import write_settings, writing
 
 METHODS = ("assistant", "dflash", "peagle", "eagle3", "eagle", "medusa", "mtp", "hydra", "block", "redrafter")
 """Modules of `soothsay.drafters.heads` with a `FORMAT`. The first whose tensors a checkpoint's look like is
@@ -128,8 +127,7 @@ def write_head(
     file = "medusa_lm_head.safetensors" if head.method == "medusa" and not layout else "model.safetensors"
     with writing(Path(directory)) as writer:
         save_file(tensors, writer.directory / file, metadata={"format": "pt"})
-        text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
-        (writer.directory / "config.json").write_text(text, encoding="utf-8")
+        write_settings(writer.directory / "config.json", config)
 
 
 def _open(files: DrafterFiles, target: Target, own: bool) -> StoredHead:

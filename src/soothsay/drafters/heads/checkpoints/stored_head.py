@@ -20,6 +20,7 @@ from soothsay.model.decoder.norm import RMSNorm
 from soothsay.model.decoder.rope import Rope
 from soothsay.model.specs.attention_spec import AttentionSpec
 from soothsay.model.specs.model_spec import ModelSpec
+from soothsay.model.weights.hf_names import BLOCK_NAMES
 from soothsay.model.weights.tensor_names import row_order
 from soothsay.model.weights.weight_source import misfit
 
@@ -28,16 +29,11 @@ Names = Mapping[str, tuple[str, ...]]
 module that is not in the table has our name in the file. Where one parameter has a name of its own, the entry
 is the full name of the parameter -> that of the tensor."""
 
-BLOCK: Names = {
-    "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "attention.o": ("self_attn.o_proj",),
-    "attention.q_norm": ("self_attn.q_norm",),
-    "attention.k_norm": ("self_attn.k_norm",),
-    "attention_norm": ("input_layernorm",),
-    "mlp_norm": ("post_attention_layernorm",),
-    "mlp.gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-    "mlp.down": ("mlp.down_proj",),
-}
+_PARTS = (
+    *("attention.qkv", "attention.o", "attention.q_norm", "attention.k_norm", "attention_norm"),
+    *("mlp_norm", "mlp.gate_up", "mlp.down"),
+)
+BLOCK: Names = {part: BLOCK_NAMES[part] for part in _PARTS}
 """The table of a decoder block of Llama, Qwen2 or Qwen3."""
 
 
