@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 from soothsay.core.request import Observation
