@@ -105,10 +105,10 @@ class EmulatedLibrary:
 
 
 @cache
-def _opened(variant: str) -> EmulatedLibrary:
-    """Take the place of `library._opened`."""
+def _opened(variant: str) -> EmulatedLibrary | ctypes.CDLL:
+    """Take the place of `library._opened`, which opens other libraries."""
     if variant != VARIANT:
-        raise OSError(f"{variant} is not emulated")
+        return open_native(variant)
     opened = EmulatedLibrary(shlex.split(os.environ["EMULATED_COMMAND"]), os.environ["EMULATED_LIBRARY"])
     for name, result, arguments in library.signatures():
         function = getattr(opened, name)
@@ -121,4 +121,4 @@ def _opened(variant: str) -> EmulatedLibrary:
 
 VARIANT = os.environ["EMULATED_VARIANT"]
 library.VARIANTS = (VARIANT,)
-library._opened = _opened  # type: ignore[assignment]
+open_native, library._opened = library._opened, _opened  # type: ignore[assignment]
