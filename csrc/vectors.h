@@ -66,6 +66,15 @@ inline ints shifted(ints x) {
     else return x << N;
 }
 
+// The uppermost four bits of bytes.
+inline ints upper_halves(ints x) {
+#if defined(__aarch64__)
+    return (ints)vshrq_n_u8((uint8x16_t)x, 4);
+#else
+    return x >> 4 & 0x0f0f0f0f;
+#endif
+}
+
 // Integers of B bits below `1 << B`: the layout of a unit, and its inputs 4 I to 4 I + 3 as bytes, in each lane for an output.
 template <int B> struct Integers;
 
@@ -76,7 +85,7 @@ template <> struct Integers<8> {
 
 template <> struct Integers<4> {
     static constexpr int INPUTS = 8, STEPS = 1;
-    template <int I> static ints four(const uint8_t* unit) { return bytes(unit) >> 4 * I & 0x0f0f0f0f; }
+    template <int I> static ints four(const uint8_t* unit) { return I ? upper_halves(bytes(unit)) : bytes(unit) & 0x0f0f0f0f; }
 };
 
 template <> struct Integers<2> {
@@ -180,12 +189,18 @@ struct Bf16 {
 };
 #endif
 
+#if defined(__aarch64__)
+constexpr bool ASKS_ONCE = true;  // for the lines of all units that follow each other, since a loop costs five instructions
+#else
+constexpr bool ASKS_ONCE = false;
+#endif
+
 // Asks for lines that follow each other, `each` at a time.
 struct Prefetch {
     const uint8_t* ahead;
     int each;
 
-    explicit Prefetch(const Chunk& chunk) : ahead(chunk.ahead), each(chunk.lines) {}
+    Prefetch(const Chunk& chunk, int units) : ahead(chunk.ahead), each(chunk.lines * units) {}
 
     void operator()() {
         for (int i = each; i > 0; --i, ahead += 64) __builtin_prefetch(ahead, 0, 2);
@@ -251,7 +266,7 @@ template <class F, int U, int R, int C>
 inline __attribute__((always_inline)) void units(typename F::Sums (*sums)[C], const uint8_t* w, const Table& table,
                                                  const typename F::Input* x, int64_t stride, Prefetch& prefetch) {
     if constexpr (U > 1) units<F, U - 1, R, C>(sums, w, table, x, stride, prefetch);
-    prefetch();
+    if (!ASKS_ONCE || U == 1) prefetch();
     F::template unit<R, C, U - 1>(sums, w, table, x, stride);
 }
 
@@ -273,7 +288,7 @@ __attribute__((noinline)) void tile_groups(const Weights& w, const Inputs<int8_t
     const int32_t* input_sums = x.sums + at;
     Reader<SOURCE, C> scales(w.scales, chunk, column, partial.factors.scales.data());
     Reader<SOURCE, C> beside(w.minimums, chunk, column, partial.factors.beside.data());
-    Prefetch prefetch(chunk);
+    Prefetch prefetch(chunk, ASKS_ONCE ? UNITS : 1);
     floats totals[R][C], *kept = &partial.totals[row * COLUMNS + column];
     for (int r = 0; r < R; ++r)
         for (int c = 0; c < C; ++c) totals[r][c] = kept[r * COLUMNS + c];
@@ -322,11 +337,11 @@ void tile(const Weights& w, const Inputs<typename F::Input>& x, const Chunk& chu
     else {
         const uint8_t* data = chunk.data + column * LANES * 4;
         auto* kept = &partial.totals[row * COLUMNS + column];
-        Prefetch prefetch(chunk);
+        constexpr int UNITS = PAIRED<R> ? 2 : 1, HEIGHT = PAIRED<R> ? PAIR : 1;
+        Prefetch prefetch(chunk, ASKS_ONCE ? UNITS : 1);
         floats sums[R][C];
         for (int r = 0; r < R; ++r)
             for (int c = 0; c < C; ++c) sums[r][c] = kept[r * COLUMNS + c];
-        constexpr int UNITS = PAIRED<R> ? 2 : 1, HEIGHT = PAIRED<R> ? PAIR : 1;
         const auto* input = x.data + row * w.inputs + chunk.begin * F::INPUTS * HEIGHT;
         turn<R>(sums);
         for (int s = chunk.begin; s < chunk.end; s += UNITS, data += UNITS * STEP, input += UNITS * F::INPUTS * HEIGHT)

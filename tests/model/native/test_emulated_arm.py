@@ -77,7 +77,7 @@ def environment(folder: Path, name: str, cpu: str, system: Path = SYSTEM) -> dic
 @pytest.mark.parametrize("name", FAMILIES["arm"])
 def test_kernels(folder: Path, name: str) -> None:
     """All of `test_equal_bits.py`, and of the other tests those that emulation does not stretch to minutes."""
-    chosen = "equal_bits or rows or glue or draws or noise or largest or convolution or program or bfloat16"
+    chosen = "equal_bits or rows or glue or draws or noise or largest or convolution or program or bfloat16 or 1x1x32"
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "emulated", "-p", "no:cacheprovider", "-k", chosen, NATIVE],
         env=environment(folder, name, "max"),
