@@ -83,7 +83,7 @@ class BuildKernels(build_ext):
         logging.disable(logging.NOTSET)
 
     def chosen(self):
-        """The libraries to compile: the fastest one that gains here, or all of them; and why there is none."""
+        """The libraries to compile: the fastest one here, or all of them; and why there is none."""
         if platform.system() == "Windows":
             return [], "they are not written for Windows yet"
         reason = ""

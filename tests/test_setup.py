@@ -71,7 +71,7 @@ def test_all_are_compiled_if_asked_for(sources: Path) -> None:
 
 
 def strict_compiler(folder: Path, refused: str, removed: str = "nothing") -> dict[str, str]:
-    """Variables for a compiler that refuses an argument, and does not see those that begin with another one."""
+    """Variables for a compiler that refuses an argument, and ignores those that begin with another."""
     script = folder / "strict-c++"
     script.write_text(
         f"""#!{sys.executable}
@@ -82,7 +82,12 @@ sys.exit(subprocess.run(["c++", *kept]).returncode)
 """
     )
     script.chmod(0o755)
-    return {"CC": str(script), "CXX": str(script), "LDSHARED": f"{script} -shared", "LDCXXSHARED": f"{script} -shared"}
+    return {
+        "CC": str(script),
+        "CXX": str(script),
+        "LDSHARED": f"{script} -shared",
+        "LDCXXSHARED": f"{script} -shared",
+    }
 
 
 def test_macos_is_not_asked_for_what_clang_refuses_there(sources: Path) -> None:

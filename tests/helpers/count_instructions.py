@@ -1,9 +1,9 @@
-"""Count the instructions of the loop over groups in compiled products, for 32 inputs of one output and one row.
+"""Count the instructions of products, for 32 inputs of one output and one row.
 
-    python tests/helpers/count_instructions.py linear_4.o linear_6_16.o [--objdump aarch64-linux-gnu-objdump]
+    python tests/helpers/count_instructions.py linear_4.o linear_6_16.o
 
-The loop is the longest one of a function, read in the disassembly. Loops within it, of prefetches, are counted
-once. Times that are derived from counts are derived, not measured.
+The loop over groups is the longest one of a function, read in the disassembly. Loops within it, which
+prefetch, are counted once. Times that are derived from counts are derived, not measured.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ FUNCTION = re.compile(
     r" .*?Beside\)(?P<beside>\d), .*?Source\)(?P<source>\d), (?P<rows>\d+), (?P<columns>\d+)>"
 )
 BESIDE, SOURCES = ("one zero", "zeros", "minimums"), ("half scales", "two levels", "float scales")
+PRODUCTS = ("sdot", "smmla", "vpdpbusd", "vpmaddubsw")
 
 
 class Count(NamedTuple):
@@ -38,14 +39,10 @@ def loops(disassembly: str) -> Iterator[tuple[str, list[str]]]:
     """The name of each function, and the instructions of its longest loop."""
     for body in re.split(r"\n(?=[0-9a-f]+ <)", disassembly):
         head, *lines = body.splitlines()
-        code = [
-            (int(found[1], 16), found[2]) for line in lines if (found := re.match(r"\s*([0-9a-f]+):\s+(.*)", line))
-        ]
-        jumps = [
-            (int(found[1], 16), at)
-            for at, text in code
-            if (found := re.match(r"(?:j|b|cb|tb)\S*\s+(?:\S+, )*([0-9a-f]+) <", text)) and int(found[1], 16) < at
-        ]
+        read = (re.match(r"\s*([0-9a-f]+):\s+(.*)", line) for line in lines)
+        code = [(int(found[1], 16), found[2]) for found in read if found]
+        aims = ((at, re.match(r"(?:j|b|cb|tb)\S*\s+(?:\S+, )*([0-9a-f]+) <", text)) for at, text in code)
+        jumps = [(int(aim[1], 16), at) for at, aim in aims if aim and int(aim[1], 16) < at]
         if jumps:
             begin, end = max(jumps, key=lambda jump: jump[1] - jump[0])
             yield head, [text for at, text in code if begin <= at <= end]
@@ -58,12 +55,11 @@ def counts(disassembly: str, lanes: int) -> Iterator[Count]:
         if found is None or found["group"] != "32":
             continue
         rows, columns = int(found["rows"]), int(found["columns"])
-        kinds = Counter(text.split()[0] for text in code)
-        products = sum(count for kind, count in kinds.items() if re.match(r"s[dm]{1,2}(ot|mla|ll2?|lla)|v?pdpb|vpmadd", kind))
+        size, kinds = rows * columns * lanes, Counter(text.split()[0] for text in code)
         name = f"{found['bits']} bits{' by table' * (found['table'] == 'true')}, "
         name += f"{BESIDE[int(found['beside'])]}, {SOURCES[int(found['source'])]}"
-        size = rows * columns * lanes
-        yield Count(name, rows, columns, len(code) / size, products / size, sum("sp" in text for text in code))
+        products, at_stack = sum(kinds[kind] for kind in PRODUCTS), sum("sp" in text for text in code)
+        yield Count(name, rows, columns, len(code) / size, products / size, at_stack)
 
 
 def main() -> None:
@@ -74,14 +70,12 @@ def main() -> None:
     parser.add_argument("--lanes", type=int, default=4, help="outputs of a vector")
     given = parser.parse_args()
     for file in given.objects:
-        shown = subprocess.run(
-            [given.objdump, "-d", "-C", "--no-show-raw-insn", file], capture_output=True, text=True, check=True
-        )
+        command = [given.objdump, "-d", "-C", "--no-show-raw-insn", file]
+        shown = subprocess.run(command, capture_output=True, text=True, check=True)
         for count in sorted(counts(shown.stdout, given.lanes)):
-            print(
-                f"{file.name}: {count.name}; {count.rows} rows x {count.registers} registers: {count.each:.2f}, "
-                f"{count.products:.2f} of them products, {count.spilled} at the stack"
-            )
+            tile = f"{count.rows} rows x {count.registers} registers"
+            products = f"{count.products:.2f} of them products, {count.spilled} at the stack"
+            print(f"{file.name}: {count.name}; {tile}: {count.each:.2f}, {products}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """A pytest plugin that runs kernels of another processor in an emulator, for the tests of this one's kernels.
 
-`emulated.cpp` has the other half. Environment variables say what runs: `EMULATED_VARIANT` is an instruction set,
-`EMULATED_LIBRARY` its library, and `EMULATED_COMMAND` starts the emulator with the harness.
+`emulated.cpp` has the other half. Environment variables say what runs: `EMULATED_VARIANT` is an instruction
+set, `EMULATED_LIBRARY` its library, and `EMULATED_COMMAND` starts the emulator with the harness.
 """
 
 from __future__ import annotations
