@@ -1,4 +1,4 @@
-"""The kernels for ARM, compiled by a cross compiler, in an emulator: AVX2's bits, and the tests of all kernels.
+"""The kernels for ARM, from a cross compiler, in an emulator: AVX2's bits, and the tests of all kernels.
 
 Emulation shows bits and the choice of a set. It shows no times, and has the host's order of memory.
 """
