@@ -35,16 +35,28 @@ FLAGS = [
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
 AVX512BF16 = [*AVX512, "-mavx512vnni", "-mavx512bf16"]
-VARIANTS = {"portable": []}
-if platform.machine().lower() in ("x86_64", "amd64"):
-    VARIANTS |= {
-        "avx2": AVX2,
-        "avxvnni": [*AVX2, "-mavxvnni"],
-        "avx512": AVX512,
-        "avx512vnni": [*AVX512, "-mavx512vnni"],
-        "avx512bf16": AVX512BF16,
-        "amx": [*AVX512BF16, "-mamx-tile", "-mamx-int8", "-mamx-bf16"],
-    }
+X86 = {
+    "avx2": AVX2,
+    "avxvnni": [*AVX2, "-mavxvnni"],
+    "avx512": AVX512,
+    "avx512vnni": [*AVX512, "-mavx512vnni"],
+    "avx512bf16": AVX512BF16,
+    "amx": [*AVX512BF16, "-mamx-tile", "-mamx-int8", "-mamx-bf16"],
+}
+ARM = {
+    "dotprod": ["-march=armv8.2-a+dotprod"],
+    "i8mm": ["-march=armv8.2-a+dotprod+i8mm"],
+    "bf16": ["-march=armv8.2-a+dotprod+i8mm+bf16"],
+}
+FAMILIES = {"x86_64": X86, "amd64": X86, "aarch64": ARM, "arm64": ARM}
+MACHINE = os.environ.get("_PYTHON_HOST_PLATFORM", platform.machine()).rpartition("-")[2]
+"""The processor for which is compiled. Python reads this variable too, to name wheels: "linux-aarch64"."""
+VARIANTS = {"portable": []} | FAMILIES.get(MACHINE.lower(), {})
+"""Instruction sets of a family of processors, the fastest last."""
+LINK_FLAGS = ["-pthread", "-static-libstdc++", "-static-libgcc"]
+if platform.system() == "Darwin":  # where clang refuses them, and every system has libc++
+    LINK_FLAGS = []
+EVERY = os.environ.get("SOOTHSAY_KERNELS") == "all"
 PROBE = "csrc/support.cpp"
 """Says whether a processor has the instructions with which it is compiled."""
 
@@ -71,23 +83,25 @@ class BuildKernels(build_ext):
         logging.disable(logging.NOTSET)
 
     def chosen(self):
-        """The libraries to compile: the fastest one that runs here, or all of them; and why there is none."""
+        """The libraries to compile: the fastest one here, or all of them; and why there is none."""
+        if platform.system() == "Windows":
+            return [], "they are not written for Windows yet"
         reason = ""
         for ext in reversed(self.extensions):
             try:
-                if self.runs_here(ext):
-                    return self.extensions if os.environ.get("SOOTHSAY_KERNELS") == "all" else [ext], ""
+                if self.gains_here(ext):
+                    return self.extensions if EVERY else [ext], ""
             except (CCompilerError, CompileError, LinkError) as error:
                 reason = f"the compiler does not work: {error}"
         return [], reason
 
-    def runs_here(self, ext):
+    def gains_here(self, ext):
         with tempfile.TemporaryDirectory() as folder:
             flags = {"output_dir": folder, "extra_postargs": ext.extra_compile_args}
             objects, library = self.compiler.compile([PROBE], **flags), os.path.join(folder, "probe.so")
             flags = {"extra_postargs": ext.extra_link_args, "target_lang": "c++"}
             self.compiler.link_shared_object(objects, library, **flags)
-            return ctypes.CDLL(library).soothsay_runs_here()
+            return EVERY or ctypes.CDLL(library).soothsay_runs_here() == 1
 
     def build_extension(self, ext):
         own = copy.copy(self)
@@ -117,7 +131,7 @@ setup(
             sources=sorted(str(source) for source in Path("csrc").glob("*.cpp")),
             depends=sorted(str(header) for header in Path("csrc").glob("*.h")),
             extra_compile_args=[*FLAGS, *flags],
-            extra_link_args=["-pthread", "-static-libstdc++", "-static-libgcc"],
+            extra_link_args=LINK_FLAGS,
             language="c++",
             optional=True,
             py_limited_api=True,

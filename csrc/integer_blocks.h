@@ -5,8 +5,8 @@
 
 namespace {
 
-// Keys and queries as integers of 16 or 8 bits. Sums are exact; see integer_rows.h. Bytes of keys are kept 128 too large, so
-// that products of bytes find them unsigned. Sums begin with what that costs.
+// Keys and queries as integers of 16 or 8 bits. Sums are exact; see integer_rows.h. Bytes of keys are kept
+// ZERO_BYTE too large, as products of bytes take them. Sums begin with what that costs.
 template <class T>
 struct IntegerKeys {
     static constexpr bool BYTES = sizeof(T) == 1;
@@ -25,11 +25,11 @@ struct IntegerKeys {
         query_scales[r] = keep_integers(source, d, row);
         int32_t sum = 0;
         for (int j = 0; BYTES && j < d; ++j) sum += row[j];
-        begins[r] = -128 * sum;
+        begins[r] = -ZERO_BYTE * sum;
     }
 
     void set_keys(const T* const* k, int d) {
-        set_words<BYTES ? 0x80808080u : 0>(k, words(d), keys);
+        set_words<BYTES ? 0x01010101u * ZERO_BYTE : 0>(k, words(d), keys);
         for (int i = 0; i < BLOCK; ++i) key_scales[i] = integer_scale(k[i], d);
     }
 
@@ -140,7 +140,7 @@ struct ByteValues {
             for (int h = 0; h < H; ++h) {
                 ints v;
                 std::memcpy(&v, &values[size_t(i) * wide + j + h * LANES], sizeof v);
-                for (int n = 0; n < N; ++n) a[n][h] = dot<8>(a[n][h], splat(int32_t(w[n][i])), v);
+                for (int n = 0; n < N; ++n) a[n][h] = unsigned_dot(a[n][h], splat(int32_t(w[n][i])), v);
             }
         for (int n = 0; n < N; ++n)
             for (int h = 0; h < H; ++h) {

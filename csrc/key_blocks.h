@@ -139,7 +139,26 @@ struct FloatValues {
     }
 };
 
-#if defined(__AVX512BF16__)
+#if defined(SOOTHSAY_MULTIPLIES_BF16)
+// Pairs of numbers of two rows, from LANES numbers of each.
+inline ints interleaved(const bf16* a, const bf16* b) {
+#if defined(__AVX512F__)
+    const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5,
+                                         36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+    const __m512i first = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)a));
+    return (ints)_mm512_permutex2var_epi16(first, low, _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)b)));
+#else
+    const uint16x4_t first = vld1_u16((const uint16_t*)a), second = vld1_u16((const uint16_t*)b);
+    return (ints)vcombine_u16(vzip1_u16(first, second), vzip2_u16(first, second));
+#endif
+}
+
+inline ints words(const uint32_t& first) {
+    ints v;
+    std::memcpy(&v, &first, sizeof v);
+    return v;
+}
+
 // Keys and queries as pairs of bfloat16. Sums are float.
 struct PairKeys {
     Words q, keys;  // [queries][d/2], [d/2][BLOCK]
@@ -155,16 +174,17 @@ struct PairKeys {
 
     template <int N>
     void scores(int r, int d, floats (*out)[TILES]) const {
-        __m512 s[N][TILES] = {};
         const uint32_t* x = &q[size_t(r) * d / 2];
-        for (int j = 0; j < d / 2; ++j)
-            for (int t = 0; t < TILES; ++t) {
-                __m512bh k = (__m512bh)_mm512_loadu_si512(&keys[size_t(j) * BLOCK + t * LANES]);
-                for (int n = 0; n < N; ++n)
-                    s[n][t] = _mm512_dpbf16_ps(s[n][t], (__m512bh)_mm512_set1_epi32(int(x[n * d / 2 + j])), k);
-            }
-        for (int n = 0; n < N; ++n)
-            for (int t = 0; t < TILES; ++t) out[n][t] = (floats)s[n][t];
+        for (int first = 0; first < TILES; first += WIDE) {
+            floats s[N][WIDE] = {};
+            for (int j = 0; j < d / 2; ++j)
+                for (int t = 0; t < WIDE; ++t) {
+                    const ints k = words(keys[size_t(j) * BLOCK + (first + t) * LANES]);
+                    for (int n = 0; n < N; ++n) s[n][t] = bf16_dot(s[n][t], splat(int32_t(x[n * d / 2 + j])), k);
+                }
+            for (int n = 0; n < N; ++n)
+                for (int t = 0; t < WIDE; ++t) out[n][first + t] = s[n][t];
+        }
     }
 };
 
@@ -176,13 +196,10 @@ struct PairValues {
     PairValues(int, int d) : wide((d + BLOCK - 1) / BLOCK * BLOCK), values(size_t(BLOCK) * wide / 2) {}
 
     void set_values(const bf16* const* v, int d) {
-        const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5,
-                                             36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
         for (int i = 0; i < BLOCK; i += 2)
             for (int j = 0; j < d; j += LANES) {
-                __m512i a = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)(v[i] + j)));
-                __m512i b = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)(v[i + 1] + j)));
-                _mm512_storeu_si512(&values[size_t(i / 2) * wide + j], _mm512_permutex2var_epi16(a, low, b));
+                const ints pairs = interleaved(v[i] + j, v[i + 1] + j);
+                std::memcpy(&values[size_t(i / 2) * wide + j], &pairs, sizeof pairs);
             }
     }
 
@@ -201,17 +218,16 @@ struct PairValues {
 
     template <int N, int H>
     void add_part(const uint32_t (*w)[BLOCK / 2], int d, int j, float* acc) const {
-        __m512 a[N][H];
+        floats a[N][H];
         for (int n = 0; n < N; ++n)
-            for (int h = 0; h < H; ++h) a[n][h] = _mm512_loadu_ps(acc + n * d + j + h * LANES);
+            for (int h = 0; h < H; ++h) a[n][h] = load(acc + n * d + j + h * LANES);
         for (int i = 0; i < BLOCK / 2; ++i)
             for (int h = 0; h < H; ++h) {
-                __m512bh v = (__m512bh)_mm512_loadu_si512(&values[size_t(i) * wide + j + h * LANES]);
-                for (int n = 0; n < N; ++n)
-                    a[n][h] = _mm512_dpbf16_ps(a[n][h], (__m512bh)_mm512_set1_epi32(int(w[n][i])), v);
+                const ints v = words(values[size_t(i) * wide + j + h * LANES]);
+                for (int n = 0; n < N; ++n) a[n][h] = bf16_dot(a[n][h], splat(int32_t(w[n][i])), v);
             }
         for (int n = 0; n < N; ++n)
-            for (int h = 0; h < H; ++h) _mm512_storeu_ps(acc + n * d + j + h * LANES, a[n][h]);
+            for (int h = 0; h < H; ++h) store(acc + n * d + j + h * LANES, a[n][h]);
     }
 };
 #endif

@@ -12,7 +12,7 @@ struct FloatFormat {
     static int64_t stride(int d) { return d; }
 };
 
-#if defined(__AVX512BF16__)
+#if defined(SOOTHSAY_MULTIPLIES_BF16)
 typedef PairValues HalfValues;
 #else
 typedef FloatValues HalfValues;
@@ -22,7 +22,7 @@ struct HalfFormat {
     typedef bf16 Key, Value;
 #if defined(SOOTHSAY_TILES)
     typedef Tiles<PairKeyTiles> Products;
-#elif defined(__AVX512BF16__)
+#elif defined(SOOTHSAY_MULTIPLIES_BF16)
     typedef Both<PairKeys, PairValues> Products;
 #else
     typedef Both<FloatKeys, FloatValues> Products;

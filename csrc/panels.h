@@ -3,6 +3,7 @@
 // Weights are stored in panels of PANEL outputs, and a panel in steps of 4 bytes an output. A step has 2 bfloat16, 4 integers
 // of 8 bits, 8 of 4 bits or 16 of 2 bits. Byte k of an output has inputs k, 4 + k and so on, the first in the lowest bits.
 // Integers of 5 and 6 bits are cut: a unit has steps with their lower 4 bits, then a step with the upper bits of all of them.
+// Integers of 8 bits are kept as products take them; see ZERO_BYTE.
 #pragma once
 #include "simd.h"
 #include <vector>
@@ -14,12 +15,14 @@ constexpr int COLUMNS = PANEL / LANES;     // registers for one value of each ou
 constexpr int64_t STEP = 4 * PANEL;        // bytes
 constexpr int CHUNK = 64;                  // steps, about, that all rows read before the next chunk: they stay in the first cache
 
-inline ints bytes(const uint8_t* p) {
+// Bits that change in four unsigned integers of 8 bits when they are packed, so that products take them as they are.
+constexpr uint32_t FLIPPED = 0x01010101u * (128 - ZERO_BYTE);
+
+inline ints bytes(const void* p) {
     ints v;
     std::memcpy(&v, p, sizeof v);
     return v;
 }
-
 
 // Four bytes of x in every lane.
 inline ints splat(const int8_t* x) {

@@ -41,6 +41,8 @@ void wake(Word& word) {
 inline void relax() {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("isb");  // `yield` does nothing on most cores
 #endif
 }
 
@@ -100,10 +102,11 @@ struct Pool {
         }
     }
 
-    // Starts workers, with all signals blocked: those belong to Python's threads.
+    // Starts workers, with signals blocked: those belong to Python's threads, but for those of a worker's own faults.
     void grow(int wanted) {
         sigset_t all, before;
         sigfillset(&all);
+        for (int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) sigdelset(&all, own);
         pthread_sigmask(SIG_SETMASK, &all, &before);
         try {
             for (; workers < wanted; ++workers) std::thread(&Pool::serve, this, workers + 1).detach();

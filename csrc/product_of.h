@@ -60,6 +60,7 @@ class ProductOf : public Product {
     void* const out;
     const bool out_is_bf16;
     int height = 1, width, shift = 31;  // of a tile; width is all inputs, or 2^shift
+    int64_t computed;                   // rows, with those that fill a tile
     std::unique_ptr<floats[]> laid;     // aligned to a cache line: loading tiles across lines is slow
     std::vector<float> scales;
     std::vector<int32_t> sums;
@@ -102,7 +103,7 @@ class ProductOf : public Product {
         // Every thread gets a few pieces of a small matrix, so that a late one finds some left.
         panel_piece = std::max<int64_t>(
             1, std::min<int64_t>(panels / (4 * pool_threads()), WEIGHT_PIECE / (int64_t(w.inputs) * PANEL)));
-        int64_t computed = x.count;
+        computed = x.count;
 #if defined(SOOTHSAY_TILES)
         if (tiled) {
             computed = tiling.tiles * tiling.height, height = tiling.height;
@@ -112,10 +113,14 @@ class ProductOf : public Product {
             }
         }
 #endif
+        if (PAIR > 1 && x.count > 1) {
+            computed = paired(x.count), height = PAIR, width = 8 / int(sizeof(Input));
+            shift = __builtin_ctz(width);
+        }
         unlaid = as_they_are() && width == w.inputs ? 0 : x.count;
         if (unlaid)
             laid.reset(new floats[computed * w.inputs * int64_t(sizeof(Input)) / int64_t(sizeof(floats)) + 1]);
-        if (INTEGER) scales.resize(x.count * w.groups()), sums.resize(x.count * w.groups());
+        if (INTEGER) scales.resize(computed * w.groups()), sums.resize(computed * w.groups());
         inputs = {unlaid ? (const Input*)laid.get() : (const Input*)x.data, height, width, scales.data(), sums.data()};
     }
 
@@ -138,9 +143,9 @@ class ProductOf : public Product {
         }
 #endif
         thread_local Partial partial;  // kept, since allocating takes as long as a small product
-        partial.totals.resize(x.count * COLUMNS);
+        partial.totals.resize(computed * COLUMNS);
         for (int panel = int(begin); panel < end; ++panel) {
-            sum_panel<F>(w, inputs, panel, x.count, partial);
+            sum_panel<F>(w, inputs, panel, computed, partial);
             write(panel, 0, x.count, partial.totals.data());
         }
     }

@@ -55,7 +55,8 @@ void copy(const Operand& from, const Operand& to, int64_t rows) {
         typed(to, [&](auto* y) {
             each_row(rows, from.width(), [&](int64_t r) {
                 for (int h = 0; h < from.heads; ++h) {
-                    auto *source = x + r * from.row + h * from.head, *target = y + r * to.row + h * to.head;
+                    auto* source = x + r * from.row + h * from.head;
+                    auto* target = y + r * to.row + h * to.head;
                     if (from.is_bf16 == to.is_bf16) std::memcpy((void*)target, source, sizeof *source * from.size);
                     else across(from.size, [&](int j) { keep(target + j, load(source + j)); },
                                 [&](int j) { keep(target + j, widen(source[j])); });

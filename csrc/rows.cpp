@@ -29,11 +29,11 @@ struct Planes {
 const uint8_t* read_unit(const Planes& all, const uint8_t* step, int32_t* out) {
     for (int p = 0; p < all.count; ++p) {
         const Plane plane = all.planes[p];
-        const int fields = 8 / plane.bits, mask = (1 << plane.bits) - 1;
+        const int fields = 8 / plane.bits, mask = (1 << plane.bits) - 1, flipped = plane.bits == 8 ? FLIPPED & 0xff : 0;
         for (int first = 0; first < all.inputs(); first += 4 * fields, step += STEP)
             for (int k = 0; k < 4; ++k)
                 for (int f = 0; f < fields; ++f)
-                    out[first + 4 * f + k] |= (step[k] >> plane.bits * f & mask) << plane.shift;
+                    out[first + 4 * f + k] |= ((step[k] ^ flipped) >> plane.bits * f & mask) << plane.shift;
     }
     return step;
 }
@@ -51,6 +51,7 @@ inline uint8_t* write_plane(const uint8_t* integers, uint8_t* step) {
             std::memcpy(&four, integers + first + 4 * f, 4);
             word |= (four >> SHIFT & mask) << BITS * f;
         }
+        if (BITS == 8) word ^= FLIPPED;
         std::memcpy(step, &word, 4);
     }
     return step;

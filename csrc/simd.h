@@ -6,6 +6,8 @@
 #include <initializer_list>
 #if defined(__SSE2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace {
@@ -58,6 +60,8 @@ inline floats load(const bf16* p) {
     return (floats)_mm512_slli_epi32(wide, 16);
 #elif defined(__AVX2__)
     return (floats)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16);
+#elif defined(__aarch64__)
+    return (floats)vshll_n_u16(vld1_u16((const uint16_t*)p), 16);
 #else
     floats v;
     for (int i = 0; i < LANES; ++i) v[i] = widen(p[i]);
@@ -65,7 +69,7 @@ inline floats load(const bf16* p) {
 #endif
 }
 
-#if defined(__AVX512F__) || defined(__F16C__)
+#if defined(__AVX512F__) || defined(__F16C__) || defined(__aarch64__)
 constexpr bool WIDENS_HALVES = true;  // in one instruction
 #else
 constexpr bool WIDENS_HALVES = false;
@@ -77,6 +81,8 @@ inline floats load(const fp16* p) {
     return (floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
 #elif defined(__F16C__)
     return (floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+#elif defined(__aarch64__)
+    return (floats)vcvt_f32_f16(vld1_f16((const __fp16*)p));
 #else
     typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
     halves narrow;
@@ -91,6 +97,10 @@ inline floats load(const int8_t* p) {
     return (floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
 #elif defined(__AVX2__)
     return (floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+#elif defined(__aarch64__)
+    uint32_t four;
+    std::memcpy(&four, p, 4);
+    return (floats)vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vcreate_s8(four)))));
 #else
     floats v;
     for (int i = 0; i < LANES; ++i) v[i] = p[i];
@@ -123,6 +133,8 @@ inline void keep(bf16* p, floats v) {
     const ints bits = (ints)v, rounded = bits + 0x7FFF + (bits >> 16 & 1);
 #if defined(__AVX512F__)
     _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32((__m512i)rounded, 16)));
+#elif defined(__aarch64__)
+    vst1_s16((int16_t*)p, vshrn_n_s32((int32x4_t)rounded, 16));
 #else
     for (int i = 0; i < LANES; ++i) p[i] = {uint16_t(uint32_t(rounded[i]) >> 16)};
 #endif
@@ -137,6 +149,8 @@ inline ints nearest(floats x) {
     return (ints)_mm256_cvtps_epi32((__m256)x);
 #elif defined(__SSE2__)
     return (ints)_mm_cvtps_epi32((__m128)x);
+#elif defined(__aarch64__)
+    return (ints)vcvtnq_s32_f32((float32x4_t)x);
 #else
     ints v;
     for (int i = 0; i < LANES; ++i) v[i] = int32_t(std::nearbyint(x[i]));
@@ -151,6 +165,9 @@ inline void keep(int8_t* p, ints v) {
 #elif defined(__AVX2__)
     const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1));
     _mm_storel_epi64((__m128i*)p, _mm_packs_epi16(words, words));
+#elif defined(__aarch64__)
+    const int16x4_t words = vmovn_s32((int32x4_t)v);
+    vst1_lane_s32((int32_t*)p, vreinterpret_s32_s8(vmovn_s16(vcombine_s16(words, words))), 0);
 #else
     for (int i = 0; i < LANES; ++i) p[i] = int8_t(v[i]);
 #endif
@@ -162,6 +179,8 @@ inline void keep(int16_t* p, ints v) {
     _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16((__m512i)v));
 #elif defined(__AVX2__)
     _mm_storeu_si128((__m128i*)p, _mm_packs_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1)));
+#elif defined(__aarch64__)
+    vst1_s16(p, vmovn_s32((int32x4_t)v));
 #else
     for (int i = 0; i < LANES; ++i) p[i] = int16_t(v[i]);
 #endif
@@ -186,6 +205,8 @@ inline floats fused(floats a, floats b, floats c) {
     return (floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__FMA__)
     return (floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+    return (floats)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #else
     return a * b + c;
 #endif
@@ -280,6 +301,9 @@ inline ints pairs(shorts a, shorts b) {
     return (ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
 #elif defined(__SSE2__)
     return (ints)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#elif defined(__aarch64__)
+    const int32x4_t low = vmull_s16(vget_low_s16((int16x8_t)a), vget_low_s16((int16x8_t)b));
+    return (ints)vpaddq_s32(low, vmull_high_s16((int16x8_t)a, (int16x8_t)b));
 #else
     return ((ints)a << 16 >> 16) * ((ints)b << 16 >> 16) + ((ints)a >> 16) * ((ints)b >> 16);
 #endif
@@ -307,13 +331,25 @@ inline shorts byte_pairs(ints a, ints b) {
 }
 #endif
 
-// acc + the sum of four products of bytes, unsigned w of BITS bits and signed x. Exact.
+// The byte that stands for 0 where products take integers of 8 bits: x86 multiplies unsigned bytes by signed ones, ARM signed ones.
+#if defined(__aarch64__)
+constexpr int ZERO_BYTE = 0;
+#else
+constexpr int ZERO_BYTE = 128;
+#endif
+
+// acc + the sum of four products of bytes, w of BITS bits and signed x. w is unsigned, but with 8 bits as ZERO_BYTE says. Exact.
 template <int BITS>
 inline ints dot(ints acc, ints w, ints x) {
 #if defined(__AVX512VNNI__)
     return (ints)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, (__m512i)x);
 #elif defined(__AVXVNNI__)
     return (ints)_mm256_dpbusd_avx_epi32((__m256i)acc, (__m256i)w, (__m256i)x);
+#elif defined(__ARM_FEATURE_DOTPROD)
+    return (ints)vdotq_s32((int32x4_t)acc, (int8x16_t)w, (int8x16_t)x);
+#elif defined(__aarch64__)  // 16 bits hold a sum of two products, since x is no less than -127
+    const int16x8_t low = vmull_s8(vget_low_s8((int8x16_t)w), vget_low_s8((int8x16_t)x));
+    return (ints)vpadalq_s16((int32x4_t)acc, vpaddq_s16(low, vmull_high_s8((int8x16_t)w, (int8x16_t)x)));
 #else
 #if defined(__AVX2__)
     if constexpr (BITS < 8) return acc + pairs(byte_pairs(w, x), shorts{} + 1);
@@ -322,5 +358,28 @@ inline ints dot(ints acc, ints w, ints x) {
     return acc + pairs(even, (shorts)x << 8 >> 8) + pairs(odd, (shorts)x >> 8);
 #endif
 }
+
+// `dot` for unsigned bytes w.
+inline ints unsigned_dot(ints acc, ints w, ints x) {
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+    return (ints)vusdotq_s32((int32x4_t)acc, (uint8x16_t)w, (int8x16_t)x);
+#else
+    if (ZERO_BYTE) return dot<8>(acc, w, x);
+    const ints half = splat(0x40404040);
+    return dot<8>(dot<8>(dot<8>(acc, w ^ splat(int32_t(0x80808080)), x), half, x), half, x);
+#endif
+}
+
+#if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#define SOOTHSAY_MULTIPLIES_BF16 1
+// acc + the sum of two products of bfloat16.
+inline floats bf16_dot(floats acc, ints a, ints b) {
+#if defined(__AVX512BF16__)
+    return (floats)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
+#else
+    return (floats)vbfdotq_f32((float32x4_t)acc, (bfloat16x8_t)a, (bfloat16x8_t)b);
+#endif
+}
+#endif
 
 }  // namespace

@@ -1,5 +1,6 @@
 // A few rows times a panel in vector registers.
 #pragma once
+#include "pairs.h"
 #include "panels.h"
 #include <algorithm>
 
@@ -22,6 +23,9 @@ int64_t distance(int64_t rows) {
 #if defined(__AVX512F__)
 constexpr int ROWS = 4;
 template <int R> constexpr int WIDTH = 4;
+#elif defined(__aarch64__)
+constexpr int ROWS = 4;
+template <int R> constexpr int WIDTH = R == 1 ? 8 : R == 2 ? 4 : 2;
 #else
 constexpr int ROWS = 2;
 template <int R> constexpr int WIDTH = R == 1 ? COLUMNS / 2 : COLUMNS / 2 < 4 ? COLUMNS / 2 : 4;
@@ -33,6 +37,7 @@ struct Table {
 
     explicit Table(const uint8_t* table) {
         for (size_t i = 0; table && i < sizeof values; i += 16) std::memcpy((char*)&values + i, table, 16);
+        values ^= splat(int32_t(FLIPPED));
     }
 
     // The integers of four codes, which are below 16, in each lane.
@@ -41,6 +46,8 @@ struct Table {
         return (ints)_mm512_shuffle_epi8((__m512i)values, (__m512i)codes);
 #elif defined(__AVX2__)
         return (ints)_mm256_shuffle_epi8((__m256i)values, (__m256i)codes);
+#elif defined(__aarch64__)
+        return (ints)vqtbl1q_s8((int8x16_t)values, (uint8x16_t)codes);
 #else
         uint8_t all[sizeof values], code[sizeof codes];
         std::memcpy(all, &values, sizeof all);
@@ -59,6 +66,15 @@ inline ints shifted(ints x) {
     else return x << N;
 }
 
+// The uppermost four bits of bytes.
+inline ints upper_halves(ints x) {
+#if defined(__aarch64__)
+    return (ints)vshrq_n_u8((uint8x16_t)x, 4);
+#else
+    return x >> 4 & 0x0f0f0f0f;
+#endif
+}
+
 // Integers of B bits below `1 << B`: the layout of a unit, and its inputs 4 I to 4 I + 3 as bytes, in each lane for an output.
 template <int B> struct Integers;
 
@@ -69,7 +85,7 @@ template <> struct Integers<8> {
 
 template <> struct Integers<4> {
     static constexpr int INPUTS = 8, STEPS = 1;
-    template <int I> static ints four(const uint8_t* unit) { return bytes(unit) >> 4 * I & 0x0f0f0f0f; }
+    template <int I> static ints four(const uint8_t* unit) { return I ? upper_halves(bytes(unit)) : bytes(unit) & 0x0f0f0f0f; }
 };
 
 template <> struct Integers<2> {
@@ -93,46 +109,90 @@ template <> struct Integers<5> {
     }
 };
 
+// Word K of a row's inputs from x on, four of them, for the products of all lanes.
+template <int K>
+struct Word {
+#if defined(__ARM_FEATURE_DOTPROD)
+    const int8x16_t four;  // words, since an instruction chooses one of them
+    explicit Word(const int8_t* x) : four(vld1q_s8(x + K / 4 * 16)) {}
+    template <int B> ints add(ints sums, ints w) const {
+        return (ints)vdotq_laneq_s32((int32x4_t)sums, (int8x16_t)w, four, K % 4);
+    }
+#else
+    const ints word;
+    explicit Word(const int8_t* x) : word(splat(x + 4 * K)) {}
+    template <int B> ints add(ints sums, ints w) const { return dot<B>(sums, w, word); }
+#endif
+};
+
 // Products with integers, or with those that a table has for integers of 4 bits.
 template <int B, bool TABLE = false>
 struct Int : Integers<B> {
     typedef ints Sums;
     typedef int8_t Input;
     static constexpr bool HAS_TABLE = TABLE;
-    using Integers<B>::INPUTS;
+    using Integers<B>::INPUTS, Integers<B>::STEPS;
+
+    static constexpr int WORDS = INPUTS / 4;                            // of a unit
+    static constexpr int ZERO = TABLE || B == 8 ? 128 - ZERO_BYTE : 0;  // the integer that products take as 0
 
     template <int I> static ints four(const uint8_t* unit, const Table& table) {
         const ints v = Integers<B>::template four<I>(unit);
         return TABLE ? table[v] : v;
     }
 
-    template <int R, int C, int I = 0>
+    // Word K of the units that begin at `w`, for C registers of outputs.
+    template <int K, int C> static void read(const uint8_t* w, const Table& table, ints (&v)[C]) {
+        for (int c = 0; c < C; ++c) v[c] = four<K % WORDS>(w + K / WORDS * STEPS * STEP + 4 * LANES * c, table);
+    }
+
+    // Adds the products of unit U of those that begin at `w` and `x`.
+    template <int R, int C, int U, int I = 0>
     static inline __attribute__((always_inline)) void unit(ints (*sums)[C], const uint8_t* w, const Table& table, const int8_t* x, int64_t stride) {
+        constexpr int K = U * WORDS + I;
         ints v[C];
-        for (int c = 0; c < C; ++c) v[c] = four<I>(w + 4 * LANES * c, table);
-        for (int r = 0; r < R; ++r) {
-            const ints inputs = splat(x + r * stride + 4 * I);
-            for (int c = 0; c < C; ++c) sums[r][c] = dot<TABLE ? 8 : B>(sums[r][c], v[c], inputs);
+        if constexpr (!PAIRED<R>) {
+            read<K>(w, table, v);
+            for (int r = 0; r < R; ++r) {
+                const Word<K> inputs(x + r * stride);
+                for (int c = 0; c < C; ++c) sums[r][c] = inputs.template add<TABLE ? 8 : B>(sums[r][c], v[c]);
+            }
+        } else if constexpr (K % 2) {
+            ints even[C];
+            read<K - 1>(w, table, even), read<K>(w, table, v);
+            add_products_of_pairs<R>(sums, even, v, x + 8 * (K - 1), stride);
         }
-        if constexpr (4 * (I + 1) < INPUTS) unit<R, C, I + 1>(sums, w, table, x, stride);
+        if constexpr (I + 1 < WORDS) unit<R, C, U, I + 1>(sums, w, table, x, stride);
     }
 };
 
-#if defined(__AVX512BF16__)
+#if defined(SOOTHSAY_MULTIPLIES_BF16)
 struct Bf16 {
     typedef floats Sums;
     typedef bf16 Input;
     static constexpr int INPUTS = 2, STEPS = 1;
-    template <int R, int C>
+    template <int R, int C, int U>
     static void unit(floats (*sums)[C], const uint8_t* w, const Table&, const bf16* x, int64_t stride) {
-        __m512bh v[C];
-        for (int c = 0; c < C; ++c) v[c] = (__m512bh)_mm512_loadu_si512(w + 4 * LANES * c);
-        for (int r = 0; r < R; ++r) {
-            __m512bh two = (__m512bh)splat((const int8_t*)(x + r * stride));
-            for (int c = 0; c < C; ++c) sums[r][c] = (floats)_mm512_dpbf16_ps((__m512)sums[r][c], v[c], two);
+        ints v[C];
+        for (int c = 0; c < C; ++c) v[c] = bytes(w + U * STEP + 4 * LANES * c);
+        if constexpr (!PAIRED<R>)
+            for (int r = 0; r < R; ++r) {
+                const ints two = splat((const int8_t*)(x + r * stride + 2 * U));
+                for (int c = 0; c < C; ++c) sums[r][c] = bf16_dot(sums[r][c], v[c], two);
+            }
+        else if constexpr (U % 2) {
+            ints even[C];
+            for (int c = 0; c < C; ++c) even[c] = bytes(w + (U - 1) * STEP + 4 * LANES * c);
+            add_products_of_pairs<R>(sums, even, v, x + 4 * (U - 1), 2 * stride);
         }
     }
 };
+#endif
+
+#if defined(__aarch64__)
+constexpr bool ASKS_ONCE = true;  // for the lines of all units that follow each other, since a loop costs five instructions
+#else
+constexpr bool ASKS_ONCE = false;
 #endif
 
 // Asks for lines that follow each other, `each` at a time.
@@ -140,7 +200,7 @@ struct Prefetch {
     const uint8_t* ahead;
     int each;
 
-    explicit Prefetch(const Chunk& chunk) : ahead(chunk.ahead), each(chunk.lines) {}
+    Prefetch(const Chunk& chunk, int units) : ahead(chunk.ahead), each(chunk.lines * units) {}
 
     void operator()() {
         for (int i = each; i > 0; --i, ahead += 64) __builtin_prefetch(ahead, 0, 2);
@@ -206,8 +266,8 @@ template <class F, int U, int R, int C>
 inline __attribute__((always_inline)) void units(typename F::Sums (*sums)[C], const uint8_t* w, const Table& table,
                                                  const typename F::Input* x, int64_t stride, Prefetch& prefetch) {
     if constexpr (U > 1) units<F, U - 1, R, C>(sums, w, table, x, stride, prefetch);
-    prefetch();
-    F::template unit<R, C>(sums, w + (U - 1) * F::STEPS * STEP, table, x + (U - 1) * F::INPUTS, stride);
+    if (!ASKS_ONCE || U == 1) prefetch();
+    F::template unit<R, C, U - 1>(sums, w, table, x, stride);
 }
 
 // A chunk for R rows and C registers of outputs. Groups have GROUP inputs, or if that is 64 any multiple of 32. It is a
@@ -220,14 +280,15 @@ __attribute__((noinline)) void tile_groups(const Weights& w, const Inputs<int8_t
     constexpr int UNITS = TOGETHER / F::INPUTS;
     const Table table(w.table);
     const int turns = (GROUP > 32 ? w.group : GROUP) / TOGETHER, zero = KIND == Beside::ZERO ? w.zero : 0;
+    constexpr int HEIGHT = PAIRED<R> ? PAIR : 1;
     const uint8_t* data = chunk.data + column * LANES * 4;
-    const int8_t* input = x.data + row * w.inputs + chunk.begin * w.group;
+    const int8_t* input = x.data + row * w.inputs + chunk.begin * w.group * HEIGHT;
     const int64_t stride = w.inputs, groups = w.groups(), at = row * groups + chunk.begin;
     const float* input_scales = x.scales + at;
     const int32_t* input_sums = x.sums + at;
     Reader<SOURCE, C> scales(w.scales, chunk, column, partial.factors.scales.data());
     Reader<SOURCE, C> beside(w.minimums, chunk, column, partial.factors.beside.data());
-    Prefetch prefetch(chunk);
+    Prefetch prefetch(chunk, ASKS_ONCE ? UNITS : 1);
     floats totals[R][C], *kept = &partial.totals[row * COLUMNS + column];
     for (int r = 0; r < R; ++r)
         for (int c = 0; c < C; ++c) totals[r][c] = kept[r * COLUMNS + c];
@@ -235,9 +296,11 @@ __attribute__((noinline)) void tile_groups(const Weights& w, const Inputs<int8_t
     do {
         ints sums[R][C];
         for (int r = 0; r < R; ++r)
-            for (int c = 0; c < C; ++c) sums[r][c] = splat(input_sums[r * groups] * -zero);
-        for (int turn = 0; turn < turns; ++turn, data += UNITS * F::STEPS * STEP, input += TOGETHER)
+            for (int c = 0; c < C; ++c) sums[r][c] = splat(input_sums[r * groups] * (F::ZERO - zero));
+        turn<R>(sums);
+        for (int turn = 0; turn < turns; ++turn, data += UNITS * F::STEPS * STEP, input += TOGETHER * HEIGHT)
             units<F, UNITS, R, C>(sums, data, table, input, stride, prefetch);
+        turn<R>(sums);
         scale_group<KIND, true, R, C>(input_scales, input_sums, groups, zero, scales.next(),
                                       KIND == Beside::ZERO ? nullptr : beside.next(), sums, totals);
         ++input_scales, ++input_sums;
@@ -274,14 +337,16 @@ void tile(const Weights& w, const Inputs<typename F::Input>& x, const Chunk& chu
     else {
         const uint8_t* data = chunk.data + column * LANES * 4;
         auto* kept = &partial.totals[row * COLUMNS + column];
-        Prefetch prefetch(chunk);
+        constexpr int UNITS = PAIRED<R> ? 2 : 1, HEIGHT = PAIRED<R> ? PAIR : 1;
+        Prefetch prefetch(chunk, ASKS_ONCE ? UNITS : 1);
         floats sums[R][C];
         for (int r = 0; r < R; ++r)
             for (int c = 0; c < C; ++c) sums[r][c] = kept[r * COLUMNS + c];
-        for (int s = chunk.begin; s < chunk.end; ++s, data += STEP) {
-            prefetch();
-            F::template unit<R, C>(sums, data, Table(nullptr), x.data + row * w.inputs + s * F::INPUTS, w.inputs);
-        }
+        const auto* input = x.data + row * w.inputs + chunk.begin * F::INPUTS * HEIGHT;
+        turn<R>(sums);
+        for (int s = chunk.begin; s < chunk.end; s += UNITS, data += UNITS * STEP, input += UNITS * F::INPUTS * HEIGHT)
+            units<F, UNITS, R, C>(sums, data, Table(nullptr), input, w.inputs, prefetch);
+        turn<R>(sums);
         for (int r = 0; r < R; ++r)
             for (int c = 0; c < C; ++c) kept[r * COLUMNS + c] = sums[r][c];
     }
@@ -292,7 +357,7 @@ template <class F, int R>
 void tile_rows(int count, const Weights& w, const Inputs<typename F::Input>& x, Chunk chunk, int64_t row,
                Partial& partial) {
     if constexpr (R > 1)
-        if (count < R) return tile_rows<F, R - 1>(count, w, x, chunk, row, partial);
+        if (count < R) return tile_rows<F, R == 2 ? 1 : R - PAIR>(count, w, x, chunk, row, partial);
     for (int column = 0; column < COLUMNS; column += WIDTH<R>, chunk.lines = 0)
         tile<F, R, WIDTH<R>>(w, x, chunk, row, column, partial);
 }
@@ -305,7 +370,7 @@ int chunk_length(const Weights& w, int group, int64_t tiles) {
     return most > span ? most / span * span : std::max(1, most);
 }
 
-// All chunks of a panel, for all rows. Each tile of rows prefetches a part of the next chunk, the first tiles at least a line
+// All chunks of a panel, for all rows, in pairs if those are multiplied together. Each tile of rows prefetches a part of the next chunk, the first tiles at least a line
 // for each unit.
 template <class F>
 void sum_panel(const Weights& w, const Inputs<typename F::Input>& x, int panel, int64_t rows,
@@ -313,7 +378,8 @@ void sum_panel(const Weights& w, const Inputs<typename F::Input>& x, int panel, 
     std::fill(partial.totals.begin(), partial.totals.end(), floats{});
     constexpr int LINES = F::STEPS * STEP / 64;  // of a unit
     const int group = F::INPUTS > 2 ? w.group / F::INPUTS : 1, groups = w.inputs / F::INPUTS / group;  // group: in units
-    const int64_t tiles = (rows + ROWS - 1) / ROWS, height = rows / tiles, higher = rows % tiles;
+    const int64_t tiles = (rows + ROWS - 1) / ROWS, pair = rows > 1 ? PAIR : 1;
+    const int64_t height = rows / pair / tiles * pair, higher = rows / pair % tiles;
     const int length = chunk_length<F>(w, group, tiles), each = int((LINES + tiles - 1) / tiles);
     const Source source = w.source(tiles);
     const uint8_t* data = w.data + int64_t(panel) * groups * group * F::STEPS * STEP;
@@ -325,7 +391,7 @@ void sum_panel(const Weights& w, const Inputs<typename F::Input>& x, int panel, 
         if (F::INPUTS > 2 && source == Source::FLOATS) partial.factors.read(w, panel, begin, end);
         int left = LINES;
         for (int64_t t = 0, row = 0, count; t < tiles; ++t, row += count) {
-            count = height + (t < higher);
+            count = height + (t < higher) * pair;
             chunk.lines = std::min(each, left), left -= chunk.lines;
             tile_rows<F, ROWS>(int(count), w, x, chunk, row, partial);
             chunk.ahead += lines / LINES * chunk.lines * 64;

@@ -13,7 +13,7 @@ import pytest
 from places import ROOT
 from skips import has_compiler, is_x86
 
-from soothsay.model.native.library import VARIANTS
+from soothsay.model.native.library import FAMILIES, VARIANTS
 
 
 @pytest.fixture
@@ -29,9 +29,14 @@ def sources(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def build(folder: Path, **variables: str) -> tuple[list[str], set[str]]:
-    """The lines that are printed, and the names of the libraries that there are then."""
-    command = [sys.executable, "setup.py", "build_ext", "--build-lib", "built"]
+def build(folder: Path, faked: str = "", **variables: str) -> tuple[list[str], set[str]]:
+    """The lines that are printed, and the names of the libraries that there are then.
+
+    Args:
+        faked: statements that change what Python says of this machine.
+    """
+    code = f"import platform, runpy; {faked}\nrunpy.run_path('setup.py')"
+    command = [sys.executable, "-c", code, "build_ext", "--build-lib", "built"]
     done = subprocess.run(
         command, cwd=folder, env=os.environ | variables, capture_output=True, text=True, check=True
     )
@@ -63,6 +68,72 @@ def test_all_are_compiled_if_asked_for(sources: Path) -> None:
     lines, built = build(sources, SOOTHSAY_KERNELS="all")
     assert built == (set(VARIANTS) if is_x86() else {"portable"})
     assert len(lines) == 2 * len(built) + 1
+
+
+def strict_compiler(folder: Path, refused: str, removed: str = "nothing") -> dict[str, str]:
+    """Variables for a compiler that refuses an argument, and ignores those that begin with another."""
+    script = folder / "strict-c++"
+    script.write_text(
+        f"""#!{sys.executable}
+import subprocess, sys
+if {refused!r} in sys.argv: sys.exit("unknown argument {refused}")
+kept = [argument for argument in sys.argv[1:] if not argument.startswith({removed!r})]
+sys.exit(subprocess.run(["c++", *kept]).returncode)
+"""
+    )
+    script.chmod(0o755)
+    return {
+        "CC": str(script),
+        "CXX": str(script),
+        "LDSHARED": f"{script} -shared",
+        "LDCXXSHARED": f"{script} -shared",
+    }
+
+
+def test_macos_is_not_asked_for_what_clang_refuses_there(sources: Path) -> None:
+    strict = strict_compiler(sources, "-static-libgcc")
+    _, built = build(sources, "platform.system = lambda: 'Darwin'", **strict)
+    assert built
+    shutil.rmtree(sources / "built")
+    lines, built = build(sources, **strict)
+    assert not built
+    assert "-static-libgcc" in lines[-1] or "compiler does not work" in lines[-1]
+
+
+def test_windows_is_told_that_it_has_no_kernels(sources: Path) -> None:
+    lines, built = build(sources, "platform.system = lambda: 'Windows'")
+    assert not built
+    assert lines == [
+        "native kernels: none, so PyTorch's slower operations are used (they are not written for Windows yet)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("faked", "variables"),
+    [
+        ("platform.machine = lambda: 'arm64'", {}),
+        ("", {"_PYTHON_HOST_PLATFORM": "linux-aarch64"}),
+    ],
+    ids=["native", "cross"],
+)
+def test_arm_has_instruction_sets_of_its_own(sources: Path, faked: str, variables: dict[str, str]) -> None:
+    strict = strict_compiler(sources, "-mavx2", removed="-march=armv8")
+    _, built = build(sources, faked, SOOTHSAY_KERNELS="all", **strict, **variables)
+    assert built == set(FAMILIES["arm"])
+
+
+def test_a_set_that_is_no_faster_is_not_compiled(sources: Path) -> None:
+    """As matrix products on Apple's cores."""
+    (sources / "csrc" / "support.cpp").write_text(
+        """
+#if defined(__AVX2__)
+extern "C" int soothsay_runs_here() { return 2; }
+#else
+extern "C" int soothsay_runs_here() { return 1; }
+#endif
+"""
+    )
+    assert build(sources)[1] == {"portable"}
 
 
 def test_without_a_compiler_one_line_says_so(sources: Path) -> None:

@@ -128,6 +128,11 @@ EXPECTED = (
         lambda: (os.cpu_count() or 1) < 2,
     ),
     Expected(
+        r"no emulated ARM: .*",
+        "the cross compiler or the emulator is not installed; .ci/arm does so",
+        lambda: not (shutil.which("aarch64-linux-gnu-g++") and shutil.which("qemu-aarch64")),
+    ),
+    Expected(
         r"needs /proc/\S+",
         "the system is not Linux",
         lambda: platform.system() != "Linux",

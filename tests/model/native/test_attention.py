@@ -24,6 +24,11 @@ WINDOWS = (None, 1, 70, -50)
 DTYPES = [torch.float32, torch.bfloat16, torch.int16, torch.int8]
 
 
+def shape(heads: tuple[int, int, int]) -> str:
+    """The name of a case: "2x3x64"."""
+    return "x".join(map(str, heads))
+
+
 def random_tree(rng: np.random.Generator, nodes: int) -> DraftTree:
     tree = DraftTree(1)
     while len(tree) < nodes:
@@ -65,7 +70,7 @@ def sinks(heads: int, group: int, d: int) -> Tensor:
     return torch.linspace(-9, 9, heads * group) + 1.5
 
 
-@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("heads", HEADS, ids=shape)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_equal_to_stock_operations(
     kernels: NativeKernels, heads: tuple[int, int, int], dtype: torch.dtype
@@ -118,7 +123,7 @@ def test_sinks_of_any_size(kernels: NativeKernels, dtype: torch.dtype) -> None:
     assert torch.equal(kernels.attend(q, kv, batch, sinks=torch.tensor([1e4])), torch.zeros_like(none))
 
 
-@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("heads", HEADS, ids=shape)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_bits_do_not_depend_on_company_or_threads(
     kernels: NativeKernels, heads: tuple[int, int, int], dtype: torch.dtype
@@ -159,7 +164,7 @@ def test_threads_share_a_context_that_is_too_long_for_one_wave(kernels: NativeKe
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("heads", HEADS, ids=shape)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_paths_get_the_same_bits_with_their_common_context_and_each_by_itself(
     kernels: NativeKernels, heads: tuple[int, int, int], dtype: torch.dtype

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import platform
 import re
 from collections.abc import Iterator
 from ctypes import c_double, c_float, c_int, c_int64, c_uint64, c_void_p
@@ -13,10 +14,16 @@ import torch
 
 from soothsay.processors import granted_processors
 
-VARIANTS = ("amx", "avx512bf16", "avx512vnni", "avx512", "avxvnni", "avx2", "portable")
-"""Instruction sets, the fastest first."""
+FAMILIES = {
+    "x86": ("amx", "avx512bf16", "avx512vnni", "avx512", "avxvnni", "avx2", "portable"),
+    "arm": ("bf16", "i8mm", "dotprod", "portable"),
+}
+"""Instruction sets of each family of processors, the fastest first."""
 
-BFLOAT16 = ("amx", "avx512bf16")
+VARIANTS = FAMILIES["arm" if platform.machine().lower() in ("aarch64", "arm64") else "x86"]
+"""Instruction sets of this family."""
+
+BFLOAT16 = ("amx", "avx512bf16", "bf16")
 """Instruction sets that multiply bfloat16."""
 
 DECLARATIONS = """
@@ -83,6 +90,8 @@ class Library:
     def __init__(self, variant: str):
         self.variant, self.multiplies_bfloat16 = variant, variant in BFLOAT16
         self._loaded, self._granted = _opened(variant), granted_processors()
+        self.gains = self._loaded.soothsay_runs_here() == 1
+        """Whether it is faster than the instruction sets after it in `VARIANTS`."""
 
     @property
     def _library(self) -> ctypes.CDLL:

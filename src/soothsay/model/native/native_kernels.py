@@ -142,10 +142,12 @@ class NativeKernels(NativeOperations, Library, Kernels):
 
 
 def load_native(variants: Sequence[str] = VARIANTS) -> NativeKernels | None:
-    """The kernels for the first instruction set of `variants` that runs here; None if none does."""
+    """The kernels for the first instruction set of `variants` that runs and gains here; None if none does."""
     for variant in variants:
         try:
-            return NativeKernels(variant)
+            kernels = NativeKernels(variant)
         except OSError:
             continue
+        if kernels.gains:
+            return kernels
     return None
