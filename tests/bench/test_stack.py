@@ -25,9 +25,13 @@ from soothsay.bench.stack_results import Rung, Spread, StackResults, StackRun, s
 from soothsay.cli.app import app
 from soothsay.drafters.base import NoDrafter
 from soothsay.errors import SoothsayError
+from soothsay.model.ops.linear import multiplies_bfloat16
 from soothsay.plotting import save_png
 
 SMALL = StackPlan(model="sibyl", requests=4, tokens=3, rounds=2, prefix=40, peer=False)
+FLOATS = "bfloat16" if multiplies_bfloat16() else "float32"
+"""What plain weights are computed in here."""
+
 NAMES = ["plain", "integers", "speculation", "4 at once", "prefix without cache", "prefix cache"]
 RUNGS = (
     Rung("transformers", "theirs"),
@@ -217,7 +221,7 @@ def test_transformers_is_the_first_rung(fake: Callable[..., None]) -> None:
     first, second, *_ = results.rows()
     assert (first.rung.name, first.rung.title, first.rate) == (
         "transformers",
-        "transformers 7.1, bfloat16",
+        f"transformers 7.1, {FLOATS}",
         3 / 0.25,
     )
     assert second.product == pytest.approx(second.rate / 12)
@@ -299,7 +303,7 @@ def test_the_command(tmp_path: Path) -> None:
     outputs = [f"--{kind}={file}" for kind, file in files.items()]
     result = CliRunner().invoke(app, ["bench", "stack", "sibyl", *small, *outputs], env={"COLUMNS": "80"})
     assert result.exit_code == 0, result.output
-    for title in ("soothsay, bfloat16", "integers: int8", "speculation: suffix", "4 requests at once"):
+    for title in (f"soothsay, {FLOATS}", "integers: int8", "speculation: suffix", "4 requests at once"):
         assert title in result.output
     assert "sibyl: 4 greedy answers of 3 tokens" in result.output
     assert "16 requests at once were left out" in result.output
