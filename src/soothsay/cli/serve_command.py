@@ -160,7 +160,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 @dataclass(frozen=True, kw_only=True)
 class Serve:
-    """Serve a model over HTTP with OpenAI's protocol. SIGTERM ends it after the running answers."""
+    """Serve a model over HTTP with OpenAI's protocol. Ctrl-C or SIGTERM ends it after the running answers."""
 
     choice: ModelChoice
     host: str = option(
@@ -172,7 +172,7 @@ class Serve:
     )
     api_key: list[str] | None = optional(
         "none",
-        "A key that clients must have. Can be repeated. The variable SOOTHSAY_SERVE_API_KEY hides it from "
+        "A key of 8 to 256 characters that clients must have. Can be repeated. The variable SOOTHSAY_SERVE_API_KEY hides it from "
         "other users of this machine; --api-keys has limits and permissions.",
     )
     cors_origin: list[str] | None = optional(
