@@ -83,9 +83,8 @@ def _check_memory(tokens: int, given: str, config: EngineConfig, model: Transfor
         )
     if tokens < config.block_size:
         least = config.block_size * each
-        raise ModelError(
-            f"{given} is too small: {config.block_size} tokens take {least:,} bytes; 4GiB is a size with a unit"
-        )
+        small = f"{given} is too small: {config.block_size} tokens take {least:,} bytes"
+        raise ModelError(f"{small}; 4GiB is a size with a unit")
 
 
 def _affordable_tokens(config: EngineConfig, model: Transformer, share: float) -> int:
