@@ -31,6 +31,7 @@ from typer.testing import CliRunner
 from soothsay import LLM, REGISTRY, api
 from soothsay.cli.app import app
 from soothsay.core.verify import VERIFIERS
+from soothsay.core import verify
 from soothsay.drafters import registry
 from soothsay.model.weights.checkpoint import open_checkpoint
 from soothsay.model.weights.known_models import bundled_models
@@ -285,8 +286,9 @@ def granted() -> dict[str, object]:
 def test_every_public_name_has_an_example(name: str, granted: dict[str, object]) -> None:
     """Its docstring has one, which runs, as those of its members do."""
     value = getattr(api, name)
-    if value is REGISTRY:  # its docstring is the text below it, which only the source has
-        text = inspect.getsource(registry).partition("\nREGISTRY")[2].split('"""')[1]
+    if isinstance(value, dict):  # its docstring is the text below it, which only the source has
+        module = registry if value is REGISTRY else verify
+        text = inspect.getsource(module).partition(f"\n{name}: ")[2].split('"""')[1]
         tests = [DocTestParser().get_doctest(text, granted, name, None, None)]
     else:
         tests = DocTestFinder().find(value, name, module=False, globs=granted)

@@ -48,7 +48,14 @@ class MissingDrafterError(DrafterError):
 
 
 class VerifierError(SoothsayError, ValueError):
-    """A verifier is unknown, cannot be called as it must be, or gave something that is no verdict."""
+    """A verifier is unknown, cannot be called as it must be, or gave something that is no verdict.
+
+    Example:
+        >>> Verifier("greedy")
+        Traceback (most recent call last):
+            ...
+        soothsay.errors.VerifierError: a verifier is a function of a tree and a chance, not 'greedy'
+    """
 
 
 class TrainingError(SoothsayError):

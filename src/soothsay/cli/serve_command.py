@@ -173,7 +173,8 @@ class Serve:
     api_key: list[str] | None = optional(
         "none",
         "A key of 8 to 256 characters that clients must have. Can be repeated. The variable "
-        "SOOTHSAY_SERVE_API_KEY hides it from other users of this machine; --api-keys has limits and permissions.",
+        "SOOTHSAY_SERVE_API_KEY hides it from other users of this machine; --api-keys has limits and "
+        "permissions.",
     )
     cors_origin: list[str] | None = optional(
         "none",

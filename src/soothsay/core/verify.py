@@ -38,7 +38,12 @@ min(TYPICAL_FLOOR, TYPICAL_SHARE * exp(-entropy of p))."""
 
 
 class Verdict(NamedTuple):
-    """The accepted path and its tokens."""
+    """The accepted path and its tokens.
+
+    Example:
+        >>> Verdict(path=[1], tokens=[7, 9])  # node 1 has the token 7, and the target adds 9
+        Verdict(path=[1], tokens=[7, 9])
+    """
 
     path: list[int]  # accepted nodes below the root, in order
     tokens: list[int]  # their tokens, then the bonus token, which the target adds after the last of them
@@ -82,7 +87,12 @@ Walk = Generator[Sequence[int], Evidence, Verdict]
 
 
 class Guessing(Enum):
-    """How a drafter with a distribution q chooses the children of a node."""
+    """How a drafter with a distribution q chooses the children of a node.
+
+    Example:
+        >>> Guessing.LIKELIEST.draws, Guessing.ONE_DRAW.draws
+        (False, True)
+    """
 
     SHARED_NOISE = auto()  # the best of log q plus the noise of the target's draw
     LIKELIEST = auto()  # the best of log q
@@ -97,7 +107,12 @@ class Guessing(Enum):
 
 
 class Promise(StrEnum):
-    """What does not depend on the drafter at a temperature above 0."""
+    """What does not depend on the drafter at a temperature above 0.
+
+    Example:
+        >>> VERIFIERS["match"].promise
+        <Promise.TOKENS: 'tokens'>
+    """
 
     TOKENS = "tokens"  # the tokens
     LAW = "law"  # the distribution over sequences of tokens
@@ -127,7 +142,9 @@ class Verifier:
         ...         node = tree.children[node].get(token)
         ...         path += [] if node is None else [node]
         ...     return Verdict(path, [tree.tokens[n] for n in path] + [token])
-        >>> VERIFIERS["sampling"] = Verifier(sampling, promise=Promise.LAW)
+        >>> own = Verifier(sampling, promise=Promise.LAW)  # VERIFIERS["sampling"] = own names it
+        >>> own.promise
+        <Promise.LAW: 'law'>
     """
 
     verify: Callable[[DraftTree, Chance], Walk]
@@ -362,4 +379,9 @@ VERIFIERS: dict[str, Verifier] = {
     "typical": Verifier(typical, Guessing.LIKELIEST, Promise.NOTHING),
 }
 """Verifiers by the names that `SamplingParams.verifier` takes. Five of them share two algorithms, and differ
-in how many children of a node are drawn, and how."""
+in how many children of a node are drawn, and how.
+
+Example:
+    >>> VERIFIERS["rejection"].promise
+    <Promise.LAW: 'law'>
+"""
