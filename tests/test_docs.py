@@ -30,8 +30,8 @@ from typer.testing import CliRunner
 
 from soothsay import LLM, REGISTRY, api
 from soothsay.cli.app import app
-from soothsay.core.verify import VERIFIERS
 from soothsay.core import verify
+from soothsay.core.verify import VERIFIERS
 from soothsay.drafters import registry
 from soothsay.model.weights.checkpoint import open_checkpoint
 from soothsay.model.weights.known_models import bundled_models
