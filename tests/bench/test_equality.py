@@ -353,13 +353,23 @@ def questions(tmp_path: Path) -> Path:
 
 
 def test_the_command_shows_one_table_where_all_is_equal(questions: Path) -> None:
-    result = verify("sibyl", "-d", "prompt-lookup", "-n", "8", "--prompts", str(questions))
+    result = verify("sibyl", "-d", "prompt-lookup", "-n", "24", "--prompts", str(questions))
     assert (result.exit_code, result.stderr) == (0, "")
     assert re.search(r"none +3 +(\d+) +1\.00 +0 *\n +prompt-lookup +3 +\1 +[\d.]+ +0", result.stdout)
     assert (
         "✓ Every token, and every bit of the logits it was drawn from, is plain decoding's." in result.stdout
     )
     assert "seed" not in result.stdout
+
+
+@pytest.mark.parametrize("others", [[], ["-d", "draft-model(model=sibyl)"]])
+def test_a_tick_needs_accepted_tokens(others: list[str], questions: Path, tmp_path: Path) -> None:
+    file = tmp_path / "idle.py"
+    file.write_text("from soothsay.drafters.base import NoDrafter\n\n\nclass Idle(NoDrafter):\n    pass\n")
+    result = verify("-d", f"{file}:Idle", *others, "-n", "8", "--prompts", str(questions))
+    assert result.exit_code == 0, result.output
+    assert f"{file}:Idle: nothing was accepted, so this shows little: use more tokens" in result.stdout
+    assert ("✓" in result.stdout) == bool(others)
 
 
 def test_the_command_has_prompts_and_drafters_of_its_own() -> None:

@@ -15,15 +15,27 @@ ABOUT = dict.fromkeys(("dtype", "questions", "max_tokens", "nodes", "threads", "
 
 
 def measured(
-    speeds: dict[str, list[float]], different: int = 0, temperatures: tuple[float, ...] = (0.0,)
+    speeds: dict[str, list[float]],
+    different: int = 0,
+    temperatures: tuple[float, ...] = (0.0,),
+    cpu: dict[str, float] | None = None,
 ) -> SpecResults:
-    """Plain decoding answers each question in a second, and drafters at these multiples of its speed."""
+    """Plain decoding answers each question in a second, and drafters at these multiples of its speed.
+
+    `cpu` has each contender's seconds of CPU time a question.
+    """
     results = SpecResults(Journal({"model": "my model", **ABOUT}))
     for temperature in temperatures:
         for number in range(len(next(iter(speeds.values())))):
             rates = {"none": 1.0} | {name: of[number] for name, of in speeds.items()}
             runs = {
-                name: RunTimes(1, different, tokens=10, seconds=1 / rate, prefill=0.1, ahead=1, steps=10)
+                name: RunTimes(
+                    *(1, different, 10, 1 / rate),
+                    prefill=0.1,
+                    ahead=1,
+                    steps=10,
+                    cpu=(cpu or {}).get(name, 0),
+                )
                 for name, rate in rates.items()
             }
             results.add(Lap(temperature, 1, 1, "qa", [number], 0, [number], 0, runs))
@@ -47,7 +59,7 @@ NOISY = [1.2 if i % 2 else 1.9 for i in range(20)]
             {"auto": FAST, "suffix": NOISY, "mtp": [0.9] * 20},
             "auto",
             "Use auto: it is 1.52 times as fast as plain decoding (95% interval 1.51 to 1.53, 20 questions); "
-            "suffix may be as fast.",
+            "suffix (1.55) cannot be told apart with 20 questions.",
         ),
         (
             {"auto": [0.8] * 20, "x(a=1)": [0.9] * 20},
@@ -58,7 +70,19 @@ NOISY = [1.2 if i % 2 else 1.9 for i in range(20)]
             {"x(a=1)": [0.5, 2.0, 0.8]},
             "x(a=1)",
             "x(a=1) may be worth trying: it is 1.10 times as fast as plain decoding (95% interval 0.50 to "
-            "2.00, 3 questions, so few that this is rough), which may be chance.",
+            "2.00, 3 questions, so few that this is rough: more prompts, or --rounds N, say more), which "
+            "may be chance.",
+        ),
+        (
+            {"auto": [1.5], "suffix": [1.2]},
+            "auto",
+            "auto may be worth trying: it is 1.50 times as fast as plain decoding (1 question, so few",
+        ),
+        (
+            {"suffix": FAST},
+            "suffix",
+            "Use suffix: it is 1.52 times as fast as plain decoding (95% interval 1.51 to 1.53, 20 "
+            "questions).",
         ),
     ],
 )
@@ -67,6 +91,19 @@ def test_the_fastest_for_sure_or_auto(speeds: dict[str, list[float]], drafter: s
     assert sentence.startswith(said)
     quoted = f"'{drafter}'" if "(" in drafter else drafter
     assert command == f"soothsay serve 'my model' --drafter {quoted}"
+
+
+def test_on_a_busy_machine_the_processors_time_decides() -> None:
+    speeds, taken = {"auto": FAST, "suffix": [1.2] * 20}, {"none": 0.5, "auto": 0.5, "suffix": 0.4}
+    ((sentence, command),) = recommendations(measured(speeds, cpu=taken))
+    assert sentence == (
+        "Use suffix: it is 1.25 times as fast as plain decoding by CPU time (95% interval 1.25 to 1.25, 20 "
+        "questions), and faster than all others here."
+    )
+    assert command.endswith("--drafter suffix")
+    quiet = {"none": 0.99, "auto": 0.65, "suffix": 0.8}
+    ((sentence, _),) = recommendations(measured(speeds, cpu=quiet))
+    assert sentence.startswith("Use auto: it is 1.52 times as fast as plain decoding (95%")
 
 
 def test_nothing_is_recommended_that_is_not_compared() -> None:

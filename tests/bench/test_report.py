@@ -223,8 +223,8 @@ def test_tables_have_what_was_measured() -> None:
     assert "| eagle3 | 0 | 4 | 1.25 |" in text
     assert notes(found)[:2] == [
         "medusa was left out: no weights",
-        "The machine was busy: the benchmark had as little as 20% of the time. Trust the speed-up by the "
-        "processor's time more.",
+        "The machine was busy: the benchmark had as little as 20% of the time. Trust the speed-up by CPU "
+        "time more.",
     ]
     assert all(note in text for note in notes(found))
     both = markdown([found, results(dtype="bfloat16")])

@@ -647,6 +647,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert table[0].startswith("| drafter | T | chat | math | accepted | overall | median | decode |")
     assert len([line for line in table if line.startswith("| ")]) == 2 + 6
     assert files["html"].read_text().startswith("<!doctype html>")
+    assert f"<title>{results.conditions['prompts']}: sibyl, float32" in files["html"].read_text()
     again, shown = CliRunner(), ["bench", "report", str(files["json"]), "--markdown=-"]
     assert again.invoke(app, shown).output == files["markdown"].read_text()
 

@@ -98,9 +98,14 @@ class Verify:
         console.print(table)
         if report.divergences:
             _show_divergences(console, report, entries, tokenizer)
-        else:
+        _, *own = report.comparisons  # the first is "none"
+        idle = [one.drafter for one in own if one.mean_accepted <= 1]
+        if not report.divergences and (len(idle) < len(own) or not own):
             equal = "Every token, and every bit of the logits it was drawn from, is plain decoding's."
             console.print(Text.assemble(("✓ ", "bold green"), (equal, "bold")), soft_wrap=True)
+        if idle:
+            little = "nothing was accepted, so this shows little: use more tokens or other prompts."
+            console.print(Text(f"{', '.join(idle)}: {little}", "yellow"), soft_wrap=True)
         if report.skipped:
             console.print(
                 f"{report.skipped} of {len(entries)} prompts were skipped: too long for the context."

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from soothsay.bench.spec.recommendation import recommendations
+from soothsay.bench.spec.recommendation import BUSY, cpu_share, recommendations
 from soothsay.bench.spec.spec_charts import bars, lines, stacks
 from soothsay.bench.spec.spec_results import OVERALL, PLAIN, Score, SpecResults, SpecRow, by_setting
 from soothsay.bench.tables import ResultTable, escaped, html_page, html_table, paragraphs
@@ -23,10 +23,6 @@ HEADINGS = {
     "rag": "RAG",
 }
 """Spec-Bench's tasks, short enough for a terminal."""
-
-
-BUSY = 0.9
-"""Share of CPU time in wall time below which a note says that the machine was busy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,11 +169,10 @@ def notes(results: SpecResults) -> list[str]:
             f"{', '.join(dict.fromkeys(controllers))}: what drafters had learnt from other questions was "
             "forgotten before each answer; what they cost, and how often they were right, was not."
         )
-    shares = [row.overall.cpu_share for row in results.rows() if row.overall.cpu_share]
-    if shares and min(shares) < BUSY:
+    if (share := cpu_share(results.rows())) < BUSY:
         found.append(
-            f"The machine was busy: the benchmark had as little as {min(shares):.0%} of the time. Trust the "
-            "speed-up by the processor's time more."
+            f"The machine was busy: the benchmark had as little as {share:.0%} of the time. Trust the "
+            "speed-up by CPU time more."
         )
     return found + ([] if different(results) else [said for said, _ in recommendations(results)])
 
@@ -200,7 +195,8 @@ def page(every: Sequence[SpecResults]) -> str:
 
     Raises `SoothsayError` if matplotlib, which draws the charts, is not installed.
     """
-    heading = "Spec-Bench" if len(every) > 1 else f"Spec-Bench: {title(every[0])}"
+    heading = ", ".join(dict.fromkeys(str(one.conditions.get("prompts", "Spec-Bench")) for one in every))
+    heading += f": {title(every[0])}" if len(every) == 1 else ""
     body = "".join(_section(results, alone=len(every) == 1) for results in every)
     overview = _overview(every) if len(every) > 1 else ""
     meanings = "; ".join(f"<b>{column.heading}</b>: {escape(column.meaning)}" for column in COLUMNS)

@@ -77,6 +77,7 @@ class Score:
     # speed-up after the first token that theory expects of trees with at most 1, 2, ... nodes
     by_nodes: Sequence[float] = ()
     rates: Sequence[tuple[float, float]] = ()  # of each question, and plain decoding's
+    cpu_rates: Sequence[tuple[float, float]] = ()  # the same in CPU time
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -210,6 +211,7 @@ def _score(questions: Sequence[Sequence[Lap]], name: str, times: PassTimes | Non
         predicted=_predicted_speedup(pairs, times) if times else 0.0,
         by_nodes=_by_nodes(pairs, times) if times else (),
         rates=_both(pairs, RunTimes.rate),
+        cpu_rates=_both(pairs, RunTimes.cpu_rate),
     )
 
 

@@ -69,7 +69,7 @@ class Spec:
             raise typer.BadParameter("--trees needs --json FILE, where the trees go")
         with notice(f"loading {self.model} ..."):
             from soothsay import LLM
-            from soothsay.bench.prompts import by_task, in_turns, read_prompts
+            from soothsay.bench.prompts import SPEC_BENCH, by_task, in_turns, read_prompts
             from soothsay.bench.spec.spec_bench import SpecBench, SpecPlan, serving
             from soothsay.model.timing.pass_measuring import measure_passes
 
@@ -82,6 +82,8 @@ class Spec:
             found = str(llm.model.dtype).removeprefix("torch.")
             dtype = f"auto ({found})" if self.dtype == "auto" else self.dtype
             about = {"model": self.model, "dtype": dtype}
+            if self.prompts != SPEC_BENCH:
+                about["prompts"] = self.prompts.name
             times = partial(measure_passes, llm.model, llm.config.max_context or 0)
         with progress_bar("answering") as progress:
             bench = SpecBench(llm, questions, plan, about, self.to_json, progress, times)
