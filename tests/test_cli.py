@@ -535,7 +535,6 @@ def test_a_prompt_has_to_be_text() -> None:
 @pytest.mark.parametrize(
     ("command", "default"),
     [
-        ("step", "bfloat16"),
         ("experts", "int8, bfloat16"),
         ("peers", "bfloat16; auto for a .gguf file"),
         ("quality", "auto"),

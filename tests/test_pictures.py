@@ -1,4 +1,4 @@
-"""The README's pictures: what scripts draw is XML with all that was given to them."""
+"""The pictures of the README and the docs: what scripts draw is XML with all that was given to them."""
 
 from __future__ import annotations
 
@@ -65,8 +65,9 @@ def test_bars_are_as_long_as_their_numbers() -> None:
     assert [own.text for own in texts(picture)] == ["Tokens & seconds", "plain", "10", "auto", "25"]
 
 
-def test_the_pictures_of_the_readme_are_drawn() -> None:
-    readme = (PICTURES.parent.parent / "README.md").read_text()
+def test_all_pictures_are_shown_and_drawn() -> None:
+    pages = PICTURES.parent.parent / "README.md", *PICTURES.parent.glob("*.md")
+    shown = "".join(page.read_text() for page in pages)
     for path in PICTURES.glob("*.svg"):
-        assert f"docs/pictures/{path.name}" in readme
-        assert texts(path.read_text())
+        assert f"pictures/{path.name})" in shown
+        assert len(ElementTree.fromstring(path.read_text())), path

@@ -21,6 +21,8 @@ import pytest
 import torch
 from places import ROOT, find_shared
 
+from soothsay.model.ops.linear import multiplies_bfloat16
+
 UNEXPECTED = "NOT EXPECTED: tests/helpers/skips.py has no such reason, or it cannot hold on this machine"
 
 
@@ -62,6 +64,11 @@ EXPECTED = (
     Expected(
         r"\w+ (has no product of|does not multiply) bfloat16",
         "this set of kernels has no product of bfloat16, by design",
+    ),
+    Expected(
+        r"(this processor does not multiply|no native kernels for) bfloat16.*",
+        "this processor lacks an instruction set",
+        lambda: not multiplies_bfloat16(),
     ),
     Expected(
         r"no (?!portable|native)\w+ kernels: .* not compiled",

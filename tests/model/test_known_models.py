@@ -68,5 +68,5 @@ def test_what_was_meant(tmp_path: Path) -> None:
     for wrong in ("SmolLM2-135M.Q4_0.gguf", "smollm2-135M.Q4_1.gguf", "SmolLM2-135M.Q4_1"):
         with pytest.raises(ModelError, match=f"{tmp_path / wrong}.* Did you mean {file}"):
             open_checkpoint(tmp_path / wrong)
-    with pytest.raises(ModelError, match=r"nowhere/a\.gguf is missing; check the path"):
+    with pytest.raises(ModelError, match=r"nowhere/a\.gguf is missing\. 'soothsay models' lists"):
         open_checkpoint(tmp_path / "nowhere" / "a.gguf")

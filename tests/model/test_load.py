@@ -125,7 +125,7 @@ def test_a_whole_checkpoint_loads(tmp_path: Path) -> None:
 
 
 def test_missing_directory(tmp_path: Path) -> None:
-    assert_refused(tmp_path / "nowhere", "nowhere", ".gguf", "sibyl")
+    assert_refused(tmp_path / "nowhere", "nowhere", ".gguf", "soothsay models")
 
 
 def test_a_file_that_is_no_model(tmp_path: Path) -> None:

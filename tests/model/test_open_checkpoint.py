@@ -193,14 +193,14 @@ class TestHub:
 
     def test_the_only_type(self, hub: Hub, gguf: Path) -> None:
         (gguf / "m.Q4_K_M.gguf").unlink()
-        with pytest.raises(ModelError, match=r"^org/m-GGUF has 2 models: F32, Q8_0; .*: 'org/m-GGUF:F32'$"):
+        with pytest.raises(ModelError, match=r"^org/m-GGUF has 2 models: F32, Q8_0; .*: 'org/m-GGUF:F32'\. "):
             open_checkpoint("org/m-GGUF")
         shutil.rmtree(gguf / "F32")
         assert open_checkpoint("org/m-GGUF").path.name == "m.Q8_0.gguf"
         assert hub.downloaded == ["m.Q8_0.gguf"]
 
     def test_a_type_that_is_not_there(self, hub: Hub, gguf: Path) -> None:
-        with pytest.raises(ModelError, match=r"no model of type Q6_K; it has F32, Q4_K_M, Q8_0$"):
+        with pytest.raises(ModelError, match=r"no model of type Q6_K; it has F32, Q4_K_M, Q8_0\. "):
             open_checkpoint("org/m-GGUF:Q6_K")
         assert hub.downloaded == []
 

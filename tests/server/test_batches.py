@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,11 @@ def answers(path: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
+def without_drafters(error: Any) -> Any:
+    """An error without the drafters to choose from: servers of tests offer those without files too."""
+    return json.loads(re.sub(r'(?<=choose from )[^"]*', "", json.dumps(error)))
+
+
 def test_answers_are_those_of_the_server(with_tools: Running, sibyl: LLM, tmp_path: Path) -> None:
     kinds = bodies(GOOD + BAD)
     tokenizer = Tokenizer(sibyl.tokenizer.backend, TOOL_TEMPLATE, sibyl.tokenizer.special)
@@ -128,7 +134,8 @@ def test_answers_are_those_of_the_server(with_tools: Running, sibyl: LLM, tmp_pa
         good = index < len(GOOD)
         assert (reply.status_code == 200) == good, reply.text
         key = line["id"].removeprefix("batch_req_")
-        assert response["body"] == (settle(reply.json(), key) if good else reply.json())
+        meant = settle(reply.json(), key) if good else without_drafters(reply.json())
+        assert (response["body"] if good else without_drafters(response["body"])) == meant
     calls = found["id 2"]["response"]["body"]["choices"][0]["message"]["tool_calls"]
     assert calls[0]["function"]["name"] == "play"
     assert calls[0]["id"].startswith("call_")

@@ -385,7 +385,7 @@ def test_the_command_serves_until_it_is_told_to_end(tmp_path: Path, sibyl: LLM) 
                 os.killpg(process.pid, signal.SIGTERM)  # signals the engine's process too, as supervisors do
                 text += "".join(chunk.choices[0].text for chunk in parts)
         assert text == meant
-        assert [line["key"] for line in lines if line["event"] == "request" and "key" in line] == ["me", "me"]
+        assert [line["key"] for line in lines if line["event"] == "request" and "key" in line] == ["me"]
         process.wait(30)
         assert not lives(engine)
     assert process.returncode in (0, -signal.SIGTERM)

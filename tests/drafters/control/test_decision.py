@@ -54,7 +54,7 @@ def test_the_worked_example_asks_both_drafters() -> None:
     assert (of_suffix.net, of_suffix.best, of_suffix.nodes) == (pytest.approx(0.456), 0.30, 4)
     assert (of_mtp.net, of_mtp.best, of_mtp.nodes) == (pytest.approx(1.751), pytest.approx(0.77), 4)
     assert PRICES.of_seconds(0.002) == pytest.approx(0.32)
-    alternative = of_mtp.minus(PRICES.of_seconds(0.002))
+    alternative = of_mtp._replace(net=of_mtp.net - PRICES.of_seconds(0.002))
     assert alternative.net == pytest.approx(1.431)
     assert suffix.added_to(alternative, of_suffix, PRICES) == pytest.approx(0.0715)
     assert mtp.added_to(of_suffix, of_mtp, PRICES) == pytest.approx(1.751 - 0.456)
@@ -367,7 +367,7 @@ def test_only_a_probe_that_does_not_pay_doubles_the_interval() -> None:
 def test_signals_change_forecasts_but_not_a_drafter_that_has_retired() -> None:
     first, second, retired = forecast([0.5]), forecast([0.6]), forecast([0.7])
     first.probes, second.probes = ProbeSchedule(32, 32), ProbeSchedule(8, 8)
-    retired.retire()
+    retired.probes.retire()
     state = RequestState(asking(), [0, 0], [first, retired])
     state.pause_until_next_probe()
     assert (state.paused_until, state.is_active(31), state.is_active(32)) == (32, False, True)

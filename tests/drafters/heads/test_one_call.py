@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 import torch
+from slow import distinct
 from torch import Tensor
 
 from soothsay import LLM, SamplingParams
@@ -46,7 +47,7 @@ CONFIGS: dict[str, Change] = {
 }
 
 
-@pytest.fixture(scope="module", params=["bfloat16", "int8"])
+@pytest.fixture(scope="module", params=distinct("bfloat16", "int8"))
 def llm(request: pytest.FixtureRequest) -> LLM:
     return LLM("sibyl", dtype=request.param, drafter="none", kv_tokens=4096, prefix_caching=False)
 
