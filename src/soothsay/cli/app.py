@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from soothsay.cli.batch_command import Batch
 from soothsay.cli.bench.bench_app import bench
 from soothsay.cli.chat_command import Chat
 from soothsay.cli.command_classes import add_commands, write_options
@@ -23,7 +24,7 @@ from soothsay.cli.generate_command import Generate
 from soothsay.cli.inspect_command import Inspect
 from soothsay.cli.keys_command import keys
 from soothsay.cli.model_commands import Grow, Models, Pull, Quantize, Stage
-from soothsay.cli.serve_command import Batch, Serve
+from soothsay.cli.serve_command import Serve
 from soothsay.cli.settings_file import read_settings
 from soothsay.cli.terminal import report
 from soothsay.cli.text_stores import datastore

@@ -42,7 +42,7 @@ def random_weight(kind: str) -> Quantized:
 @pytest.mark.parametrize("variant", SETS)
 @pytest.mark.parametrize("kind", [*DECODERS, *INTEGERS])
 def test_bits_of_avx2_in_any_company(kind: str, variant: str) -> None:
-    """Of rows 1 to 16, alone and among others; and of each row of the weights."""
+    """Rows 1 to 16 have the bits of AVX2, alone and among others, and so has each row of the weights."""
     sets = kernels_for("avx2"), kernels_for(variant)
     torch.manual_seed(0)
     weight, x = random_weight(kind), torch.randn(ROWS, IN) * torch.logspace(-3, 3, ROWS)[:, None]

@@ -58,7 +58,7 @@ class TokenRule(FloatPart, ABC):
         self.offsets = nn.Parameter(torch.ones(heads))
         """`[H]` added to what lets a state decay."""
         self.scale = None if size is None else nn.Parameter(torch.ones(size))
-        """Of the norm of outputs."""
+        """`[size]` factors of the norm of outputs; None: they are not normed."""
 
     @abstractmethod
     def rule(self, device: torch.device) -> Rule:

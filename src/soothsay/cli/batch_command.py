@@ -1,0 +1,91 @@
+"""`soothsay batch` answers a file of requests without a server."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+
+from soothsay.cli.serve_command import EngineOptions, PlacementOptions
+from soothsay.cli.terminal import progress_bar
+from soothsay.errors import SoothsayError
+from soothsay.options import ModelChoice, argument, common, option, shared
+
+if TYPE_CHECKING:
+    from soothsay.server.batch.batch_run import BatchSummary
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Answer a file of requests as the server would. The same command goes on after an interruption.
+
+    The exit code is 1 if lines failed. Their answers say why.
+    """
+
+    choice: ModelChoice
+    source: str | None = argument(
+        "The requests: a file in the format of OpenAI's batches.", default=None, metavar="INPUT"
+    )
+    output: str | None = argument(
+        "Gets one line for each request, in the order in which answers end.", default=None
+    )
+    name: str | None = common("served_name")
+    seed: int = option(0, "Another seed gives other answers to sampled requests without a seed.")
+    engine: EngineOptions
+    replicas: int = option(1, "Number of engines. Another one goes on if one dies.", min=1)
+    ray_address: str | None = shared(PlacementOptions, "ray_address")
+
+    def run(self) -> None:
+        """Answer the lines that have no answer yet."""
+        named, given = self.choice.model, [self.choice.place, self.source, self.output]
+        if given[2] is None and named is not None:  # the others are one place further left
+            given = [named, *given[:2]]
+        if None in given:
+            raise SoothsayError("give three names: MODEL INPUT OUTPUT, or --model MODEL INPUT OUTPUT")
+        model, source, output = ModelChoice(given[0], named).name, str(given[1]), str(given[2])
+        self.engine.check(self.replicas, self.ray_address)
+        out = Console(highlight=False, markup=False, soft_wrap=True)
+        begin = time.perf_counter()
+        reached: tuple[int, int] | None = None
+        loading = f"reading {source}, loading {model} ..."
+        with progress_bar("answering", "lines", paced=True, loading=loading) as show:
+
+            def progress(done: int, total: int, tokens: int) -> None:
+                nonlocal reached
+                reached = done, total
+                show(done, total, tokens)
+
+            from soothsay.server.batch.batch_run import run_batch
+
+            try:
+                summary = run_batch(
+                    *(model, source, output),
+                    name=self.name,
+                    seed=self.seed,
+                    replicas=self.replicas,
+                    ray_address=self.ray_address,
+                    progress=progress,
+                    **asdict(self.engine),
+                )
+            except KeyboardInterrupt:
+                where = "{:,} of {:,} lines".format(*reached) if reached else "before the first answer"
+                out.print(f"stopped ({where}); the same command goes on")
+                raise typer.Exit(INTERRUPTED) from None
+        out.print(_text(summary, time.perf_counter() - begin))
+        if summary.failed:
+            raise typer.Exit(1)
+
+
+def _text(summary: BatchSummary, seconds: float) -> str:
+    """The summary in one line."""
+    earlier = f"; {summary.earlier:,} lines had their answer before" if summary.earlier else ""
+    return (
+        f"{summary.lines:,} lines: {summary.lines - summary.failed:,} answered, {summary.failed:,} failed; "
+        f"{summary.tokens:,} tokens in {seconds:.1f} s{earlier}"
+    )
