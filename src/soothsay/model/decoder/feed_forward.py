@@ -161,12 +161,14 @@ class Experts(nn.Module):
         correction, scales = (None if v is None else v.value for v in (self.correction, self.scales))
         weights, chosen = self.kernels.route(scores, self.spec.routing, correction, scales)  # [N, k]
         out = x.new_zeros(*chosen.shape, x.shape[-1], dtype=part_dtype(self))  # [N, k, in]
-        ran = sorted(set(chosen.flatten().tolist()))
-        self.ran.fill_(len(ran))
-        for index in ran:
-            rows, rank = (chosen == index).nonzero(as_tuple=True)
-            own = x[rows] * weights[rows, rank, None] if self.spec.routing.scales_inputs else x[rows]
-            out[rows, rank] = self.experts[index](self.kernels, own)
+        flat = chosen.flatten()
+        counts = torch.bincount(flat, minlength=len(self.experts)).tolist()
+        self.ran.fill_(sum(count > 0 for count in counts))
+        for expert, places in zip(self.experts, flat.argsort(stable=True).split(counts), strict=True):
+            if len(places):
+                rows, rank = places // chosen.shape[1], places % chosen.shape[1]
+                own = x[rows] * weights[rows, rank, None] if self.spec.routing.scales_inputs else x[rows]
+                out[rows, rank] = expert(self.kernels, own)
         if self.spec.routing.scales_inputs:
             weights = torch.ones_like(weights)
         mixed = out[:, 0] * weights[:, :1]

@@ -107,7 +107,7 @@ class WeightSource:
 
     def plain(self, module: str, expected: Tensor) -> Tensor:
         """See `StoredWeights`."""
-        return dequantized(self.weight(module, expected), self.mode.dtype)
+        return dequantized(self.weight(module, expected), self.mode.dtype).to(self._device)
 
     def linear(self, module: str, weight: Tensor, bias: Tensor | None) -> nn.Module:
         """See `StoredWeights`."""
