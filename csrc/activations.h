@@ -3,9 +3,9 @@
 
 namespace {
 
-enum Activation { SILU, GELU_TANH, CLIPPED, SQUARED_RELU };
+enum Activation { SILU, GELU_TANH, GELU, CLIPPED, SQUARED_RELU, RELU, PLAIN_GELU_TANH, PLAIN_GELU };
 
 // Parts of the product for each number that comes out: a gate and a factor, or one without a gate.
-inline int parts(int activation) { return activation == SQUARED_RELU ? 1 : 2; }
+inline int parts(int activation) { return activation >= SQUARED_RELU ? 1 : 2; }
 
 }  // namespace

@@ -114,31 +114,44 @@ constexpr float LIMIT = 7.0f, SHARPNESS = 1.702f;  // of gpt-oss
 inline floats at_most(floats x, float limit) { return x > limit ? splat(limit) : x; }
 inline floats at_least(floats x, float limit) { return x < limit ? splat(limit) : x; }
 
-template <class T>
-void squared(const T* x, int64_t rows, int n, T* out) {
-    parallel(rows, PIECE / n, [&](int64_t begin, int64_t end) {
-        for (int64_t j = begin * n; j < end * n; j += LANES) {
-            const floats v = at_least(load(x + j), 0.0f);
-            keep(out + j, v * v);
-        }
-    });
+// Within 1.5e-7 of erf (Abramowitz and Stegun 1964, 7.1.26).
+inline floats error_function(floats x) {
+    const floats size = x < 0.0f ? -x : x, t = 1.0f / (0.3275911f * size + 1.0f);
+    floats sums = splat(1.061405429f);
+    for (float c : {-1.453152027f, 1.421413741f, -0.284496736f, 0.254829592f}) sums = fused(sums, t, splat(c));
+    const floats share = 1.0f - sums * t * exp(-size * size);
+    return x < 0.0f ? -share : share;
+}
+
+// The activation of a number, without a gate or before it.
+inline floats activated(floats x, Activation activation) {
+    switch (activation) {
+        case RELU: return at_least(x, 0.0f);
+        case SQUARED_RELU: return at_least(x, 0.0f) * at_least(x, 0.0f);
+        case GELU:
+        case PLAIN_GELU: return 0.5f * x * (error_function(0.70710678f * x) + 1.0f);
+        case GELU_TANH:  // x sigmoid(2 u): (1 + tanh u) / 2 = sigmoid(2 u)
+        case PLAIN_GELU_TANH: return x * sigmoid(1.5957691216f * (x + 0.044715f * x * x * x));
+        default: return x * sigmoid(x);
+    }
 }
 
 template <class T>
 void gated(const T* gate_up, Activation activation, int64_t rows, int n, T* out) {
-    if (activation == SQUARED_RELU) return squared(gate_up, rows, n, out);
+    const int wide = parts(activation) * n;
     parallel(rows, PIECE / n, [&](int64_t begin, int64_t end) {
         for (int64_t r = begin; r < end; ++r) {
-            const T *gate = gate_up + 2 * r * n, *up = gate + n;
+            const T *gate = gate_up + r * wide, *up = gate + n;
             for (int j = 0; j < n; j += LANES) {
-                floats x = load(gate + j), factor = load(up + j), at = x;
-                if (activation == GELU_TANH)  // x sigmoid(2 u): (1 + tanh u) / 2 = sigmoid(2 u)
-                    at = 1.5957691216f * (x + 0.044715f * x * x * x);
+                floats x = load(gate + j);
                 if (activation == CLIPPED) {
-                    x = at_most(x, LIMIT), at = SHARPNESS * x;
-                    factor = at_least(at_most(factor, LIMIT), -LIMIT) + 1.0f;
+                    x = at_most(x, LIMIT);
+                    x = x * sigmoid(SHARPNESS * x) * (at_least(at_most(load(up + j), LIMIT), -LIMIT) + 1.0f);
+                } else {
+                    x = activated(x, activation);
+                    if (wide > n) x = x * load(up + j);
                 }
-                keep(out + r * n + j, x * sigmoid(at) * factor);
+                keep(out + r * n + j, x);
             }
         }
     });

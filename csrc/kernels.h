@@ -115,7 +115,7 @@ struct soothsay_operand {
 //   linear         x, out; held weights
 //   linear_heads   x [rows, heads, in], out [rows, heads, out]; held an array of weights for each head
 //   add_norm       x, delta, total, normed; held norm of delta, norm of total; factor epsilon
-//   centred_norm   x, out; held weight; factor epsilon
+//   centred_norm   x, out; held weight, bias or null; factor epsilon
 //   rotate_store   qkv, q; held norms of queries, keys and values, centre of keys; numbers queries, gates, keys, d, rope; factors epsilon, scale
 //   attend         q, out; held sinks; numbers heads, values, group, d, window; factor softcap
 //   sigmoid_gate   x, gates, out

@@ -50,8 +50,8 @@ void soothsay_run_state_space(const void* rows, int64_t count, int64_t stride, c
 void soothsay_convolve(void* rows, int is_bf16, int64_t count, int gated, const soothsay_convolution* convolution,
                        const soothsay_states* states, const int64_t* plan, float* out);
 
-// out [rows, n] = activation(gate) * up, of gate_up [rows, 2 n]. activation: 0 is SiLU, 1 GELU in its tanh form. 2, of gpt-oss:
-// gate is at most 7 and up from -7 to 7; gate * sigmoid(1.702 gate) * (up + 1). 3: a squared ReLU of [rows, n], without a gate.
+// out [rows, n] = activation(gate) * up, of gate_up [rows, 2 n]. See activations.h. CLIPPED, of gpt-oss: gate is at most 7
+// and up from -7 to 7; gate * sigmoid(1.702 gate) * (up + 1). From SQUARED_RELU on, gate_up is [rows, n], without a gate.
 void soothsay_gated(const void* gate_up, int is_bf16, int activation, int64_t rows, int n, void* out);
 
 // x [rows, hidden] -> out [rows, hidden]. A row's outputs, times their shares, are added in order. `scores` [rows, count], or

@@ -66,8 +66,8 @@ void copy(const Operand& from, const Operand& to, int64_t rows) {
     });
 }
 
-// A norm that subtracts the mean first.
-void centred_norm(const float* x, const float* weight, float eps, int64_t rows, int n, const Operand& out) {
+// A norm that subtracts the mean first. `bias` may be null.
+void centred_norm(const float* x, const float* weight, const float* bias, float eps, int64_t rows, int n, const Operand& out) {
     typed(out, [&](auto* y) {
         each_row(rows, n, [&](int64_t r) {
             const float* own = x + r * n;
@@ -79,7 +79,10 @@ void centred_norm(const float* x, const float* weight, float eps, int64_t rows, 
                 squares = fused(v, v, squares);
             }
             const float scale = 1.0f / std::sqrt(sum(squares) / n + eps);
-            for (int j = 0; j < n; j += LANES) keep(y + r * n + j, (load(own + j) - mean) * scale * load(weight + j));
+            for (int j = 0; j < n; j += LANES) {
+                const floats v = (load(own + j) - mean) * scale * load(weight + j);
+                keep(y + r * n + j, bias ? v + load(bias + j) : v);
+            }
         });
     });
 }
@@ -186,7 +189,7 @@ void run(const soothsay_op& op, const soothsay_pass& p, const soothsay_layer& la
         case SOOTHSAY_ADD_NORM:
             return soothsay_add_norm(a.floats(), b.data, b.is_bf16, held(0), held(1), op.factors[0], rows, a.width(), c.floats(), d.data, d.is_bf16);
         case SOOTHSAY_CENTRED_NORM:
-            return centred_norm(a.floats(), held(0), op.factors[0], rows, a.width(), b);
+            return centred_norm(a.floats(), held(0), held(1), op.factors[0], rows, a.width(), b);
         case SOOTHSAY_ROTATE_STORE:
             return soothsay_rotate_store(a.data, a.is_bf16, p.ropes[2 * n[4]], p.ropes[2 * n[4] + 1], held(0), held(1), held(2), held(3), p.slots, rows, n[0],
                                          n[1], n[2], n[3], p.pool_slots, op.factors[0], op.factors[1], b.floats(), layer.kv, layer.format);

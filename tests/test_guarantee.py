@@ -27,6 +27,7 @@ from soothsay.core.request import Request
 from soothsay.core.turn import Turn
 from soothsay.drafters.heads.checkpoints.head_directory import write_head
 from soothsay.model.ops.linear import Dense, stock_linear
+from soothsay.model.specs.model_spec import PositionsSpec
 from soothsay.model.specs.rope_spec import QueryGrowthSpec, RopeSpec
 from soothsay.model.transformer import Transformer
 from soothsay.model.weights.checkpoint import open_checkpoint
@@ -338,6 +339,11 @@ BLOCKS: dict[str, dict[str, Any]] = {  # one of each kind of computation that th
     "queries that grow": {"query_growth": QueryGrowthSpec(0.3, 16, 512)},
     "chunks": {"windows": (-9, None), "qk_unit_norm": True},
     "parallel blocks": {"parallel": True, "centred_norms": True},
+    "layer norms, learned positions, norms after the rotation": {
+        **dict.fromkeys(("parallel", "parallel_norms", "centred_norms", "norm_biases", "head_bias"), True),
+        **{"positions": PositionsSpec(512, 2), "qk_norm": True, "qk_norm_last": True, "qkv_clip": 1.0},
+        "activation": "plain_gelu",
+    },
     **{
         activation: {"activation": activation, "intermediate_size": 75}
         for activation in ("silu", "gelu", "gelu_tanh", "clipped_swiglu", "relu2")

@@ -32,6 +32,8 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 256,
     "rms_norm_eps": 1e-3,  # large enough to matter
 }
+TABLES = ("embed_tokens", "embed_in", "embed_positions", "word_embeddings", "wte", "wpe")
+TWO_HEADS = {"num_attention_heads": 2, "num_key_value_heads": 2}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
 LATENT = {
     "num_key_value_heads": 4,
@@ -602,6 +604,91 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' class,
             "decoder_sparse_step": 2,
         },
     ),
+    "gemma1": ("Gemma", {"head_dim": 24}),
+    "olmo1": ("Olmo", {"pad_token_id": None, "clip_qkv": 0.9}),
+    "olmoe": (
+        "Olmoe",
+        {"pad_token_id": None, "num_attention_heads": 2, "num_experts": 6, "num_experts_per_tok": 3},
+    ),
+    "arcee": ("Arcee", {"mlp_bias": True}),
+    "hunyuan": (
+        "HunYuanDenseV1",
+        {
+            "head_dim": 32,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 1.0, "alpha": 50.0},
+        },
+    ),
+    "starcoder2": ("Starcoder2", {"head_dim": 32, "sliding_window": 10, "norm_epsilon": 1e-3}),
+    "stablelm": ("StableLm", {"num_attention_heads": 2, "layer_norm_eps": 1e-3, "use_qkv_bias": True}),
+    "stablelm_parallel": ("StableLm", {"num_attention_heads": 2, "use_parallel_residual": True}),
+    "nemotron": ("Nemotron", {"num_attention_heads": 2, "norm_eps": 1e-3}),
+    "phi": ("Phi", {"num_attention_heads": 2, "layer_norm_eps": 1e-3}),
+    "gpt_neox": ("GPTNeoX", {**TWO_HEADS, "layer_norm_eps": 1e-3}),
+    "gpt_neox_serial": (
+        "GPTNeoX",
+        {"num_key_value_heads": 4, "use_parallel_residual": False, "rotary_pct": 0.5, "hidden_act": "relu"},
+    ),
+    "gpt2": ("GPT2", {**TWO_HEADS, "n_inner": 80, "layer_norm_epsilon": 1e-3}),
+    "gptj": (
+        "GPTJ",
+        {"num_key_value_heads": 4, "n_inner": 80, "rotary_dim": 8, "layer_norm_epsilon": 1e-3},
+    ),
+    "opt": ("OPT", {**TWO_HEADS, "ffn_dim": 80}),
+    "opt_plain": (
+        "OPT",
+        {**TWO_HEADS, "ffn_dim": 80, "enable_bias": False, "layer_norm_elementwise_affine": False},
+    ),
+    "falcon": ("Falcon", {"num_attention_heads": 2, "ffn_hidden_size": 80, "layer_norm_epsilon": 1e-3}),
+    "falcon_groups": (
+        "Falcon",
+        {
+            "ffn_hidden_size": 80,
+            "num_kv_heads": 2,
+            "new_decoder_architecture": True,
+            "num_ln_in_parallel_attn": 1,
+            "bias": True,
+        },
+    ),
+    "falcon_heads": (
+        "Falcon",
+        {
+            "num_kv_heads": 4,
+            "ffn_hidden_size": 80,
+            "multi_query": False,
+            "parallel_attn": False,
+            "bias": True,
+        },
+    ),
+    "minicpm3": (
+        "MiniCPM3",
+        {
+            **LATENT,
+            "q_lora_rank": 64,
+            "scale_emb": 3,
+            "dim_model_base": 32,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 1e4,
+                "original_max_position_embeddings": 32,
+                "short_factor": [1.0 + 0.1 * i for i in range(16)],
+                "long_factor": [1.5 + 0.7 * i for i in range(16)],
+            },
+        },
+    ),
+    "qwen2_moe": (
+        "Qwen2Moe",
+        {
+            "num_hidden_layers": 4,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 48,
+            "mlp_only_layers": [1],
+            "use_sliding_window": True,
+            "sliding_window": 9,
+            "max_window_layers": 3,
+        },
+    ),
 }
 HYBRIDS = ("qwen3_5", "qwen3_5_tied", "qwen3_5_moe", "qwen3_next", "qwen3_5_vision")
 MULTIMODALS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # and settings of the vision part
@@ -692,15 +779,18 @@ def random_oracle(name: str, **changes: Any) -> Any:
         suffix = "TextConfig" if text else "Config"
         sizes = {} if family == "NemotronH" else SIZES  # which has other names for some
         config = getattr(transformers, family + suffix)(**{**sizes, **settings, **changes})
-        whole = f"{family}ForCausalLM"
+        whole = "GPT2LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM"
     oracle = getattr(transformers, whole)._from_config(config, attn_implementation="eager")
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     sharper = ("q_proj.weight", "k_proj.weight", "lm_head.weight", "gate.weight")
     factors = ("norm.weight", "norm_f.weight", "norm_1.weight", "norm_2.weight", "scale")
+    factors += ("ln_1.weight", "ln_2.weight", "ln_f.weight")
     for key, parameter in oracle.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if key.endswith(factors):
-            zero = family in ("Gemma2", "Gemma3") or (name in HYBRIDS and "linear_attn" not in key)
+            zero = family in ("Gemma", "Gemma2", "Gemma3", "Nemotron") or (
+                name in HYBRIDS and "linear_attn" not in key
+            )
             centre = 0.0 if zero else 1.0
             value = centre + 0.3 * noise
             if family.startswith(("Gemma3n", "Gemma4")) and key.endswith("q_norm.weight"):
@@ -711,7 +801,7 @@ def random_oracle(name: str, **changes: Any) -> Any:
             value = 0.6 * noise  # beyond the bounds of its activation
         elif family == "GptOss" and key.endswith("experts.down_proj"):
             value = 0.03 * noise
-        elif "embed_tokens" in key:
+        elif any(f"{table}." in key or f"{table}_per" in key for table in TABLES):
             value = 0.4 * noise
         else:
             value = noise * parameter.shape[-1] ** -0.5 * (1.7 if key.endswith(sharper) else 1.0)
@@ -792,6 +882,12 @@ def older_spelling(config: dict[str, Any], kind: str) -> dict[str, Any]:
             older["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
             older |= {"sliding_window_pattern": older.pop("_sliding_window_pattern", 0)}
         rope = rope["full_attention"]
+    if config["model_type"] == "gpt_neox":
+        return {
+            **older,
+            "rotary_emb_base": rope["rope_theta"],
+            "rotary_pct": rope["partial_rotary_factor"],
+        }
     older["rope_theta"] = rope["rope_theta"]
     if "partial_rotary_factor" in rope:
         older["partial_rotary_factor"] = rope["partial_rotary_factor"]

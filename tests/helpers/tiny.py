@@ -8,7 +8,7 @@ from typing import Any
 
 from soothsay.model.specs.attention_spec import AttentionSpec, HeadNorms
 from soothsay.model.specs.feed_forward_spec import DenseSpec, ExpertsSpec, RoutingSpec
-from soothsay.model.specs.model_spec import LayerSpec, MixerSpec, ModelSpec, NormSpec
+from soothsay.model.specs.model_spec import LayerSpec, MixerSpec, ModelSpec
 from soothsay.model.specs.rope_spec import HeadRotation, RopeSpec
 
 ATTENTION = {
@@ -21,6 +21,7 @@ ATTENTION = {
     "gated_attention": "gated",
     "sinks": "sinks",
     "query_growth": "growth",
+    "qkv_clip": "clip",
 }
 ROTATION = {
     "rope": "rope",
@@ -32,12 +33,13 @@ NORMS = {  # a flag -> the norms of queries and keys that it stands for
     "qk_norm": {},
     "qk_unit_norm": {"learned": False},
     "qk_norm_over_heads": {"over_heads": True},
+    "qk_norm_last": {"last": True},
 }
 DENSE = {"intermediate_size": "size", "activation": "activation", "mlp_bias": "bias"}
-NORM = {"norm_eps": "eps", "centred_norms": "centred"}
-LAYER = {name: name for name in ("pre_norms", "post_norms", "parallel")}
-EMBEDDING = {"embedding_scale": "scale"}
-HEAD = {"tie_embeddings": "tied", "logit_scale": "scale", "logit_softcap": "softcap"}
+NORM = {"norm_eps": "eps", "centred_norms": "centred", "norm_biases": "biased", "norm_weights": "learned"}
+LAYER = {name: name for name in ("pre_norms", "post_norms", "parallel", "parallel_norms")}
+EMBEDDING = {"embedding_scale": "scale", "positions": "positions"}
+HEAD = {"tie_embeddings": "tied", "logit_scale": "scale", "logit_softcap": "softcap", "head_bias": "biased"}
 MODEL = {
     name: name for name in ("family", "vocab_size", "hidden_size", "max_positions", "residual_multiplier")
 }
@@ -122,7 +124,7 @@ def adapted(spec: ModelSpec, **changes: Any) -> ModelSpec:
         return replace(layer_norms(old), mixer=mixers.get(number, mixer), mlp=mlp)
 
     def layer_norms(old: LayerSpec) -> LayerSpec:
-        return replace(old, norm=NormSpec(last.eps / residual**2, last.centred), **around)
+        return replace(old, norm=replace(last, eps=last.eps / residual**2), **around)
 
     return replace(
         spec,

@@ -40,7 +40,7 @@ from soothsay.core.cache import KVPool
 from soothsay.core.paths import KEY_BLOCK
 from soothsay.core.tree import DraftTree
 from soothsay.errors import ModelError
-from soothsay.model.decoder.feed_forward import Experts, SquaredReLU
+from soothsay.model.decoder.feed_forward import Experts, UngatedFeedForward
 from soothsay.model.decoder.norm import Multipliers
 from soothsay.model.families.parsing import TEXT_DEFAULTS, parse_model_config
 from soothsay.model.formats.stacked_experts import STACKINGS, Stacking
@@ -84,6 +84,10 @@ FURTHER = [
     "nemotron_h_experts",
     "ernie",
     "exaone4",
+    "hunyuan",
+    "olmo1",
+    "gpt2",
+    "gpt_neox",
 ]
 """One of each kind of computation that Llama, Qwen and Gemma do not have."""
 each_family = pytest.mark.parametrize("name", NAMES)
@@ -108,7 +112,7 @@ class Pair:
         last: list[Tensor] = []
         decoder = self.oracle.get_decoder()
         inner = getattr(decoder, "model", decoder)  # Llama 4's whole model is its own decoder
-        names = ("norm", "embedding_norm", "final_layernorm", "norm_f")
+        names = ("norm", "embedding_norm", "final_layernorm", "norm_f", "final_layer_norm", "ln_f")
         norm = next(found for name in names if (found := getattr(inner, name, None)) is not None)
         hook = norm.register_forward_hook(lambda _, args, out: last.extend((args[0], out)))
         states = self._oracle(sequences).hidden_states
@@ -444,9 +448,11 @@ def test_sharded_checkpoint(pairs: Pairs, name: str, tmp_path: Path) -> None:
     assert torch.equal(run(load(tmp_path), rows)[0][0], run(pair.model, rows)[0][0])
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in CASES if not name.startswith(("gemma4", "nemotron"))]
-)  # the first is newer, the second does not rotate
+WITHOUT_SPELLINGS = ("gemma4", "nemotron_h", "gpt2", "gptj", "opt")
+"""The first is newer, the others do not rotate, or have keys of their own."""
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith(WITHOUT_SPELLINGS)])
 def test_both_spellings_of_the_rotary_embedding(pairs: Pairs, name: str, tmp_path: Path) -> None:
     newer = read_config(pairs(name).directory)
     rope = newer["rope_parameters"]
@@ -610,7 +616,7 @@ def without_latent_states(model: Transformer) -> None:
 
 def with_a_plain_relu(model: Transformer) -> None:
     for part in model.modules():
-        if isinstance(part, SquaredReLU):
+        if isinstance(part, UngatedFeedForward):
             part.up.register_forward_hook(lambda _, __, out: out.relu().sqrt())
 
 

@@ -16,6 +16,7 @@ from row_bits import assert_row_bits
 from torch import Tensor
 
 from soothsay.core.batch import Batch, Rows
+from soothsay.core.functions import UNGATED
 from soothsay.core.kv_rows import row_size, written
 from soothsay.core.params import SamplingParams
 from soothsay.core.sampling_ops import SampledRows
@@ -36,7 +37,7 @@ from soothsay.model.transformer import finished_logits
 from soothsay.model.weights.quantized import Quantized
 
 DTYPES = (torch.float32, torch.bfloat16)
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "clipped_swiglu", "relu2")
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "clipped_swiglu", *UNGATED)
 each_kernels = pytest.mark.parametrize(
     "kernels", dict.fromkeys([STOCK, FASTEST]), ids=lambda kernels: kernels.name
 )
@@ -51,7 +52,8 @@ def _seed() -> None:
 
 def norm(size: int, **options: Any) -> RMSNorm:
     made = RMSNorm(size, 1e-6, **options).requires_grad_(False)
-    made.weight.data = torch.rand(size) + 0.5
+    for parameter in made.parameters():
+        parameter.data = torch.rand(size) + 0.5
     return made
 
 
@@ -74,7 +76,7 @@ def test_native_activations(activation: str, dtype: torch.dtype) -> None:
 @each_kernels
 @pytest.mark.parametrize("size", [80, 976])
 def test_sums_and_norms(kernels: Kernels, size: int, dtype: torch.dtype) -> None:
-    first, second, centred = norm(size), norm(size), norm(size, centred=True)
+    first, second, centred = norm(size), norm(size), norm(size, centred=True, biased=True)
 
     def run(x: Tensor) -> Tensor:
         total, normed = kernels.add_norm(x, x.to(dtype), second, first, dtype)

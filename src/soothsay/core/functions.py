@@ -42,6 +42,14 @@ def gelu_tanh(x: Tensor) -> Tensor:
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh}
 """Those of gated feed-forward layers."""
 
+UNGATED: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu2": lambda x: F.relu(x).square(),
+    "relu": F.relu,
+    "plain_gelu_tanh": gelu_tanh,
+    "plain_gelu": gelu,
+}
+"""Those of feed-forward layers without a gate. "relu2": So et al. 2021, arXiv 2109.08668."""
+
 
 def clipped_swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """The gated activation of gpt-oss: both parts are bounded, and up is one more."""

@@ -21,7 +21,7 @@ from soothsay.model.decoder.attention_layer import RecurrentLayer
 from soothsay.model.decoder.blocks import Block, Blocks, build_layer, build_stream
 from soothsay.model.decoder.embedding import Embedding, LayerEmbeddings
 from soothsay.model.decoder.feed_forward import Experts
-from soothsay.model.decoder.norm import RMSNorm
+from soothsay.model.decoder.norm import build_norm
 from soothsay.model.decoder.rope import Rope
 from soothsay.model.ops.kernels import Kernels, Outputs, StockKernels
 from soothsay.model.ops.linear import Dense, normal
@@ -164,14 +164,15 @@ class Transformer(nn.Module):
         super().__init__()
         self.spec = spec
         self.kernels = kernels = kernels or StockKernels()
-        hidden, own = spec.hidden_size, spec.embedding.layers
+        hidden, own, places = spec.hidden_size, spec.embedding.layers, spec.embedding.positions
         self.embedding = Embedding(normal(spec.vocab_size, hidden, std=0.02), spec.embedding.scale)
+        self.positions = None if places is None else Embedding(normal(places.rows, hidden, std=0.02), 1.0)
         layers = range(spec.num_layers) if layers is None else layers
         self.blocks = Blocks(
             build_layer(spec.layers[layer], hidden, kernels, spec.rope_number(layer)) for layer in layers
         )
-        self.norm = RMSNorm(hidden, spec.norm.eps, centred=spec.norm.centred)
-        self.head: nn.Module = Dense.random(hidden, spec.vocab_size)
+        self.norm = build_norm(spec.norm, hidden)
+        self.head: nn.Module = Dense.random(hidden, spec.vocab_size, bias=spec.head.biased)
         if spec.head.tied:
             self.head.weight = self.embedding.weight
         self.ropes = nn.ModuleList(Rope(rotation) for rotation in spec.rotations)
@@ -257,7 +258,7 @@ class Transformer(nn.Module):
                 request has no slot for its state, or a larger tree than the slot has room for.
             StageError: a process that runs some of the layers has ended.
         """
-        x, last = self.embedding(batch.tokens), self.spec.num_layers
+        x, last = self.embed(batch), self.spec.num_layers
         own = None if self.layer_embeddings is None else self.layer_embeddings(batch.tokens, x)
         layers, streams = range(last) if layers is None else layers, dict[int, Tensor]()
         x = self.stream.enter(x)
@@ -268,6 +269,15 @@ class Transformer(nn.Module):
                 x = streams.pop(stage.layers.stop)
         tapped = (self.stream.tap(streams[tap]) if tap != last else self.stream.leave(x) for tap in taps)
         return self.final(x), tuple(tapped)
+
+    def embed(self, batch: Batch) -> Tensor:
+        """The embeddings of tokens, and of their positions if there are some: `[N, hidden]` float32."""
+        x: Tensor = self.embedding(batch.tokens)
+        if self.positions is None or (own := self.spec.embedding.positions) is None:
+            return x
+        # nodes of a tree may stand beyond the context
+        places: Tensor = self.positions((batch.positions + own.shift).clamp(max=own.rows - 1))
+        return x + places
 
     def final(self, x: Tensor) -> Tensor:
         """The normed final states of the last block's output: `[N, width] -> [N, hidden]` float32."""

@@ -199,9 +199,8 @@ class _SampleStates:
         step = max(1, ROWS // samples.shape[1])
         requests = [Rows(ids, 0) for ids in samples.numpy()]
         self.batches = [model.pack(requests[i : i + step]) for i in range(0, len(requests), step)]
-        self.states = [
-            model.stream.enter(model.embedding(batch.tokens)) for batch in self.batches
-        ]  # [rows, H] of each batch
+        self.states = [model.stream.enter(model.embed(batch)) for batch in self.batches]
+        """`[rows, H]` of each batch."""
 
     def through(self, block: Block) -> Iterator[Tensor]:
         """The outputs of `block`, batch by batch."""

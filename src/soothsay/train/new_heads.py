@@ -27,7 +27,7 @@ from soothsay.model.decoder.attention_layer import Attention
 from soothsay.model.decoder.blocks import Block
 from soothsay.model.decoder.feed_forward import FeedForward
 from soothsay.model.specs.attention_spec import AttentionSpec
-from soothsay.model.specs.feed_forward_spec import SQUARED_RELU, DenseSpec, ExpertsSpec
+from soothsay.model.specs.feed_forward_spec import DenseSpec, ExpertsSpec
 from soothsay.model.specs.model_spec import LayerSpec, ModelSpec, NormSpec
 from soothsay.model.specs.rope_spec import HeadRotation, RopeSpec
 from soothsay.model.transformer import Transformer
@@ -323,12 +323,12 @@ def _blocks(target: ModelSpec, layers: int) -> ModelSpec:
 def _is_common(layer: LayerSpec) -> bool:
     """Whether a layer computes no more than Llama's and Gemma's do, but perhaps for experts."""
     c, mlp = layer.mixer, layer.mlp.expert if isinstance(layer.mlp, ExpertsSpec) else layer.mlp
-    if not isinstance(c, AttentionSpec) or not isinstance(mlp, DenseSpec) or mlp.activation == SQUARED_RELU:
+    if not isinstance(c, AttentionSpec) or not isinstance(mlp, DenseSpec) or not mlp.gated:
         return False
     usual = AttentionSpec(
         *(c.heads, c.kv_heads, c.rotation, c.scale, c.window, c.softcap, c.norms, c.bias, c.o_bias)
     )
-    norms = c.norms is None or not (c.norms.over_heads or c.norms.values)
+    norms = c.norms is None or not (c.norms.over_heads or c.norms.values or c.norms.last)
     around = LayerSpec(c, layer.mlp, NormSpec(layer.norm.eps), post_norms=layer.post_norms)
     return norms and c == usual and layer == around and mlp.multipliers is None
 

@@ -167,7 +167,7 @@ def named_tensors(model: Transformer, checkpoint: Checkpoint) -> dict[str, Tenso
         sizes = [round(share * tensor.shape[0]) for share in shares] if len(parts) > 1 else [len(tensor)]
         if (order := names.row_order(module)) is not None:
             tensor = tensor[order.argsort()]
-        values = tensor - 1 if model.spec.zero_centred_norms and module.endswith("norm") else tensor
+        values = tensor - 1 if model.spec.zero_centred_norms and full.endswith("norm.weight") else tensor
         for part, value in zip(parts, values.split(sizes), strict=True):
             out[f"{part}.{suffix}"] = value.detach().clone()
     return out

@@ -290,6 +290,59 @@ def close_to_llama(writer: GGUFWriter, c: Any) -> None:
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in c.layer_types])
 
 
+def classic(writer: GGUFWriter, c: Any) -> None:
+    """Of families with layer norms, and others without a rotary base in their files."""
+    own = vars(c)
+    for ours, theirs in {
+        "hidden_size": "n_embd",
+        "num_hidden_layers": "n_layer",
+        "num_attention_heads": "n_head",
+        "max_position_embeddings": "n_positions",
+        "rms_norm_eps": "norm_eps norm_epsilon layer_norm_eps layer_norm_epsilon",
+    }.items():
+        own[ours] = next((own[key] for key in theirs.split() if key in own), own.get(ours))
+    if c.model_type == "falcon":
+        c.num_key_value_heads = c.num_kv_heads if c.new_decoder_architecture else 1
+    size = c.hidden_size // c.num_attention_heads
+    c.head_dim = own.get("head_dim") or size
+    common(writer, c)
+    writer.add_layer_norm_eps(c.rms_norm_eps)
+    rope = own.get("rope_parameters") or {}
+    if "alpha" in rope:
+        size = c.head_dim
+        writer.add_rope_freq_base(rope["rope_theta"] * rope["alpha"] ** (size / (size - 2)))
+    writer.add_rope_dimension_count(int(rope.get("partial_rotary_factor", 1) * c.head_dim))
+    if "use_parallel_residual" in own:
+        writer.add_parallel_residual(c.use_parallel_residual)
+    if own.get("clip_qkv"):
+        writer.add_clamp_kqv(c.clip_qkv)
+    if "num_experts" in own:
+        experts(writer, c.num_experts, c.num_experts_per_tok, own.get("moe_intermediate_size", 80))
+    if "shared_expert_intermediate_size" in own:
+        writer.add_expert_shared_feed_forward_length(c.shared_expert_intermediate_size)
+
+
+def classic_tensors(tensors: dict[str, Tensor], c: Any) -> Named:
+    """Rows of queries, keys and values one after the other, and of two heads that rotate by neighbours."""
+    for name, tensor in stacked(tensors, c):
+        if name.endswith(("query_key_value.weight", "query_key_value.bias")):
+            parts = tensor.view(c.num_key_value_heads, -1, c.head_dim, *tensor.shape[1:]).split(
+                [c.num_attention_heads // c.num_key_value_heads, 1, 1], 1
+            )
+            yield name, torch.cat([part.reshape(-1, *tensor.shape[1:]) for part in parts])
+        elif c.model_type in ("olmo", "arcee") and name.endswith(("q_proj.weight", "k_proj.weight")):
+            heads = tensor.view(-1, 2, c.head_dim // 2, tensor.shape[1])
+            yield name, heads.transpose(1, 2).reshape(tensor.shape)
+        elif c.model_type == "gpt2" and name.endswith(("attn.weight", "proj.weight", "fc.weight")):
+            yield name, tensor.t()
+        elif name.endswith("shared_expert_gate.weight"):
+            yield name, tensor[0]
+        elif c.model_type in ("gemma", "nemotron") and name.endswith("norm.weight"):
+            yield name, tensor + 1
+        else:
+            yield name, tensor
+
+
 def lfm2(writer: GGUFWriter, c: Any) -> None:
     writer.add_block_count(c.num_hidden_layers)
     writer.add_context_length(c.max_position_embeddings)
@@ -398,6 +451,30 @@ CASES: dict[str, tuple[Write, dict[str, Any]]] = {
         (gguf.MODEL_ARCH.NEMOTRON_H_MOE, nemotron_h, nemotron_h_tensors),
         {"topk_group": 4},  # for which the converter has no key
     ),
+    **{
+        name: ((arch, classic, classic_tensors), changes)
+        for name, arch, changes in (
+            ("starcoder2", gguf.MODEL_ARCH.STARCODER2, {"sliding_window": None}),
+            ("stablelm", gguf.MODEL_ARCH.STABLELM, {}),
+            ("stablelm_parallel", gguf.MODEL_ARCH.STABLELM, {}),
+            ("nemotron", gguf.MODEL_ARCH.NEMOTRON, {}),
+            ("arcee", gguf.MODEL_ARCH.ARCEE, {}),
+            ("hunyuan", gguf.MODEL_ARCH.HUNYUAN_DENSE, {}),
+            ("phi", gguf.MODEL_ARCH.PHI2, {}),
+            ("gpt_neox", gguf.MODEL_ARCH.GPTNEOX, {}),
+            ("gpt2", gguf.MODEL_ARCH.GPT2, {}),
+            ("falcon", gguf.MODEL_ARCH.FALCON, {}),
+            ("falcon_groups", gguf.MODEL_ARCH.FALCON, {"bias": False}),
+            ("gemma1", gguf.MODEL_ARCH.GEMMA, {}),
+            ("olmo1", gguf.MODEL_ARCH.OLMO, {}),
+            ("olmoe", gguf.MODEL_ARCH.OLMOE, {}),
+            (
+                "qwen2_moe",
+                gguf.MODEL_ARCH.QWEN2MOE,
+                {"mlp_only_layers": [], "use_sliding_window": False},
+            ),
+        )
+    },
     "lfm2": ((gguf.MODEL_ARCH.LFM2, lfm2, lfm2_tensors), {}),
     "lfm2_moe": (
         (gguf.MODEL_ARCH.LFM2MOE, lfm2, lfm2_tensors),

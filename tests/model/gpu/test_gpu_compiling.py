@@ -10,14 +10,14 @@ import pytest
 from compiling import Case, Report, compile_all
 
 from soothsay.core.drawing import CONTENDERS
-from soothsay.core.functions import ACTIVATIONS
+from soothsay.core.functions import ACTIVATIONS, UNGATED
 from soothsay.model.gpu import gpu_layers
 from soothsay.model.gpu.gpu_layers import HEADS
 from soothsay.model.gpu.gpu_plan import CHUNK, KEYS, RUN
 from soothsay.model.gpu.gpu_sampling import BLOCK
 from soothsay.model.gpu.gpu_sampling import FEW as FEW_NUMBERS
 from soothsay.model.gpu.tiles import TILES, Tile
-from soothsay.model.specs.feed_forward_spec import CLIPPED, SQUARED_RELU
+from soothsay.model.specs.feed_forward_spec import CLIPPED
 
 MAX_SHARED = 227 * 1024
 """Bytes of shared memory that a program may have on compute capability 9.0."""
@@ -105,7 +105,7 @@ CASES = (  # all kernels of the package
     ),
     Case(
         "glue.add_norm",
-        "*fp32 *bf16 *fp32 *fp32 *fp32 *bf16 i32 fp32 fp32",
+        "*fp32 *bf16 *fp32 *fp32 *fp32 *fp32 *bf16 i32 fp32 fp32",
         {"POST_CENTRED": False, "CENTRED": True, "BLOCK": 8192},
         8,
     ),
@@ -115,8 +115,12 @@ CASES = (  # all kernels of the package
         {"SIZE": 128, "D": 128, "HEADS": HEADS},
     ),
     *(
-        Case("glue.gated", "*bf16 *bf16", {"ACTIVATION": name, "BLOCK": gpu_layers.BLOCK})
-        for name in (*ACTIVATIONS, CLIPPED, SQUARED_RELU)
+        Case(
+            "glue.gated",
+            "*bf16 *bf16",
+            {"ACTIVATION": name, "GATED": name not in UNGATED, "BLOCK": gpu_layers.BLOCK},
+        )
+        for name in (*ACTIVATIONS, CLIPPED, *UNGATED)
     ),
     best(CONTENDERS, True),
     masses(CONTENDERS),

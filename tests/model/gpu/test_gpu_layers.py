@@ -12,7 +12,7 @@ from tiny import TINY, adapted
 from torch import Tensor
 
 from soothsay.core.batch import Rows
-from soothsay.core.functions import ACTIVATIONS
+from soothsay.core.functions import ACTIVATIONS, UNGATED
 from soothsay.core.tree import DraftTree
 from soothsay.model.decoder.norm import RMSNorm, UnitNorm
 from soothsay.model.decoder.rope import Rope
@@ -20,7 +20,8 @@ from soothsay.model.gpu import gpu_layers
 from soothsay.model.gpu.gpu_layers import GpuLayers
 from soothsay.model.gpu.launching import launch
 from soothsay.model.ops.kernels import StockKernels
-from soothsay.model.specs.feed_forward_spec import CLIPPED, SQUARED_RELU
+from soothsay.model.specs.feed_forward_spec import CLIPPED
+from soothsay.model.specs.model_spec import PositionsSpec
 from soothsay.model.specs.rope_spec import HeadRotation, RopeSpec
 from soothsay.model.transformer import Transformer
 
@@ -36,9 +37,10 @@ def _poisoned() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-def norm(size: int, eps: float = 1e-5, *, centred: bool = False) -> RMSNorm:
-    made = RMSNorm(size, eps, centred=centred)
-    made.weight.data.normal_()
+def norm(size: int, eps: float = 1e-5, *, centred: bool = False, biased: bool = False) -> RMSNorm:
+    made = RMSNorm(size, eps, centred=centred, biased=biased)
+    for parameter in made.parameters():
+        parameter.data.normal_()
     return made
 
 
@@ -58,10 +60,10 @@ def assert_rows_alone(run: Callable[[Tensor], Tensor], rows: Tensor) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 100, 576, 2049])
-@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize(("centred", "biased"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_norms(size: int, centred: bool, dtype: torch.dtype) -> None:
-    own, x = norm(size, centred=centred), torch.randn(3, size) * 4 + 1
+def test_norms(size: int, centred: bool, biased: bool, dtype: torch.dtype) -> None:
+    own, x = norm(size, centred=centred, biased=biased), torch.randn(3, size) * 4 + 1
     close(OURS.norm(x, own, dtype), STOCK.norm(x, own, dtype))
     assert_rows_alone(lambda rows: OURS.norm(rows, own, dtype), x)
 
@@ -135,7 +137,7 @@ def test_a_pool_in_float16_holds_its_largest_number() -> None:
     assert torch.equal(kv[:, 1], torch.full((2, 16), -65504.0, dtype=torch.float16))
 
 
-@pytest.mark.parametrize("activation", [*ACTIVATIONS, CLIPPED, SQUARED_RELU])
+@pytest.mark.parametrize("activation", [*ACTIVATIONS, CLIPPED, *UNGATED])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_activations(activation: str, dtype: torch.dtype) -> None:
     gate_up = (torch.randn(3, 2200) * 6).to(dtype)
@@ -174,6 +176,10 @@ MODELS: dict[str, dict[str, object]] = {
     "with norms of heads and of outputs": {"qk_norm": True, "post_norms": True, "activation": "gelu_tanh"},
     "with gates, sinks and a window": {"gated_attention": True, "sinks": True, "windows": (4, None)},
     "with centred norms": {"centred_norms": True, "attention_softcap": 3.0},
+    "with layer norms, and norms after the rotation": {
+        **dict.fromkeys(("centred_norms", "norm_biases", "qk_norm", "qk_norm_last", "head_bias"), True),
+        **{"activation": "plain_gelu", "positions": PositionsSpec(512, 2)},
+    },
 }
 
 

@@ -15,6 +15,7 @@ from soothsay.model import kernel_sets
 from soothsay.model.decoder.norm import RMSNorm
 from soothsay.model.decoder.rope import Rope
 from soothsay.model.kernel_sets import best_kernels
+from soothsay.model.native.experts import ACTIVATIONS as NATIVE_ACTIVATIONS
 from soothsay.model.native.native_kernels import NativeKernels, load_native
 from soothsay.model.ops.kernels import StockKernels
 from soothsay.model.specs.attention_spec import LatentSpec
@@ -106,7 +107,7 @@ def test_rotate_and_store(
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "clipped_swiglu", "relu2"])
+@pytest.mark.parametrize("activation", NATIVE_ACTIVATIONS)
 def test_gated(kernels: NativeKernels, dtype: torch.dtype, activation: str) -> None:
     gate_up = (torch.randn(70, 2 * 176) * 4).to(dtype)
     gate_up[0, :4] = torch.tensor([100.0, -100.0, 1e4, -1e4])  # exponentials must not overflow
@@ -140,7 +141,7 @@ def test_a_model_takes_load_native_where_they_fit(
     misfits: tuple[dict[str, Any], ...] = (
         {"head_dim": 24},
         {"hidden_size": 388},
-        {"activation": "gelu"},
+        {"intermediate_size": 1000},
         {"experts": mixtures(4, 2, 40, layers=(0,))},
     )
     for misfit in misfits:

@@ -96,6 +96,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "experts": mixtures(8, 3, 48, (0, 1), sigmoid=True, latent_size=32, shared_size=48),
     },
     "cohere": {"parallel": True, "centred_norms": True},
+    "gpt_neox": {
+        **dict.fromkeys(("parallel", "parallel_norms", "centred_norms", "norm_biases", "mlp_bias"), True),
+        **{"activation": "plain_gelu", "qk_norm": True, "qk_norm_last": True, "rotary_dim": 16},
+    },
+    "olmo": {"centred_norms": True, "norm_weights": False, "activation": "gelu"},
     "ministral3": {"query_growth": QueryGrowthSpec(0.1, 16, 512)},
     "olmo2": {"pre_norms": False, "post_norms": True, "qk_norm": True, "qk_norm_over_heads": True},
 }
@@ -369,6 +374,7 @@ PARTS: dict[str, Forward] = {
         ops.scale(x, 2.0), ops.blend(x, 0.3, ops.cast(x, torch.bfloat16), -0.7), None
     ),
     "a norm that subtracts the mean": lambda ops, x, at: ops.norm(x, CENTRED, torch.float32),
+    "a norm with a bias": lambda ops, x, at: ops.norm(x, BIASED, x.dtype),
     "a norm of a part": lambda ops, x, at: ops.cat(
         [ops.norm(ops.split(x, [32, 32])[1], HALF, x.dtype), ops.split(x, [32, 32])[0]], x.dtype
     ),
@@ -381,13 +387,16 @@ PARTS: dict[str, Forward] = {
     "gates": lambda ops, x, at: ops.sigmoid_gate(x, ops.scale(x, -1.0)),
 }
 CENTRED, HALF, GROWTH = RMSNorm(64, 1e-5, centred=True), RMSNorm(32, 1e-5), torch.linspace(1, 2, 6)
+BIASED = RMSNorm(64, 1e-5, centred=True, biased=True)
 
 
 @pytest.mark.parametrize("part", PARTS)
 def test_operations_of_values(tiny: Callable[..., Transformer], kernels: NativeKernels, part: str) -> None:
     torch.manual_seed(0)
-    for norm in (CENTRED, HALF):
+    for norm in (CENTRED, HALF, BIASED):
         norm.weight.data.uniform_(0.5, 1.5)
+    assert BIASED.bias is not None
+    BIASED.bias.data.uniform_(-1, 1)
     rows = batch(tiny(1, **COMMON), pooled=False)
     x = torch.randn(len(rows.tokens), 64)
     with torch.inference_mode():

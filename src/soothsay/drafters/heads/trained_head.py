@@ -17,7 +17,7 @@ from soothsay.core.batch import Batch
 from soothsay.drafters.ops.draft_ops import DraftOps, RecurrentDrafts
 from soothsay.model.decoder.decoder_block import DecoderBlock
 from soothsay.model.decoder.embedding import Embedding
-from soothsay.model.decoder.norm import RMSNorm
+from soothsay.model.decoder.norm import RMSNorm, UnitNorm
 from soothsay.model.loaded_part import Table
 from soothsay.model.ops.kernels import Kernels
 from soothsay.model.ops.linear import Dense
@@ -36,7 +36,12 @@ class TargetEnds(nn.Module):
     """
 
     def __init__(
-        self, embedding: Embedding, norm: RMSNorm, head: nn.Module, kernels: Kernels, output: HeadSpec
+        self,
+        embedding: Embedding,
+        norm: RMSNorm | UnitNorm,
+        head: nn.Module,
+        kernels: Kernels,
+        output: HeadSpec,
     ):
         super().__init__()
         self.embedding, self.norm, self.head = embedding, norm, head

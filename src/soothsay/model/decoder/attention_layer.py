@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
@@ -81,6 +83,7 @@ class Attention(nn.Module):
         self.q_norm, self.k_norm = self._norm(c.heads), None if self.shares else self._norm(c.kv_heads)
         values = c.norms is not None and c.norms.values and not self.shares
         self.v_norm = UnitNorm(c.size, c.norms.eps) if c.norms is not None and values else None
+        self.unit = UnitNorm(c.size, c.norms.eps) if c.norms is not None and c.norms.last else None
         self.growth = None if c.growth is None else QueryGrowth(c.growth)
         self.sinks = Sinks(c.heads) if c.sinks else None
         self.centre = KeyCentre(c) if KeyCentre.fit(c) else None
@@ -96,7 +99,11 @@ class Attention(nn.Module):
     def forward(self, ops: Kernels, x: Tensor, at: LayerPass) -> Tensor:
         """`[N, in] -> [N, hidden]`. First writes its own keys and values, if any, to `at`."""
         c, gates = self.spec, None
-        qkv = ops.heads(ops.apply(self.qkv, x), c.size)  # [N, H_q + gates + 2 H_kv, d]
+        qkv = ops.apply(self.qkv, x)
+        if c.clip is not None:
+            clipped = partial(torch.clamp, min=-c.clip, max=c.clip)
+            qkv = ops.cast(ops.compute(clipped, qkv.shape[1], qkv), qkv.dtype)
+        qkv = ops.heads(qkv, c.size)  # [N, H_q + gates + 2 H_kv, d]
         if self.gates:
             _, gates, _ = ops.split(qkv, [c.heads, self.gates, 2 * c.kv_heads])
         if c.keys_are_values and not self.shares:
@@ -105,10 +112,14 @@ class Attention(nn.Module):
         norms = None if self.q_norm is None else (self.q_norm, self.k_norm or self.q_norm)
         if norms is not None and c.norms is not None and c.norms.over_heads:
             qkv, norms = self._normed(ops, qkv, *norms), None
+        if self.unit is not None:
+            norms = self.unit, self.unit
         kv, own = at.keys(2 * c.kv_heads, c.size, qkv), 0 if self.shares else c.kv_heads
         centre = None if self.centre is None else self.centre.centre
         held = norms, at.rope, c.scale, kv, at.batch.slots, self.v_norm
         q = ops.rotate_store(qkv, *held, gates=self.gates, keys=own, centre=centre)
+        if self.unit is not None:
+            q = ops.heads(ops.scale(ops.flat(q), self._both_weights()), c.size)
         if self.growth is not None:
             g = self.growth
             q = ops.grow(q, g.factors, g.span, g.shift, at.batch.positions)
@@ -117,6 +128,16 @@ class Attention(nn.Module):
         if gates is not None:
             out = ops.sigmoid_gate(out, ops.flat(gates))
         return ops.apply(self.o, out)
+
+    def _both_weights(self) -> Tensor:
+        """What queries are multiplied by in place of norms after the rotation: `[H_q * d]`.
+
+        A rotation keeps the size of a head, so that its norm may come before. In scores, the weights of
+        queries and of keys meet number by number.
+        """
+        assert self.q_norm is not None
+        assert self.k_norm is not None
+        return (self.q_norm.weight * self.k_norm.weight).repeat(self.spec.heads)
 
     def _normed(self, ops: Kernels, qkv: Tensor, q_norm: Norm, k_norm: Norm) -> Tensor:
         """Norm all queries of a row together, and all keys: `[N, H_q + 2 H_kv, d]`."""

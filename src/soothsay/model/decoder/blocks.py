@@ -15,7 +15,7 @@ from soothsay.model.decoder.decoder_block import DecoderBlock, Stream, dtype_of
 from soothsay.model.decoder.embedding import LayerInput
 from soothsay.model.decoder.feed_forward import DenseAndExperts, part_dtype
 from soothsay.model.decoder.layer_pass import LayerPass
-from soothsay.model.decoder.norm import RMSNorm, Vector
+from soothsay.model.decoder.norm import RMSNorm, UnitNorm, Vector, build_norm
 from soothsay.model.decoder.parts import build_mixer, build_mlp
 from soothsay.model.ops.kernels import Kernels, RecordedBlocks
 from soothsay.model.ops.operands import Ropes
@@ -42,8 +42,8 @@ class Block(DecoderBlock):
         assert spec.mixer is not None
         assert spec.mlp is not None
 
-        def norm() -> RMSNorm:
-            return RMSNorm(hidden, spec.norm.eps, centred=spec.norm.centred)
+        def norm() -> RMSNorm | UnitNorm:
+            return build_norm(spec.norm, hidden)
 
         self.rope_number, self.kernels = rope_number, kernels
         self.width, self.in_features = hidden, in_features
@@ -51,7 +51,8 @@ class Block(DecoderBlock):
         self.mlp = build_mlp(spec.mlp, hidden, spec.norm, kernels)
         self.attention_norm = norm() if spec.pre_norms and in_features is None else None
         self.parallel = spec.parallel
-        normed_inside = spec.parallel or isinstance(self.mlp, DenseAndExperts)
+        shares_norm = spec.parallel and not spec.parallel_norms
+        normed_inside = shares_norm or isinstance(self.mlp, DenseAndExperts)
         self.mlp_norm = norm() if spec.pre_norms and not normed_inside else None
         self.attention_post_norm = norm() if spec.post_norms else None
         self.mlp_post_norm = norm() if spec.post_norms else None
@@ -70,10 +71,11 @@ class Block(DecoderBlock):
         if self.attention_norm is not None:
             inputs = ops.norm(x, self.attention_norm, dtype)
         inputs = x if inputs is None else inputs
+        both = inputs if self.mlp_norm is None or not self.parallel else ops.norm(x, self.mlp_norm, dtype)
         delta = self.attention(ops, inputs, at)
-        if self.mlp_norm is None:
+        if self.mlp_norm is None or self.parallel:
             x = ops.add(x, delta, self.attention_post_norm)
-            normed = inputs if self.parallel else x
+            normed = both if self.parallel else x
         else:
             x, normed = ops.add_norm(x, delta, self.attention_post_norm, self.mlp_norm, dtype)
         x = ops.add(x, self.mlp(ops, normed), self.mlp_post_norm)
@@ -88,7 +90,7 @@ class SinglePart(DecoderBlock):
     def __init__(self, spec: LayerSpec, hidden: int, kernels: Kernels, rope_number: int):
         super().__init__()
         self.rope_number, self.kernels, self.width = rope_number, kernels, hidden
-        self.part_norm = RMSNorm(hidden, spec.norm.eps, centred=spec.norm.centred)
+        self.part_norm = build_norm(spec.norm, hidden)
         self.attention = None if spec.mixer is None else build_mixer(spec.mixer, hidden, kernels)
         self.mlp = None if spec.mlp is None else build_mlp(spec.mlp, hidden, spec.norm, kernels)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from soothsay.model.decoder.norm import Multipliers, RMSNorm, Vector
 from soothsay.model.ops.kernels import Kernels
 from soothsay.model.ops.linear import Dense
-from soothsay.model.specs.feed_forward_spec import SQUARED_RELU, DenseAndExpertsSpec, DenseSpec, ExpertsSpec
+from soothsay.model.specs.feed_forward_spec import DenseAndExpertsSpec, DenseSpec, ExpertsSpec
 from soothsay.model.specs.model_spec import NormSpec
 
 
@@ -80,17 +80,15 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     return mean, 1 / inverse
 
 
-class SquaredReLU(DensePart):
-    """Feed-forward layer without a gate, with a squared ReLU (So et al. 2021, arXiv 2109.08668)."""
-
-    activation = SQUARED_RELU
+class UngatedFeedForward(DensePart):
+    """Feed-forward layer without a gate (Vaswani et al. 2017, arXiv 1706.03762)."""
 
     def __init__(self, spec: DenseSpec, hidden: int, kernels: Kernels):
         super().__init__()
         size = spec.size
         self.up: nn.Module = Dense.random(hidden, size, bias=spec.bias)
         self.down: nn.Module = Dense.random(size, hidden, bias=spec.bias)
-        self.kernels = kernels
+        self.activation, self.kernels = spec.activation, kernels
 
     @property
     def first(self) -> nn.Module:
@@ -104,7 +102,7 @@ class SquaredReLU(DensePart):
 
 def dense(spec: DenseSpec, hidden: int, kernels: Kernels) -> DensePart:
     """A feed-forward layer, with a gate or without."""
-    kind = SquaredReLU if spec.activation == SQUARED_RELU else FeedForward
+    kind = FeedForward if spec.gated else UngatedFeedForward
     return kind(spec, hidden, kernels)
 
 

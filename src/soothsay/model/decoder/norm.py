@@ -8,12 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from soothsay.model.loaded_part import FloatPart, LoadedPart, StoredWeights
+from soothsay.model.specs.model_spec import NormSpec
 
 
 class RMSNorm(LoadedPart):
     """A root mean square norm's weights (Zhang and Sennrich 2019, arXiv 1910.07467). `Kernels` apply it.
 
-    If it is `centred`, it is a layer norm without bias (Ba et al. 2016, arXiv 1607.06450).
+    If it is `centred`, it is a layer norm (Ba et al. 2016, arXiv 1607.06450), which may have a bias.
     In checkpoints its weights have the name `stored_as`, and are divided by `factor`.
     """
 
@@ -23,11 +24,13 @@ class RMSNorm(LoadedPart):
         eps: float,
         *,
         centred: bool = False,
+        biased: bool = False,
         stored_as: str = "weight",
         factor: float = 1.0,
     ):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
+        self.bias = nn.Parameter(torch.zeros(size)) if biased else None
         self.eps, self.centred = eps, centred
         self.stored_as, self.factor = stored_as, factor
 
@@ -35,19 +38,28 @@ class RMSNorm(LoadedPart):
         """See `LoadedPart`."""
         scale = weights.tensor(name, self.stored_as, self.weight).float() * self.factor
         self.weight = nn.Parameter(scale + 1 if weights.zero_centred_norms else scale.clone())
+        if self.bias is not None:
+            self.bias = nn.Parameter(weights.tensor(name, "bias", self.bias).float().clone())
         return self
 
 
 class UnitNorm(nn.Module):
-    """A root mean square norm without weights, which are ones."""
+    """A norm without weights, which are ones."""
 
-    centred = False
+    bias = None
 
-    def __init__(self, size: int, eps: float):
+    def __init__(self, size: int, eps: float, *, centred: bool = False):
         super().__init__()
         self.register_buffer("weight", torch.ones(size, device="cpu"), persistent=False)
         self.weight: Tensor
-        self.eps = eps
+        self.eps, self.centred = eps, centred
+
+
+def build_norm(spec: NormSpec, size: int) -> RMSNorm | UnitNorm:
+    """The norm of rows of `size` numbers."""
+    if not spec.learned:
+        return UnitNorm(size, spec.eps, centred=spec.centred)
+    return RMSNorm(size, spec.eps, centred=spec.centred, biased=spec.biased)
 
 
 class Multipliers(nn.Module):

@@ -33,6 +33,7 @@ from soothsay.model.specs.model_spec import (
 from soothsay.model.specs.rope_spec import HeadRotation, QueryGrowthSpec
 from soothsay.model.specs.state_specs import DeltaSpec, StateSpaceSpec
 
+RMS_NORM = NormSpec()
 MAX_SPANS = 2**12
 """Limit of the original contexts in a context, for queries that grow with each of them."""
 
@@ -254,7 +255,8 @@ def decoder(
     logit_scale: float | None = None,
     residual: float = 1.0,
     max_positions: int | None = None,
-    centred_norms: bool = False,
+    norm: NormSpec = RMS_NORM,
+    head_bias: bool = False,
     zero_centred_norms: bool = False,
     **layer: Any,
 ) -> ModelSpec:
@@ -268,7 +270,8 @@ def decoder(
         logit_scale: factor of logits; None: the file's.
         residual: the factor of what layers add to the stream.
         max_positions: the context; None: by the file and its rotary positions.
-        centred_norms: norms subtract the mean first.
+        norm: what norms compute; the epsilon is the file's.
+        head_bias: the output head has a bias.
         zero_centred_norms: a norm's weight w is stored as w - 1.
         layer: fields of all layers in which they differ from Llama's.
 
@@ -276,18 +279,19 @@ def decoder(
     """
     eps = norm_eps(raw)
     # the stream is divided by the factor, and its mean square by the square
-    norm = NormSpec(eps / residual**2, centred_norms)
-    layers = tuple(LayerSpec(*parts, norm, **layer) for parts in zip(mixers, mlps, strict=True))
+    own = replace(norm, eps=eps / residual**2)
+    layers = tuple(LayerSpec(*parts, own, **layer) for parts in zip(mixers, mlps, strict=True))
     spec = ModelSpec(
         family=str(raw["model_type"]),
         vocab_size=int(raw["vocab_size"]),
         hidden_size=int(raw["hidden_size"]),
         layers=layers,
         max_positions=max_positions or 0,
-        norm=NormSpec(eps, centred_norms),
+        norm=replace(norm, eps=eps),
         embedding=embedding or EmbeddingSpec(),
         head=HeadSpec(
             bool(raw.get("tie_word_embeddings", False)),
+            head_bias,
             float(raw.get("logit_scale", 1.0)) if logit_scale is None else logit_scale,
             raw.get("final_logit_softcapping"),
         ),

@@ -1,12 +1,12 @@
-"""DeepSeek-V2 and V3, Kimi K2, and GLM-4.7-Flash: latent attention, and experts beside a shared part."""
+"""Latent attention: DeepSeek-V2 and V3, Kimi K2, GLM-4.7-Flash and MiniCPM3."""
 
 from __future__ import annotations
 
 from soothsay.errors import ModelError
-from soothsay.model.families.decoder import decoder, experts, latent_attentions
+from soothsay.model.families.decoder import decoder, dense, experts, latent_attentions
 from soothsay.model.families.fields import require
 from soothsay.model.families.layer_fields import Raw, count
-from soothsay.model.specs.model_spec import ModelSpec
+from soothsay.model.specs.model_spec import EmbeddingSpec, ModelSpec
 
 
 def deepseek_v2(raw: Raw) -> ModelSpec:
@@ -42,3 +42,18 @@ def glm4_moe_lite(raw: Raw) -> ModelSpec:
         raise ModelError(f"config.json: mlp_layer_types has {min(unknown)!r}, which is not dense or sparse")
     listed = [i for i, kind in enumerate(kinds) if kind == "dense"]
     return deepseek_v3({**raw, "mlp_only_layers": listed, "first_k_dense_replace": 0})
+
+
+def minicpm3(raw: Raw) -> ModelSpec:
+    """MiniCPM3: no experts, multipliers as in Granite, and halves of a head rotate together."""
+    hidden, layers = int(raw["hidden_size"]), count(raw)
+    own = {"v_head_dim": hidden // int(raw["num_attention_heads"]), "rms_norm_eps": 1e-5}
+    raw = {"tie_word_embeddings": True, "rope_interleave": False, **own, **raw}
+    return decoder(
+        raw,
+        latent_attentions(raw),
+        dense(raw),
+        embedding=EmbeddingSpec(float(raw.get("scale_emb", 12))),
+        residual=float(raw.get("scale_depth", 1.4)) * layers**-0.5,
+        logit_scale=int(raw.get("dim_model_base", 256)) / hidden,
+    )

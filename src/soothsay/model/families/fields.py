@@ -112,29 +112,36 @@ _NAMES: dict[Rule, str] = {
     TEXT: (
         "model_type hidden_act hidden_activation position_embedding_type topk_method "
         "hybrid_override_pattern mlp_hidden_act mamba_hidden_act rope_type type soothsay_method "
-        "speculators_model_type"
+        "speculators_model_type activation_function activation"
     ),
     whole(1, 2**24): "vocab_size draft_vocab_size num_centroids centroid_intermediate_top_k",
     _SIZE: (
         "hidden_size moe_intermediate_size intermediate_size_mlp mamba_d_ssm moe_latent_size laurel_rank "
         "block_ff_dim block_multiple_of target_hidden_size block_size conv_kernel_size conv_group_size "
-        "selector_rank selector_top_k xpress_rank speculative_tokens backbone_hidden_size"
+        "selector_rank selector_top_k xpress_rank speculative_tokens backbone_hidden_size n_embd n_inner "
+        "ffn_dim ffn_hidden_size word_embed_proj_dim dim_model_base"
     ),
     _equal(_SIZE): "intermediate_size",
     whole(1, MAX_LAYERS): (
         "num_hidden_layers no_rope_layer_interval moe_layer_freq interleave_moe_layer_step "
-        "full_attention_interval target_layers num_target_layers"
+        "full_attention_interval target_layers num_target_layers n_layer"
     ),
     whole(1, 65_536): (
         "num_attention_heads num_key_value_heads num_experts n_routed_experts n_group topk_group "
         "num_global_key_value_heads top_k_experts kv_lora_rank q_lora_rank qk_nope_head_dim v_head_dim "
         "linear_key_head_dim linear_value_head_dim linear_num_key_heads linear_num_value_heads "
         "mamba_n_heads mamba_n_groups mamba_d_state mamba_num_heads mamba_head_dim n_groups "
-        "ssm_state_size num_heads"
+        "ssm_state_size num_heads n_head num_kv_heads"
     ),
     whole(2, 65_536): "head_dim global_head_dim qk_rope_head_dim rotary_dim",
-    _POSITIONS: "max_position_embeddings attention_chunk_size floor_scale original_max_position_embeddings",
-    real(0, 1): "rms_norm_eps layer_norm_eps norm_eps layer_norm_epsilon partial_rotary_factor",
+    _POSITIONS: (
+        "max_position_embeddings attention_chunk_size floor_scale original_max_position_embeddings "
+        "n_positions"
+    ),
+    real(0, 1): (
+        "rms_norm_eps layer_norm_eps norm_eps layer_norm_epsilon norm_epsilon partial_rotary_factor "
+        "rotary_pct"
+    ),
     FLAG: (
         "use_qk_norm attention_bias mlp_bias tie_word_embeddings use_sliding_window "
         "attn_temperature_tuning norm_topk_prob attention_k_eq_v use_double_wide_mlp enable_moe_block "
@@ -143,7 +150,9 @@ _NAMES: dict[Rule, str] = {
         "conv_bias tie_embedding block_auto_adjust_ff_dim use_expert_bias truncate use_aux_hidden_state "
         "norm_before_residual norm_before_fc fc_norm norm_output original_lm_head zero_first "
         "parallel_drafting is_causal causal sliding_window_non_causal sample_from_anchor "
-        "use_ordered_embeddings"
+        "use_ordered_embeddings use_qkv_bias qkv_bias qkv_by_head qk_layernorm use_parallel_residual bias "
+        "parallel_attn multi_query new_decoder_architecture alibi do_layer_norm_before enable_bias "
+        "layer_norm_elementwise_affine scale_attn_weights scale_attn_by_inverse_layer_idx add_cross_attention"
     ),
     _either(FLAG, TEXT): "use_bidirectional_attention",
     each(TEXT): "architectures layer_types layers_block_type mlp_layer_types",
@@ -152,14 +161,15 @@ _NAMES: dict[Rule, str] = {
         "logits_scaling attn_logit_softcapping final_logit_softcapping routed_scaling_factor swiglu_limit "
         "swiglu_alpha lm_head_multiplier key_multiplier attention_in_multiplier attention_out_multiplier "
         "ssm_in_multiplier ssm_out_multiplier block_ffn_dim_multiplier factor low_freq_factor "
-        "high_freq_factor beta_fast beta_slow attention_factor input_embedding_scale output_multiplier"
+        "high_freq_factor beta_fast beta_slow attention_factor input_embedding_scale output_multiplier alpha "
+        "clip_qkv scale_emb scale_depth"
     ),
     whole(0, MAX_POSITIONS): "sliding_window",
     _either(_LAYER, TEXT): "sliding_window_pattern",
     real(0, 1e3): "attn_scale mscale mscale_all_dim llama_4_scaling_beta",
     _LAYER: (
         "max_window_layers first_k_dense_replace decoder_sparse_step num_kv_shared_layers "
-        "num_dense_layers num_layers num_nextn_predict_layers"
+        "num_dense_layers num_layers num_nextn_predict_layers num_ln_in_parallel_attn"
     ),
     each(whole(0, 1)): "no_rope_layers",
     whole(0, 65_536): "num_local_experts num_experts_per_tok markov_rank",
@@ -175,7 +185,7 @@ _NAMES: dict[Rule, str] = {
     each(_POSITIVE): "ssm_multipliers mlp_multipliers short_factor long_factor",
     whole(0, 63): "altup_active_idx",
     each(real(0, 0.9999)): "activation_sparsity_pattern",
-    _BASE: "rope_theta rope_local_base_freq",
+    _BASE: "rope_theta rope_local_base_freq rotary_emb_base",
     whole(1, 1024): "size",
     each(whole(-1, MAX_LAYERS)): "eagle_aux_hidden_state_layer_ids target_layer_ids",
     _TOKEN: "mask_token_id ptd_token_id pard_token",

@@ -1,4 +1,4 @@
-"""Gemma 2 to 4."""
+"""Gemma 1 to 4."""
 
 from __future__ import annotations
 
@@ -75,6 +75,12 @@ UNIFIED_DEFAULTS: Raw = {
     "sliding_window": 1024,
     "hidden_size_per_layer_input": 0,
 }
+
+
+def gemma(raw: Raw) -> ModelSpec:
+    """Gemma 1: norms stand before each part alone."""
+    raw = gemma_keys({"head_dim": 256, **raw})
+    return decoder(raw, attentions(raw), dense(raw), embedding=scaled_embedding(raw), zero_centred_norms=True)
 
 
 def gemma2(raw: Raw) -> ModelSpec:

@@ -34,8 +34,8 @@ from soothsay.model.families.layer_fields import (
     windows,
 )
 from soothsay.model.specs.attention_spec import AttentionSpec
-from soothsay.model.specs.feed_forward_spec import CLIPPED
-from soothsay.model.specs.model_spec import ModelSpec
+from soothsay.model.specs.feed_forward_spec import CLIPPED, SQUARED_RELU
+from soothsay.model.specs.model_spec import ModelSpec, NormSpec
 from soothsay.model.specs.rope_spec import HeadRotation
 
 
@@ -130,7 +130,34 @@ def _cohere(raw: Raw, windowed: Windows, unrotated: Sequence[bool]) -> ModelSpec
     defaults = {"tie_word_embeddings": True, "logit_scale": 0.0625}
     raw = {**defaults, **raw, "rms_norm_eps": raw.get("layer_norm_eps", 1e-5)}
     rotated = rotations(raw, neighbours=True, unrotated=unrotated)
-    return decoder(raw, attentions(raw, windowed, rotated), dense(raw), parallel=True, centred_norms=True)
+    return decoder(
+        raw, attentions(raw, windowed, rotated), dense(raw), parallel=True, norm=NormSpec(centred=True)
+    )
+
+
+def arcee(raw: Raw) -> ModelSpec:
+    """Arcee: feed-forward parts have no gate."""
+    raw = {"rms_norm_eps": 1e-5, "hidden_act": SQUARED_RELU, **raw}
+    return llama_like(raw, mlps=dense(raw, {SQUARED_RELU: SQUARED_RELU}))
+
+
+def hunyuan(raw: Raw) -> ModelSpec:
+    """Hunyuan: norms of queries and keys come after the rotation, whose base grows by `alpha`."""
+    raw = {"rms_norm_eps": 1e-5, **raw}
+    scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    if scaling.get("alpha"):
+        size = heads_of(raw)[2]
+        theta = float(scaling.get("rope_theta") or raw.get("rope_theta") or 1e4)
+        theta *= float(scaling["alpha"]) ** (size / (size - 2))
+        raw = {**raw, "rope_parameters": {"rope_theta": theta}}
+    return llama_like(raw, norms=head_norms(raw, last=True))
+
+
+def olmoe(raw: Raw) -> ModelSpec:
+    """OLMoE: all queries are normed together, and all keys."""
+    require(not raw.get("clip_qkv"), "clip_qkv is not supported; take another model")
+    raw = {"rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8, **raw}
+    return llama_like(raw, mlps=experts(raw), norms=head_norms(raw, over_heads=True))
 
 
 def olmo2(raw: Raw) -> ModelSpec:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from soothsay.errors import ModelError
-from soothsay.model.families import deepseek, gemma, hybrids, llama, qwen
+from soothsay.model.families import classic, deepseek, gemma, hybrids, llama, qwen
 from soothsay.model.families.decoder import llama_like
 from soothsay.model.families.fields import checked_fields, require
 from soothsay.model.families.layer_fields import Raw, sizes
@@ -36,6 +36,7 @@ FAMILIES: dict[str, Callable[[Raw], ModelSpec]] = {
     **dict.fromkeys(("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), qwen.qwen2_vl),
     "qwen3": qwen.qwen3,
     "qwen3_vl_text": qwen.qwen3_vl,
+    "qwen2_moe": qwen.qwen2_moe,
     "qwen3_moe": qwen.qwen3_moe,
     "qwen3_vl_moe_text": qwen.qwen3_vl_moe,
     "qwen3_next": qwen.qwen3_next,
@@ -55,6 +56,7 @@ FAMILIES: dict[str, Callable[[Raw], ModelSpec]] = {
     "deepseek_v2": deepseek.deepseek_v2,
     **dict.fromkeys(("deepseek_v3", "kimi_k2"), deepseek.deepseek_v3),
     "glm4_moe_lite": deepseek.glm4_moe_lite,
+    "minicpm3": deepseek.minicpm3,
     "gpt_oss": llama.gpt_oss,
     "llama4_text": llama.llama4,
     "lfm2": hybrids.lfm2,
@@ -65,8 +67,22 @@ FAMILIES: dict[str, Callable[[Raw], ModelSpec]] = {
     "ernie4_5": llama.ernie,
     "seed_oss": llama.seed_oss,
     "exaone4": llama.exaone4,
+    "olmo": classic.olmo,
+    "olmoe": llama.olmoe,
     "olmo2": llama.olmo2,
     "olmo3": llama.olmo3,
+    "arcee": llama.arcee,
+    "hunyuan_v1_dense": llama.hunyuan,
+    "starcoder2": classic.starcoder2,
+    "stablelm": classic.stablelm,
+    "nemotron": classic.nemotron,
+    "phi": classic.phi,
+    "gpt_neox": classic.gpt_neox,
+    "gpt2": classic.gpt2,
+    "gptj": classic.gptj,
+    "opt": classic.opt,
+    "falcon": classic.falcon,
+    "gemma": gemma.gemma,
     "gemma2": gemma.gemma2,
     "gemma3_text": gemma.gemma3,
     "gemma3n_text": gemma.gemma3n,
@@ -77,10 +93,8 @@ FAMILIES: dict[str, Callable[[Raw], ModelSpec]] = {
 _SPARSE = "its attention reads keys that an indexer chooses"
 _BLOCKS = "its attention reads chosen blocks of keys"
 _RECURRENT = "it has Mamba layers"
-_NORMED_LAST = "its norms of queries and keys come after the rotation"
 UNSUPPORTED: dict[str, str] = {  # by `model_type`
     "apertus": "its feed-forward parts have an activation of their own (xIELU)",
-    "arcee": "its feed-forward parts have no gate",
     "bamba": _RECURRENT,
     "bert": "it is an encoder",
     "deepseek_ref": "it is DeepSeek-V4 in its authors' own format",
@@ -89,8 +103,7 @@ UNSUPPORTED: dict[str, str] = {  # by `model_type`
     "ernie4_5_moe": "its experts have not been tried",
     "exaone_moe": "its experts have not been tried",
     "glm_moe_dsa": _SPARSE,
-    "hunyuan_v1_dense": _NORMED_LAST,
-    "hunyuan_v1_moe": _NORMED_LAST,
+    "hunyuan_v1_moe": "its experts have not been tried",
     "jamba": _RECURRENT,
     "kimi_linear": "it has layers of Kimi Delta Attention",
     "mamba": _RECURRENT,
@@ -99,8 +112,8 @@ UNSUPPORTED: dict[str, str] = {  # by `model_type`
     "mimo_v2_flash": "its heads of keys and of values differ in size",
     "minimax_m3": _BLOCKS,
     "minimax_m3_vl": _BLOCKS,
-    "nemotron": "its feed-forward parts have no gate",
     "nemotron-nas": "each of its blocks has a shape of its own",
+    "phimoe": "its experts are chosen by SparseMixer",
     "rwkv7": "it has no attention",
     "step3p7": "its attention has a gate for each head",
     "t5": "it has an encoder",

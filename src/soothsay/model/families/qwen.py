@@ -12,7 +12,17 @@ from soothsay.model.families.decoder import (
     llama_like,
     norm_eps,
 )
-from soothsay.model.families.layer_fields import Raw, are, count, every, last, no_layer, rotations, windows
+from soothsay.model.families.layer_fields import (
+    Raw,
+    are,
+    count,
+    even,
+    every,
+    last,
+    no_layer,
+    rotations,
+    windows,
+)
 from soothsay.model.specs.model_spec import ModelSpec
 
 HYBRID_DEFAULTS = {  # which files may leave out, as those of transformers do
@@ -47,6 +57,15 @@ def qwen3_vl(raw: Raw) -> ModelSpec:
     """The text part of Qwen3-VL."""
     raw = {"rope_theta": 5e5, **raw}
     return llama_like(raw, norms=head_norms(raw))
+
+
+def qwen2_moe(raw: Raw) -> ModelSpec:
+    """Qwen1.5 and Qwen2 with experts, beside a gated part that all rows run through."""
+    raw = {"shared_expert_intermediate_size": 5632, "moe_intermediate_size": 1408, **raw}
+    shared = int(raw["shared_expert_intermediate_size"])
+    windowed = windows(raw, even, has_switch=True)
+    mlps = experts(raw, shared_size=shared, shared_gate=True)
+    return llama_like(raw, windowed, mlps=mlps, bias=bool(raw.get("qkv_bias", True)), o_bias=False)
 
 
 def qwen3_moe(raw: Raw) -> ModelSpec:

@@ -91,7 +91,7 @@ def read_config(data: Metadata, kind: Architecture, shapes: Shapes) -> Config:
         "hidden_act": "silu",
         "tie_word_embeddings": "output.weight" not in shapes,
         "attention_bias": "blk.0.attn_q.bias" in shapes,
-        "mlp_bias": "blk.0.ffn_gate.bias" in shapes,
+        "mlp_bias": "blk.0.ffn_up.bias" in shapes,
         "is_causal": data.raw("attention.causal", True) is not False,
     }
     if kind.partial:
@@ -135,10 +135,11 @@ def _log_rates(rates: Tensor) -> Tensor:
     return (-rates.float()).log()
 
 
+_GATE_CHANGE: dict[str, Change] = {"ffn_gate_inp_shexp": lambda gate: gate.reshape(1, -1)}
 _QWEN3_5_CHANGES: dict[str, Change] = {
+    **_GATE_CHANGE,
     "ssm_a": _log_rates,
     "ssm_conv1d": lambda taps: taps[:, None],
-    "ffn_gate_inp_shexp": lambda gate: gate.reshape(1, -1),
 }
 _MAMBA2_CHANGES: dict[str, Change] = {
     "ssm_a": lambda rates: _log_rates(rates).flatten(),
@@ -166,7 +167,19 @@ ARCHITECTURES = {
     "qwen3moe": Architecture("qwen3_moe", parts.EXPERTS, keys.qwen3_moe),
     "qwen2vl": Architecture("qwen2"),  # text has one position in all three axes
     "qwen3vl": Architecture("qwen3"),
-    "phi3": Architecture("phi3", {"attn_qkv": "attention.qkv"}, keys.windowed, partial=True),
+    "qwen2moe": Architecture("qwen2_moe", parts.GATED_SHARED, keys.qwen2_moe, _GATE_CHANGE),
+    "phi2": Architecture("phi", own=keys.acting("gelu_new"), eps="layer_norm_eps", partial=True),
+    "phi3": Architecture("phi3", parts.FUSED_QKV, keys.windowed, partial=True),
+    "starcoder2": Architecture("starcoder2", own=keys.starcoder2, eps="norm_epsilon"),
+    "stablelm": Architecture("stablelm", own=keys.stablelm, eps="layer_norm_eps", partial=True),
+    "nemotron": Architecture(
+        "nemotron", own=keys.acting("relu2"), eps="norm_eps", centred=True, partial=True
+    ),
+    "arcee": Architecture("arcee", own=keys.acting("relu2"), interleaved=True),
+    "gptneox": Architecture("gpt_neox", parts.FUSED_QKV, keys.gpt_neox, eps="layer_norm_eps", partial=True),
+    "gpt2": Architecture("gpt2", parts.FUSED_QKV, keys.acting("gelu_new"), eps="layer_norm_epsilon"),
+    "falcon": Architecture("falcon", parts.FUSED_QKV, keys.falcon, eps="layer_norm_epsilon"),
+    "hunyuan-dense": Architecture("hunyuan_v1_dense"),  # its base has grown by `alpha` already
     "smollm3": Architecture("smollm3", interleaved=True),
     "granite": Architecture("granite", own=keys.granite, interleaved=True),
     "granitemoe": Architecture("granitemoe_gguf", parts.GRANITE, keys.granite_moe, interleaved=True),
@@ -181,6 +194,8 @@ ARCHITECTURES = {
     "ernie4_5": Architecture("ernie4_5"),
     "seed_oss": Architecture("seed_oss", parts.BEFORE_MLP),
     "exaone4": Architecture("exaone4", parts.AFTER, keys.typed_windows),
+    "olmo": Architecture("olmo", own=keys.olmo, interleaved=True),
+    "olmoe": Architecture("olmoe", parts.EXPERTS, keys.olmoe),
     "olmo2": Architecture("olmo2", parts.AFTER),  # OLMo 3's files too, which have a sliding window
     "mistral3": Architecture("ministral3", yarn=keys.ministral_scaling, interleaved=True),
     "glm4": Architecture("glm4", parts.AFTER, keys.glm4, partial=True),
@@ -190,6 +205,7 @@ ARCHITECTURES = {
     ),
     "command-r": Architecture("cohere", own=keys.cohere, eps="layer_norm_eps"),
     "cohere2": Architecture("cohere2", own=keys.cohere2, eps="layer_norm_eps"),
+    "gemma": Architecture("gemma", centred=True),
     "gemma2": Architecture("gemma2", parts.AFTER, gemma.gemma2, centred=True),
     "gemma3": Architecture("gemma3_text", parts.AFTER, gemma.gemma3, theta=1e6, centred=True),
     "gemma3n": Architecture("gemma3n_text", parts.GEMMA3N, gemma.gemma3n, theta=1e6),

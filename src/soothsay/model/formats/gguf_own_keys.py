@@ -6,7 +6,7 @@ llama.cpp's converter (`conversion/`, `gguf-py/gguf/constants.py`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -66,6 +66,52 @@ def _deepseek_experts(data: Metadata, config: Config, *, normalized: bool) -> Co
 def mixtral(data: Metadata, config: Config, shapes: Shapes) -> Config:
     """Mistral with experts."""
     return _experts(data)
+
+
+def qwen2_moe(data: Metadata, config: Config, shapes: Shapes) -> Config:
+    """Experts beside a shared part."""
+    shared = data.require("expert_shared_feed_forward_length")
+    return own_experts(data) | {"shared_expert_intermediate_size": shared}
+
+
+def olmoe(data: Metadata, config: Config, shapes: Shapes) -> Config:
+    """Experts alone."""
+    return _sized_experts(data, config)
+
+
+def olmo(data: Metadata, config: Config, shapes: Shapes) -> Config:
+    """The bound of queries, keys and values."""
+    return {"clip_qkv": data.number("attention.clamp_kqv")}
+
+
+def acting(name: str) -> Callable[[Metadata, Config, Shapes], Config]:
+    """The activation of all files of an architecture, which do not name it."""
+    return lambda data, config, shapes: {"hidden_act": name}
+
+
+def starcoder2(data: Metadata, config: Config, shapes: Shapes) -> Config:
+    """All linear layers have biases, or none."""
+    return {"hidden_act": "gelu_pytorch_tanh", "use_bias": config["attention_bias"]}
+
+
+def stablelm(data: Metadata, config: Config, shapes: Shapes) -> Config:
+    """Parallel blocks have one norm, whatever the file says."""
+    parallel = "blk.0.ffn_norm.weight" not in shapes
+    return {"use_qkv_bias": config["attention_bias"], "use_parallel_residual": parallel}
+
+
+def gpt_neox(data: Metadata, config: Config, shapes: Shapes) -> Config:
+    """Queries of all heads come first, then keys."""
+    parallel, biased = bool(data.get("use_parallel_residual", True)), "blk.0.attn_qkv.bias" in shapes
+    own = {"use_parallel_residual": parallel, "attention_bias": biased}
+    return {"hidden_act": "gelu", "qkv_by_head": False, **own}
+
+
+def falcon(data: Metadata, config: Config, shapes: Shapes) -> Config:
+    """Queries of all heads come first, then keys. Larger models have two norms in a block."""
+    newer, norms = config["num_key_value_heads"] > 1, 1 + ("blk.0.attn_norm_2.weight" in shapes)
+    own = {"new_decoder_architecture": newer, "num_ln_in_parallel_attn": norms, "bias": config["mlp_bias"]}
+    return {"hidden_act": "gelu", "qkv_by_head": False, **own}
 
 
 def qwen3_moe(data: Metadata, config: Config, shapes: Shapes) -> Config:

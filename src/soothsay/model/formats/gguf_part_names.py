@@ -14,7 +14,9 @@ from soothsay.model.weights.hf_names import names_of
 
 _OUTER_PARTS = {
     "token_embd": "embedding",
+    "position_embd": "positions",
     "output_norm": "norm",
+    "output": "head",
     "token_embd_norm": "=embedding_norm",  # LFM2's last norm
     "per_layer_token_embd": "layer_embeddings.table",
     "per_layer_model_proj": "layer_embeddings.projection",
@@ -76,6 +78,8 @@ _SHARED = {
 EXPERTS_AND_SHARED = {**EXPERTS, **_SHARED}
 GLM4_MOE = {**BEFORE_MLP, **CORRECTED_EXPERTS, **_SHARED}
 GPT_OSS = {**BEFORE_MLP, **EXPERTS, "attn_sinks.weight": "attention.sinks:0:.sinks"}
+FUSED_QKV = {"attn_qkv": "attention.qkv"}
+GATED_SHARED = {**EXPERTS_AND_SHARED, "ffn_gate_inp_shexp": "mlp.shared_gate"}
 DELTA = {
     **BEFORE_MLP,
     "attn_qkv": "attention.qkvz:0",
@@ -84,7 +88,7 @@ DELTA = {
     "ssm_alpha": "attention.gates:-1",
     **_states("attention.recurrence"),
 }
-DELTA_AND_EXPERTS = {**DELTA, **EXPERTS_AND_SHARED, "ffn_gate_inp_shexp": "mlp.shared_gate"}
+DELTA_AND_EXPERTS = {**DELTA, **GATED_SHARED}
 QWEN3_NEXT = {**DELTA_AND_EXPERTS, "ssm_ba": "attention.gates"}
 _MAMBA2 = {
     "ssm_in": "attention.zxbct",
@@ -184,7 +188,7 @@ IN_LAYERS = ModuleNames(
 def outer_names(family: str) -> dict[str, str]:
     """Hugging Face's names of what a family has outside of its blocks, by GGUF's."""
     found = {part: f"model.{name}" for part, name in _resolved(family, _OUTER_PARTS)}
-    return {**found, "output": "lm_head", **(_STREAMS if family == "gemma3n_text" else {})}
+    return {**found, **(_STREAMS if family == "gemma3n_text" else {})}
 
 
 def block_names(family: str, parts: Mapping[str, str]) -> dict[str, str]:

@@ -20,6 +20,7 @@ from soothsay.model.formats.gguf_blocks import DECODERS, BlockRows
 from soothsay.model.formats.gguf_header import MAX_TENSORS, TensorPlace
 from soothsay.model.formats.gguf_metadata import Metadata
 from soothsay.model.formats.gguf_part_names import FUSED, FUSED_HALVES, block_names, outer_names
+from soothsay.model.weights.hf_names import names_of
 from soothsay.model.weights.quantized import dequantized
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -135,6 +136,7 @@ class Renaming:
     ):
         self._data, self._kind, self._config = data, kind, config
         self._outer, self._block = outer_names(kind.family), block_names(kind.family, kind.blocks)
+        self._blocks = f"model.{names_of(kind.family)['layers'][0]}"
         self.own: Tensors = {}
         self.modules: Tensors = {}
         for name, tensor in stored.items():
@@ -181,7 +183,7 @@ class Renaming:
     def _place(self, block: str, module: int | None) -> str:
         """The prefix of a block's tensors."""
         names = None if module is None else self._kind.modules
-        return f"model.layers.{block}" if names is None else names.block.format(block, module)
+        return f"{self._blocks}.{block}" if names is None else names.block.format(block, module)
 
     def _targets(self, block: str | None, part: str, suffix: str, module: int | None) -> list[str]:
         """Hugging Face's names: two for `FUSED`, none for an unknown tensor, else one."""

@@ -12,6 +12,8 @@ as one matrix:
     NAME.output_linear.weight          [E, out, size] in Granite
 
 The loader sees `NAME.experts.{e}.gate_proj.weight`, `.bias`, `.blocks` and `.scales`.
+
+GPT-2's matrices `NAME.c_attn.weight` are `[in, out]`. The loader sees `NAME.linear_attn.weight`, `[out, in]`.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ MAX_TENSORS = 200_000
 """Limit of tensors, experts counted one by one. A model of 36 layers with 128 experts has 28,000."""
 
 STACK = re.compile(r"(.+\.experts)\.(gate_up|down)_proj(?:_(bias|blocks|scales))?")
+CONVOLUTION = re.compile(r"(.+\.)c_((?:attn|proj|fc)\.(?:weight|bias))")
 GRANITE_STACK = re.compile(r"(.+\.block_sparse_moe)\.(input|output)_linear\.weight")
 
 
@@ -62,7 +65,7 @@ class Slice:
     """Where a tensor of one expert is in a stack."""
 
     stack: str  # name of the tensor
-    expert: int
+    expert: int | slice
     outputs: slice
     transposed: bool
 
@@ -90,6 +93,10 @@ def unstacked(
     """
     parts = (config.get(key) for key in ("text_config", "transformer_layer_config"))
     raw = next((part for part in parts if isinstance(part, Mapping)), config)
+    if raw.get("model_type") == "gpt2":
+        whole = slice(None)
+        named = filter(None, map(CONVOLUTION.fullmatch, names))
+        return {f"{m[1]}linear_{m[2]}": Slice(m[0], whole, whole, m[0].endswith("weight")) for m in named}
     stacking = STACKINGS.get(str(raw.get("model_type")))
     if stacking is None:
         return {}

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from soothsay.core.batch import Batch, Layout, Rows
+from soothsay.core.functions import UNGATED
 from soothsay.model.gpu import gpu_plan
 from soothsay.model.gpu.launching import launch
 from soothsay.model.gpu.source import attention, glue
 from soothsay.model.ops.kernels import Kernels
 from soothsay.model.ops.operands import Norm, Rotation
-from soothsay.model.specs.feed_forward_spec import SQUARED_RELU
 
 LARGEST_HEAD = 256
 """Numbers of a head that attention's tiles hold. Larger heads take the stock operations."""
@@ -63,7 +63,7 @@ class GpuLayers(Kernels):
         weights, eps = zip(*(map(_read, (post, norm))), strict=True)
         launch(
             *(glue.add_norm, (x.numel() // size,), x, delta if delta is None else aligned(delta)),
-            *(*weights, total, out, size, *eps),
+            *(*weights, None if norm is None else norm.bias, total, out, size, *eps),
             POST_CENTRED=post is not None and post.centred,
             CENTRED=norm is not None and norm.centred,
             BLOCK=next_power_of_2(size),
@@ -152,10 +152,10 @@ class GpuLayers(Kernels):
         """See `Kernels`."""
         gate_up = aligned(gate_up)
         rows, width = gate_up.shape
-        size = width if activation == SQUARED_RELU else width // 2
+        size = width if activation in UNGATED else width // 2
         out = gate_up.new_empty(rows, size)
         grid = rows, cdiv(size, BLOCK)
-        launch(glue.gated, grid, gate_up, out, size, ACTIVATION=activation, BLOCK=BLOCK)
+        launch(glue.gated, grid, gate_up, out, size, ACTIVATION=activation, GATED=size < width, BLOCK=BLOCK)
         return out
 
 

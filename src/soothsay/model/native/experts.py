@@ -12,7 +12,9 @@ from soothsay.model.decoder.feed_forward import DensePart, Experts
 from soothsay.model.native.native_linear import NativeLinear, address
 from soothsay.model.specs.feed_forward_spec import RoutingSpec
 
-ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "clipped_swiglu": 2, "relu2": 3}
+_ORDER = "silu gelu_tanh gelu clipped_swiglu relu2 relu plain_gelu_tanh plain_gelu"
+ACTIVATIONS = {name: number for number, name in enumerate(_ORDER.split())}
+"""As `Activation` of csrc/activations.h counts them."""
 
 
 class Routing(Structure):

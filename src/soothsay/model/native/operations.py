@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from soothsay.core.batch import Batch
+from soothsay.core.functions import UNGATED
 from soothsay.core.states import LayerStates
 from soothsay.core.strands import Strands
 from soothsay.model.native.experts import ACTIVATIONS
@@ -19,7 +20,6 @@ from soothsay.model.native.program import Reads
 from soothsay.model.ops.delta_rule import Recurrence
 from soothsay.model.ops.operands import Norm, Rotation
 from soothsay.model.ops.state_space import StateSpace
-from soothsay.model.specs.feed_forward_spec import SQUARED_RELU
 
 NOTHING = Reads()
 
@@ -80,7 +80,7 @@ class NativeOperations(ABC):
         """See `Kernels`."""
         x, out = self._whole(x), self._new(x, dtype)
         if norm.centred:
-            self._emit("centred_norm", (x, out), (norm.weight,), factors=(norm.eps,))
+            self._emit("centred_norm", (x, out), (norm.weight, norm.bias), factors=(norm.eps,))
         else:
             self._emit("add_norm", (x, None, None, out), (None, norm.weight), factors=(norm.eps,))
         return out
@@ -221,7 +221,7 @@ class NativeOperations(ABC):
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
         """See `Kernels`."""
         gate_up = self._whole(gate_up)
-        size = gate_up.shape[1] // (1 if activation == SQUARED_RELU else 2)
+        size = gate_up.shape[1] // (1 if activation in UNGATED else 2)
         out = self._new(gate_up, gate_up.dtype, size)
         self._emit("gated", (gate_up, out), numbers=(ACTIVATIONS[activation],))
         return out

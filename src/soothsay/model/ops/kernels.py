@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from soothsay.core.batch import Batch, LayoutOps
 from soothsay.core.cache import KVPool, LayerMemory
-from soothsay.core.functions import ACTIVATIONS, clipped_swiglu, rms_norm, rotate, sigmoid
+from soothsay.core.functions import ACTIVATIONS, UNGATED, clipped_swiglu, rms_norm, rotate, sigmoid
 from soothsay.core.kv_rows import written
 from soothsay.core.sampling_ops import SamplingOps
 from soothsay.model.loaded_part import Table
@@ -24,7 +24,7 @@ from soothsay.model.ops.linear import stock_linear
 from soothsay.model.ops.operands import Mixture, Norm, Ropes, Rotation
 from soothsay.model.ops.routing import RoutingOps
 from soothsay.model.ops.state_ops import StateOps
-from soothsay.model.specs.feed_forward_spec import CLIPPED, SQUARED_RELU
+from soothsay.model.specs.feed_forward_spec import CLIPPED
 from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.weights.quantized import Integers, QuantizedTable
 
@@ -85,7 +85,7 @@ class Kernels(LayoutOps, AttentionOps, StateOps, RoutingOps):
     def norm(self, x: Tensor, norm: Norm, dtype: torch.dtype) -> Tensor:
         """The norm of `x`, `[N, size]` float32, in `dtype`."""
         if norm.centred:
-            return F.layer_norm(x.contiguous(), norm.weight.shape, norm.weight, None, norm.eps).to(dtype)
+            return F.layer_norm(x.contiguous(), norm.weight.shape, norm.weight, norm.bias, norm.eps).to(dtype)
         return rms_norm(x.contiguous(), norm.weight, norm.eps).to(dtype)
 
     def add(self, x: Tensor, delta: Tensor, post: Norm | None) -> Tensor:
@@ -162,11 +162,11 @@ class Kernels(LayoutOps, AttentionOps, StateOps, RoutingOps):
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
         """Activation of the first half times the second half: `[N, 2 * size]` -> `[N, size]`, same dtype.
 
-        "clipped_swiglu" is not a product of these two; see `clipped_swiglu`. "relu2" has no gate: it takes
-        `[N, size]`.
+        "clipped_swiglu" is not a product of these two; see `clipped_swiglu`. Those of `UNGATED` have no gate:
+        they take `[N, size]`.
         """
-        if activation == SQUARED_RELU:
-            return F.relu(gate_up).square()
+        if activation in UNGATED:
+            return UNGATED[activation](gate_up.float()).to(gate_up.dtype)
         gate, up = gate_up.float().chunk(2, dim=-1)
         out = clipped_swiglu(gate, up) if activation == CLIPPED else ACTIVATIONS[activation](gate) * up
         return out.to(gate_up.dtype)

@@ -29,6 +29,10 @@ class Norm(Protocol):
     def centred(self) -> bool:
         """Whether the mean is subtracted first. Only `Kernels.norm` takes such a norm."""
 
+    @property
+    def bias(self) -> Tensor | None:
+        """`[size]` float32, added last; None: nothing is added. Only centred norms have one."""
+
 
 class Mixture(Protocol):
     """A mixture of experts: `soothsay.model.decoder.feed_forward.Experts`."""

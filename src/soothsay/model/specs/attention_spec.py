@@ -18,6 +18,7 @@ class HeadNorms:
     over_heads: bool = False  # OLMo 2 and 3: a norm of all queries together, and one of all keys
     learned: bool = True  # False: Llama 4's norms, without weights
     values: bool = False  # Gemma 4: values are normed, without weights
+    last: bool = False  # Hunyuan: their weights multiply heads that have rotated
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class AttentionSpec:
     growth: QueryGrowthSpec | None = None
     keys_are_values: bool = False  # Gemma 4: values are the keys before their norm and their rotation
     reads: int | None = None  # Gemma 4: the layer whose keys and values it reads; None: its own
+    clip: float | None = None  # OLMo: the largest size of numbers in queries, keys and values
+    by_key_head: bool = False  # GPT-NeoX, Falcon: as stored, the rows of each key head stand together
 
     @property
     def size(self) -> int:

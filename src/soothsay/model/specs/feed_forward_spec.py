@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from soothsay.core.functions import UNGATED
+
 SQUARED_RELU = "relu2"
-"""The activation of parts without a gate: a squared ReLU."""
+"""The activation of Nemotron and Arcee."""
 
 CLIPPED = "clipped_swiglu"
 """The activation of gpt-oss; see `soothsay.model.ops.kernels.clipped_swiglu`."""
@@ -13,7 +15,7 @@ CLIPPED = "clipped_swiglu"
 
 @dataclass(frozen=True)
 class DenseSpec:
-    """Two products with an activation between them. The first has a gate, but with `SQUARED_RELU`."""
+    """Two products with an activation between them. The first has a gate, but with those of `UNGATED`."""
 
     size: int  # between the products
     activation: str = "silu"
@@ -21,9 +23,14 @@ class DenseSpec:
     multipliers: tuple[float, float] | None = None  # Falcon-H1: of gates, and of the part's outputs
     sparsity: float = 0.0  # Gemma 3n: the share of gates that become zero
 
+    @property
+    def gated(self) -> bool:
+        """Whether the first product has a gate."""
+        return self.activation not in UNGATED
+
     def num_parameters(self, hidden: int) -> int:
         """Weights in matrices."""
-        return (2 if self.activation == SQUARED_RELU else 3) * hidden * self.size
+        return (2 + self.gated) * hidden * self.size
 
 
 @dataclass(frozen=True)

@@ -30,10 +30,12 @@ AnyPart = TypeVar("AnyPart", bound=Part)
 
 @dataclass(frozen=True)
 class NormSpec:
-    """A root mean square norm (Zhang and Sennrich 2019, arXiv 1910.07467)."""
+    """A root mean square norm (Zhang and Sennrich 2019, arXiv 1910.07467), or a layer norm (1607.06450)."""
 
     eps: float = 1e-6
-    centred: bool = False  # Cohere: it subtracts the mean first
+    centred: bool = False  # a layer norm: it subtracts the mean first
+    biased: bool = False  # a layer norm adds a bias; Cohere's does not
+    learned: bool = True  # False: OLMo's norms, without weights
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ class LayerSpec:
     pre_norms: bool = True  # a norm before each part
     post_norms: bool = False  # a norm after each part
     parallel: bool = False  # Cohere: both parts read the same normed stream
+    parallel_norms: bool = False  # GPT-NeoX: they read the same stream, each by a norm of its own
     input: LayerInputSpec | None = None
     scalar: bool = False  # Gemma 4: the layer's output is multiplied by a number
     alternating: AlternatingSpec | None = None
@@ -131,12 +134,21 @@ class LayerEmbeddingsSpec:
 
 
 @dataclass(frozen=True)
+class PositionsSpec:
+    """A learned embedding of each position, added to its token's (GPT-2, OPT)."""
+
+    rows: int
+    shift: int = 0  # the row of position 0
+
+
+@dataclass(frozen=True)
 class EmbeddingSpec:
     """The table of the tokens' embeddings."""
 
     scale: float = 1.0
     scale_rounded: bool = False  # Gemma: to the dtype of the embedding's table, as in training
     layers: LayerEmbeddingsSpec | None = None
+    positions: PositionsSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -144,6 +156,7 @@ class HeadSpec:
     """The output head."""
 
     tied: bool = False  # it is the embedding's table
+    biased: bool = False
     scale: float = 1.0
     softcap: float | None = None
 
@@ -262,6 +275,7 @@ class ModelSpec:
         total += sum(layer.num_parameters(hidden) for layer in self.layers)
         if own is not None:  # a table, and its projection
             total += (own.rows + hidden) * own.size * self.num_layers
+        total += 0 if self.embedding.positions is None else self.embedding.positions.rows * hidden
         alternating = self.layers[0].alternating
         return total + (0 if alternating is None else alternating.num_stream_parameters(hidden))
 

@@ -82,7 +82,10 @@ BLOCK_NAMES: Names = {
 
 OUTER_NAMES: Names = {
     "embedding": ("embed_tokens",),
+    "positions": ("embed_positions",),
+    "layers": ("layers",),
     "norm": ("norm",),
+    "head": ("lm_head",),
     "layer_embeddings.table": ("embed_tokens_per_layer",),
     "layer_embeddings.projection": ("per_layer_model_projection",),
     "layer_embeddings.norm": ("per_layer_projection_norm",),
@@ -114,6 +117,9 @@ _GRANITE = {
     "mlp.shared_experts": "shared_mlp",
     "mlp": "shared_mlp",
 }
+_DENSE = {"o_proj": "dense", "up_proj": "dense_h_to_4h", "down_proj": "dense_4h_to_h"}
+_LN = {"input_layernorm": "ln_1", "post_attention_layernorm": "ln_2"}
+_GPT = {"layers": "h", "norm": "ln_f"}
 _GRANITE_ROUTER = "block_sparse_moe.router.layer"
 _LFM2 = _renamed(
     {
@@ -134,7 +140,7 @@ FAMILY_NAMES: Mapping[str, Names] = {
         "attention.gates": ("linear_attn.in_proj_ba",),
     },
     "qwen3_next_gguf": {**_QWEN3_5, "attention.gates": ("linear_attn.in_proj_ba",)},
-    **dict.fromkeys(("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), _QWEN3_5),
+    **dict.fromkeys(("qwen2_moe", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), _QWEN3_5),
     "mixtral": _renamed({"mlp": "block_sparse_moe"}, _W123),
     "minimax_m2": _renamed({"mlp": "block_sparse_moe"}, _W123, mlp__correction="block_sparse_moe"),
     **dict.fromkeys(("gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "gemma4_unified_text"), _GEMMA),
@@ -170,6 +176,45 @@ FAMILY_NAMES: Mapping[str, Names] = {
     ),
     **dict.fromkeys(("lfm2", "lfm2_moe"), _LFM2),
     "phi3": _renamed({}, attention__qkv="self_attn.qkv_proj", mlp__gate_up="mlp.gate_up_proj"),
+    "starcoder2": _renamed({}, {"up_proj": "c_fc", "down_proj": "c_proj"}),
+    "phi": _renamed({}, {"up_proj": "fc1", "down_proj": "fc2", "o_proj": "dense"}, norm="final_layernorm"),
+    "gpt_neox": _renamed(
+        {"self_attn": "attention"},
+        _DENSE,
+        attention__qkv="attention.query_key_value",
+        embedding="embed_in",
+        norm="final_layer_norm",
+        head="embed_out",
+    ),
+    "falcon": _renamed(
+        {"self_attn": "self_attention"},
+        _DENSE,
+        attention__qkv="self_attention.query_key_value",
+        embedding="word_embeddings",
+        **_GPT,
+    ),
+    "gpt2": _renamed(  # linear_: see `soothsay.model.formats.stacked_experts`
+        {"self_attn": "attn"},
+        {"o_proj": "linear_proj", "up_proj": "linear_fc", "down_proj": "linear_proj", **_LN},
+        attention__qkv="attn.linear_attn",
+        embedding="wte",
+        positions="wpe",
+        **_GPT,
+    ),
+    "gptj": _renamed(
+        {"self_attn": "attn"},
+        {"o_proj": "out_proj", "up_proj": "fc_in", "down_proj": "fc_out", **_LN},
+        embedding="wte",
+        **_GPT,
+    ),
+    "opt": _renamed(
+        {"mlp.": ""},
+        {"o_proj": "out_proj", "up_proj": "fc1", "down_proj": "fc2"},
+        attention_norm="self_attn_layer_norm",
+        mlp_norm="final_layer_norm",
+        norm="final_layer_norm",
+    ),
+    "hunyuan_v1_dense": _renamed({}, {"q_norm": "query_layernorm", "k_norm": "key_layernorm"}),
 }
 """Names of modules of a family, if they differ from the usual ones."""
 

@@ -27,6 +27,8 @@ class TensorNames:
         if not embeddings:
             raise ModelError(f"{checkpoint.path} has no {table}; is it a decoder's checkpoint?")
         self.prefix = min(embeddings, key=len).removesuffix(table)
+        self.layers = self.prefix + self._names["layers"][0]
+        """What names of blocks begin with."""
 
     def of(self, module: str) -> list[str]:
         """Names of the tensors, without `.weight` and `.bias`, whose rows in order are those of `module`."""
@@ -45,7 +47,7 @@ class TensorNames:
         mixer = layer.attention
         if part == "attention.qkv" and len(names) == 3 and isinstance(mixer, AttentionSpec):
             names = names[: mixer.projections]
-        return [f"{self.prefix}layers.{number}.{name}".removesuffix(".") for name in names]
+        return [f"{self.layers}.{number}.{name}".removesuffix(".") for name in names]
 
     def row_order(self, module: str) -> Tensor | None:
         """For each row of a module, its number in the checkpoint; None if the order is the same."""
@@ -71,11 +73,11 @@ class TensorNames:
         return number, self.spec.layers[number], part
 
     def _head(self) -> str:
-        """The innermost `lm_head` among those beside the decoder and around it."""
-        parts = self.prefix.split(".")[:-1]
-        places = [".".join([*parts[:depth], "lm_head"]) for depth in range(len(parts), 0, -1)]
-        held = {name.rpartition(".")[0] for name in self.all if "lm_head." in name}  # plain, or in integers
-        return next((place for place in places if place in held), "lm_head")
+        """The innermost output head among those beside the decoder and around it."""
+        parts, (head,) = self.prefix.split(".")[:-1], self._names["head"]
+        places = [".".join([*parts[:depth], head]) for depth in range(len(parts), 0, -1)]
+        held = {name.rpartition(".")[0] for name in self.all if f"{head}." in name}  # plain, or in integers
+        return next((place for place in places if place in held), head)
 
     def _in_block(self, module: str, layer: LayerSpec) -> list[str]:
         names = dict(self._names)
@@ -138,11 +140,17 @@ def qkv_order(spec: AttentionSpec) -> Tensor | None:
         neighbours   0 2 4 5   1 3 6 7      pairs (0, 1), (2, 3) rotate
     """
     order, d, gates = head_order(spec.rotation), spec.size, 0
+    if order is None:
+        if not spec.gated and not spec.by_key_head:
+            return None
+        order = torch.arange(d, device="cpu")
+    if spec.by_key_head:  # the rows of a key head's queries, of the key, and of its value
+        stored = torch.arange(spec.kv_heads * (spec.group + 2), device="cpu")[:, None] * d
+        own = stored.view(spec.kv_heads, -1, 1)
+        keys, values = own[:, -2] + order, own[:, -1] + torch.arange(d, device="cpu")
+        return torch.cat([part.flatten() for part in (own[:, :-2] + order, keys, values)])
     if spec.gated:  # the rows of each query are followed by those of its gate
         gates = spec.heads
-        order = torch.arange(d, device="cpu") if order is None else order
-    if order is None:
-        return None
     heads = torch.arange(spec.heads, device="cpu")[:, None] * d
     keys = (2 * gates or spec.heads) * d + torch.arange(spec.kv_heads, device="cpu")[:, None] * d
     values = keys[-1] + d + torch.arange(spec.kv_heads * d, device="cpu")

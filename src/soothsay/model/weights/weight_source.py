@@ -87,7 +87,7 @@ class WeightSource:
         parts = [self.read(name) for name in names]
         self._check(names, parts, expected)
         whole = parts[0] if len(parts) == 1 else torch.cat(parts)
-        order = self.names.row_order(module)
+        order = self.chosen.get(module, self.names.row_order(module))
         return whole if order is None else whole[order]
 
     def weight(self, module: str, expected: Tensor) -> Tensor | Integers:
@@ -181,7 +181,7 @@ def misfit(names: Sequence[str], shapes: Sequence[tuple[int, ...]], expected: Te
 
 
 MEANINGLESS = re.compile(
-    r"rotary_emb\.(inv_freq|cos_cached|sin_cached)|attn\.(masked_)?bias|[kvq]_(scale|zero_point)|"
+    r"rotary_emb\.(inv_freq|cos_cached|sin_cached)|(attn|attention)\.(masked_)?bias|[kvq]_(scale|zero_point)|"
     r"[a-z]+put_(scale|zero_point|global_scale)|(weight_)?g_idx|qzeros|weight_(zero_point|shape)"
 )
 """Ends of names of tensors that repeat the configuration, or serve number formats that are not used here.
@@ -205,7 +205,7 @@ def warn_of_unused(names: TensorNames, used: Collection[str], layers: range) -> 
         used: the names of those that were read.
         layers: the numbers of the blocks.
     """
-    block = re.compile(rf"(?:{re.escape(names.prefix)}layers|blk)\.(\d+)\.")
+    block = re.compile(rf"(?:{re.escape(names.layers)}|blk)\.(\d+)\.")
     left = [
         name
         for name in sorted(names.all.difference(used))

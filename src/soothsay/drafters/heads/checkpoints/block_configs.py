@@ -12,7 +12,7 @@ from soothsay.drafters.heads.checkpoints.stored_head import Names, stored
 from soothsay.errors import DrafterError
 from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.specs.attention_spec import AttentionSpec, HeadNorms
-from soothsay.model.specs.feed_forward_spec import CLIPPED, SQUARED_RELU, DenseSpec
+from soothsay.model.specs.feed_forward_spec import CLIPPED, DenseSpec
 from soothsay.model.specs.model_spec import EmbeddingSpec, LayerSpec, ModelSpec, NormSpec
 from soothsay.model.specs.rope_spec import RopeSpec
 from soothsay.model.weights.hf_names import names_of
@@ -147,7 +147,8 @@ def hf_config(block: ModelSpec) -> dict[str, Any]:
     expressible = (
         (attention, mlp) == (plain, DenseSpec(mlp.size, mlp.activation, mlp.bias))
         and set(block.layers) == {LayerSpec(attention, mlp, NormSpec(block.norm.eps))}
-        and mlp.activation not in (CLIPPED, SQUARED_RELU)
+        and mlp.gated
+        and mlp.activation != CLIPPED
         and not block.zero_centred_norms
         and block.embedding == EmbeddingSpec()
         and abs(attention.scale * size**0.5 - 1) < 1e-6

@@ -17,13 +17,14 @@ def inverse_rms(squares, size, eps):
 
 
 @triton.jit
-def normed(v, weight, at, exists, size, eps, CENTRED: tl.constexpr):
+def normed(v, weight, bias, at, exists, size, eps, CENTRED: tl.constexpr):
     """The norm of a row `v`, whose missing numbers are zeros."""
     if CENTRED:
         mean = tl.div_rn(tl.sum(v, axis=0), size * 1.0)
         v = tl.where(exists, v - mean, 0.0)
     scale = inverse_rms(tl.sum(v * v, axis=0), size, eps)
-    return (v * scale) * tl.load(weight + at, mask=exists, other=0.0)
+    v = (v * scale) * tl.load(weight + at, mask=exists, other=0.0)
+    return v if bias is None else v + tl.load(bias + at, mask=exists, other=0.0)
 
 
 @triton.jit
@@ -32,6 +33,7 @@ def add_norm(
     delta,
     post,
     weight,
+    bias,
     total,
     out,
     size,
@@ -51,11 +53,11 @@ def add_norm(
     if delta is not None:
         d = tl.load(delta + row * size + at, mask=exists, other=0.0).to(tl.float32)
         if post is not None:
-            d = normed(d, post, at, exists, size, post_eps, POST_CENTRED)
+            d = normed(d, post, None, at, exists, size, post_eps, POST_CENTRED)
         v = v + d
         tl.store(total + row * size + at, v, mask=exists)
     if weight is not None:
-        v = normed(v, weight, at, exists, size, eps, CENTRED)
+        v = normed(v, weight, bias, at, exists, size, eps, CENTRED)
         tl.store(out + row * size + at, v.to(out.dtype.element_ty), mask=exists)
 
 
@@ -150,26 +152,29 @@ def error_function(x):
 
 @triton.jit
 def activated(x, ACTIVATION: tl.constexpr):
-    """See `soothsay.core.functions.ACTIVATIONS`."""
-    tl.static_assert(ACTIVATION == "silu" or ACTIVATION == "gelu" or ACTIVATION == "gelu_tanh")
+    """See `ACTIVATIONS` and `UNGATED` in `soothsay.core.functions`."""
+    if ACTIVATION == "relu":
+        return tl.maximum(x, 0.0)
+    if ACTIVATION == "relu2":
+        return tl.maximum(x, 0.0) * tl.maximum(x, 0.0)
     if ACTIVATION == "silu":
         return tl.div_rn(x, tl.exp(-x) + 1.0)
-    if ACTIVATION == "gelu":
+    if ACTIVATION == "gelu" or ACTIVATION == "plain_gelu":
         return x * 0.5 * (error_function(x * 0.7071067811865476) + 1.0)
+    tl.static_assert(ACTIVATION == "gelu_tanh" or ACTIVATION == "plain_gelu_tanh")
     return x * 0.5 * (bounded_score(0.7978845608028654 * (x + 0.044715 * (x * x * x)), 1.0) + 1.0)
 
 
 @triton.jit
-def gated(gate_up, out, size, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
+def gated(gate_up, out, size, ACTIVATION: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr):
     """The activation of the first half of a row times the second: `[N, 2 * size]` to `[N, size]`.
 
-    "relu2" takes `[N, size]`. One program a row and `BLOCK` numbers.
+    Without GATED it is that of `[N, size]`. One program a row and `BLOCK` numbers.
     """
     row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     exists = at < size
-    if ACTIVATION == "relu2":
-        x = tl.maximum(tl.load(gate_up + row * size + at, mask=exists, other=0.0).to(tl.float32), 0.0)
-        x = x * x
+    if not GATED:
+        x = activated(tl.load(gate_up + row * size + at, mask=exists, other=0.0).to(tl.float32), ACTIVATION)
     else:
         gate_at = gate_up + row * (2 * size) + at
         gate = tl.load(gate_at, mask=exists, other=0.0).to(tl.float32)
