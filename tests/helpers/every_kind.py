@@ -30,6 +30,7 @@ KINDS = {  # kind -> a case of `families`, and the dtype of the quick tests
     "sinks": ("gpt_oss", "auto"),
     "latent": ("deepseek_v3", "bfloat16"),
     "experts": ("qwen3_moe", "int8"),
+    "learned positions": ("gpt2", "int8"),
 }
 
 SIZES = {

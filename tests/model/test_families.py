@@ -41,7 +41,7 @@ from soothsay.core.paths import KEY_BLOCK
 from soothsay.core.tree import DraftTree
 from soothsay.errors import ModelError
 from soothsay.model.decoder.feed_forward import Experts, UngatedFeedForward
-from soothsay.model.decoder.norm import Multipliers
+from soothsay.model.decoder.norm import Multipliers, RMSNorm
 from soothsay.model.families.parsing import TEXT_DEFAULTS, parse_model_config
 from soothsay.model.formats.stacked_experts import STACKINGS, Stacking
 from soothsay.model.ops.kernels import StockKernels
@@ -655,6 +655,40 @@ def without_norms_of_heads(model: Transformer) -> None:
         block.attention.q_norm = block.attention.k_norm = None  # type: ignore[union-attr, assignment]
 
 
+def without_biases_of_norms(model: Transformer) -> None:
+    for part in model.modules():
+        if isinstance(part, RMSNorm):
+            part.bias = None
+
+
+def without_bias_of_the_head(model: Transformer) -> None:
+    model.head.bias = None
+
+
+def without_positions(model: Transformer) -> None:
+    model.positions = None
+
+
+def with_positions_one_row_later(model: Transformer) -> None:
+    assert model.positions is not None
+    model.positions.weight.data = model.positions.weight.roll(-1, 0)
+
+
+def with_one_norm_in_a_block(model: Transformer) -> None:
+    for block in model.blocks:
+        block.mlp_norm = block.attention_norm  # type: ignore[union-attr, assignment]
+
+
+def without_clipping(model: Transformer) -> None:
+    for block in model.blocks:
+        block.attention.spec = replace(block.attention.spec, clip=None)  # type: ignore[union-attr, type-var, arg-type]
+
+
+def with_weights_before_the_rotation(model: Transformer) -> None:
+    for block in model.blocks:
+        block.attention.unit = None  # type: ignore[union-attr, assignment]
+
+
 def without_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     def unbounded(gate: Tensor, up: Tensor) -> Tensor:
         return gate * torch.sigmoid(1.702 * gate) * (up + 1)
@@ -694,6 +728,13 @@ def halves_in_place_of_turns(monkeypatch: pytest.MonkeyPatch) -> None:
         ("gemma3n", without_sparsity),
         ("gemma3n", without_learned_residuals),
         ("gemma3n", without_scales_of_corrections),
+        ("stablelm", without_biases_of_norms),
+        ("phi", without_bias_of_the_head),
+        ("gpt2", without_positions),
+        ("opt", with_positions_one_row_later),
+        ("gpt_neox", with_one_norm_in_a_block),
+        ("olmo1", without_clipping),
+        ("hunyuan", with_weights_before_the_rotation),
     ],
 )
 def test_each_part_counts(pairs: Pairs, name: str, change: Callable[[Transformer], None]) -> None:
@@ -728,6 +769,29 @@ def test_state_spaces_that_are_not_supported(change: dict[str, Any], named: str)
     config = random_oracle("granite4_hybrid").config.to_dict()
     assert parse_model_config(config).parts(StateSpaceSpec)
     with pytest.raises(ModelError, match=named):
+        parse_model_config({**config, **change})
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("phi", {"qk_layernorm": True}),
+        ("stablelm", {"qk_layernorm": True}),
+        ("gpt2", {"scale_attn_weights": False}),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
+        ("gpt2", {"add_cross_attention": True}),
+        ("opt", {"do_layer_norm_before": False}),
+        ("opt", {"word_embed_proj_dim": 32}),
+        ("falcon", {"alibi": True}),
+        ("falcon", {"new_decoder_architecture": True}),
+        ("olmoe", {"clip_qkv": 8.0}),
+        ("gptj", {"rotary_dim": 13}),
+    ],
+)
+def test_older_models_that_are_not_supported(name: str, change: dict[str, Any]) -> None:
+    config = random_oracle(name).config.to_dict()
+    assert parse_model_config(config).attentions
+    with pytest.raises(ModelError, match=r"supported|must be even"):
         parse_model_config({**config, **change})
 
 

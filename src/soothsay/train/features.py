@@ -28,7 +28,7 @@ from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.transformer import Transformer
 from soothsay.train.examples import Example
 from soothsay.train.losses import Likely, likely
-from soothsay.train.sequences import Sequences, weight_of
+from soothsay.train.sequences import Sequences, head_weight
 
 CARD = "features.json"
 """The file of a folder that says which layers were kept."""
@@ -227,7 +227,7 @@ class FeatureStore:
         if all(known):
             return self._restored(cast(list[Computed], known), batch)
         hidden, taps = self.target(batch, taps=self.taps)
-        teacher = likely(hidden[batch.before_answers], weight_of(self.target.head))
+        teacher = likely(hidden[batch.before_answers], head_weight(self.target))
         states = torch.stack([hidden, *taps])
         if self.left > 0:
             self._keep(examples, batch, states, teacher)

@@ -18,6 +18,7 @@ from soothsay.errors import TrainingError
 from soothsay.model.decoder.blocks import Block
 from soothsay.model.ops.kernels import StockKernels
 from soothsay.model.ops.linear import Dense
+from soothsay.model.transformer import Transformer
 from soothsay.model.weights.quantized import Integers, dequantized
 from soothsay.train.examples import Example
 from soothsay.train.losses import Likely
@@ -223,6 +224,13 @@ class TrainingKernels(StockKernels):
 def at(x: Tensor, columns: Tensor) -> Tensor:
     """Pick columns of each sequence: `[B, T, ...]` and `[B, n]` -> `[B, n, ...]`."""
     return x[torch.arange(len(x), device=x.device)[:, None], columns]
+
+
+def head_weight(model: Transformer) -> Tensor:
+    """The weight of an output head, `[V, H]`. Raises `TrainingError` if the head has a bias."""
+    if model.spec.head.biased:
+        raise TrainingError(f"models of family {model.spec.family!r} cannot be trained: the head has a bias")
+    return weight_of(model.head)
 
 
 def weight_of(linear: nn.Module) -> Tensor:

@@ -36,7 +36,7 @@ from soothsay.model.weights.writing import writing
 from soothsay.train.examples import Example
 from soothsay.train.heads import Evaluate
 from soothsay.train.losses import Divergence, cross_entropy, distillation, likely
-from soothsay.train.sequences import Sequences, TrainingKernels, weight_of
+from soothsay.train.sequences import Sequences, TrainingKernels, head_weight
 
 MTP_WEIGHT = 0.3
 """Weight of the MTP modules' loss; that of the model is 1. DeepSeek-V3 has it for most of its training."""
@@ -109,7 +109,7 @@ class LanguageModel:
         """Cross entropy of the token after each row."""
         real = batch.real[:, 1:]
         labels = batch.tokens.view(batch.shape)[:, 1:][real]
-        return cross_entropy(hidden.view(*batch.shape, -1)[:, :-1][real], weight_of(self.model.head), labels)
+        return cross_entropy(hidden.view(*batch.shape, -1)[:, :-1][real], head_weight(self.model), labels)
 
     def evaluate(self, directory: Path) -> dict[str, float]:
         """Return the losses on held-out examples, in nats a token. The score is minus the model's loss."""
@@ -228,9 +228,9 @@ class DraftRecipe:
         hidden, _ = self.model(batch)
         learned = batch.answer[:, 1:]
         rows = [x.view(*batch.shape, -1)[:, :-1][learned] for x in (hidden, teacher)]
-        said = likely(rows[1], weight_of(self.target.head))
+        said = likely(rows[1], head_weight(self.target))
         every = torch.arange(len(rows[1]), device=batch.tokens.device)
-        loss, agreement = distillation(rows[0], weight_of(self.model.head), said, every, self.divergence)
+        loss, agreement = distillation(rows[0], head_weight(self.model), said, every, self.divergence)
         return {"loss": loss, "agreement": agreement}
 
     def _continued(self, examples: Sequence[Example], generator: torch.Generator) -> list[Example]:
