@@ -89,6 +89,8 @@ def test_how_blocks_and_rotary_positions_differ_from_llamas(tmp_path: Path) -> N
     )
     assert told["blocks"] == "attention, then the feed-forward part; norms before them"
     assert "short factors (" in facts(inspect(str(tmp_path / "phi"), "--context", "32"))["rotary"]
+    random_oracle("gpt2").save_pretrained(tmp_path / "gpt2")
+    assert facts(inspect(str(tmp_path / "gpt2")))["rotary"] == "none, positions are learned"
     random_oracle("cohere2").save_pretrained(tmp_path / "cohere")
     told = facts(inspect(str(tmp_path / "cohere")))
     assert told["rotary, more"] == "none in 1 of 5 layers"

@@ -297,11 +297,11 @@ def _rotary(c: ModelSpec) -> Rows:
         which = "long" if rope.context > rope.original_max_positions else "short"
         scaling += f", {which} factors (short with max_context={rope.original_max_positions} or less)"
     part = "" if main.rotated is None else f", {main.rotated} of {main.size} dimensions"
-    yield "rotary", "none" if kind == "none" else f"base {rope.theta:,.0f}, {scaling}{part}"
+    none = "none" if c.embedding.positions is None else "none, positions are learned"
+    yield "rotary", none if kind == "none" else f"base {rope.theta:,.0f}, {scaling}{part}"
     for other, count in counts.items():
         if other != main:
-            none = other.rope.kind == "none"
-            base = "none" if none else f"base {other.rope.theta:,.0f}"
+            base = "none" if other.rope.kind == "none" else f"base {other.rope.theta:,.0f}"
             yield "", f"{base} in {count} of {c.num_layers} layers"
 
 

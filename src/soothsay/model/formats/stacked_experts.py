@@ -62,10 +62,10 @@ STACKINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Where a tensor of one expert is in a stack."""
+    """Where a tensor of one expert is in a stack, or a tensor of GPT-2's that is transposed."""
 
     stack: str  # name of the tensor
-    expert: int | slice
+    expert: int | slice  # slice(None): the tensor is no stack
     outputs: slice
     transposed: bool
 
@@ -73,8 +73,9 @@ class Slice:
         """The tensor, a view of the expert's part of the stack."""
         return (matrix.t() if self.transposed else matrix)[self.outputs]
 
-    def shape_of(self, matrix: Shape) -> Shape:
-        """The shape of the tensor, of the shape of the expert's part of the stack."""
+    def shape_of(self, stack: Shape) -> Shape:
+        """The shape of the tensor, of the shape of the stack."""
+        matrix = stack[1:] if isinstance(self.expert, int) else stack
         rows, *rest = matrix[::-1] if self.transposed else matrix
         return len(range(*self.outputs.indices(rows))), *rest
 

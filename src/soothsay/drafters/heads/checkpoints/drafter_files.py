@@ -161,7 +161,7 @@ def _in_files(config: Mapping[str, Any], files: Sequence[Any]) -> dict[str, Stor
         return _scaled(_whole(plain(name)), plain(scales))
 
     experts = unstacked(config, mapped, lambda names: {name: shape(name) for name in names})
-    found = {n: StoredTensor(p.shape_of(shape(p.stack)[1:]), partial(part_of, p)) for n, p in experts.items()}
+    found = {n: StoredTensor(p.shape_of(shape(p.stack)), partial(part_of, p)) for n, p in experts.items()}
     left_out = {part.stack for part in experts.values()}
     for name, file in mapped.items():
         read, scales = partial(plain, name), scales_of(name)
