@@ -313,7 +313,22 @@ def test_dynamic_scaling_ends_where_it_would_begin(pairs: Pairs) -> None:
     assert pairs("llama_rope_dynamic").model.spec.max_positions == 256
 
 
-@pytest.mark.parametrize("name", ["phi4_mini", "glm", "glm4_moe", "cohere2", "gemma3", "olmo3"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "phi4_mini",
+        "glm",
+        "glm4_moe",
+        "cohere2",
+        "gemma3",
+        "olmo3",
+        "gpt2",
+        "gpt_neox",
+        "nemotron",
+        "phi",
+        "hunyuan",
+    ],
+)
 def test_weights_go_back_under_their_names(pairs: Pairs, name: str) -> None:
     checkpoint = open_checkpoint(pairs(name).directory)
     model = load_model(checkpoint, "float32", kernels=TrainingKernels())

@@ -154,15 +154,17 @@ def error_function(x):
 def activated(x, ACTIVATION: tl.constexpr):
     """See `ACTIVATIONS` and `UNGATED` in `soothsay.core.functions`."""
     if ACTIVATION == "relu":
-        return tl.maximum(x, 0.0)
-    if ACTIVATION == "relu2":
-        return tl.maximum(x, 0.0) * tl.maximum(x, 0.0)
-    if ACTIVATION == "silu":
-        return tl.div_rn(x, tl.exp(-x) + 1.0)
-    if ACTIVATION == "gelu" or ACTIVATION == "plain_gelu":
-        return x * 0.5 * (error_function(x * 0.7071067811865476) + 1.0)
-    tl.static_assert(ACTIVATION == "gelu_tanh" or ACTIVATION == "plain_gelu_tanh")
-    return x * 0.5 * (bounded_score(0.7978845608028654 * (x + 0.044715 * (x * x * x)), 1.0) + 1.0)
+        y = tl.maximum(x, 0.0)
+    elif ACTIVATION == "relu2":
+        y = tl.maximum(x, 0.0) * tl.maximum(x, 0.0)
+    elif ACTIVATION == "silu":
+        y = tl.div_rn(x, tl.exp(-x) + 1.0)
+    elif ACTIVATION == "gelu" or ACTIVATION == "plain_gelu":
+        y = x * 0.5 * (error_function(x * 0.7071067811865476) + 1.0)
+    else:
+        tl.static_assert(ACTIVATION == "gelu_tanh" or ACTIVATION == "plain_gelu_tanh")
+        y = x * 0.5 * (bounded_score(0.7978845608028654 * (x + 0.044715 * (x * x * x)), 1.0) + 1.0)
+    return y
 
 
 @triton.jit
