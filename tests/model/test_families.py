@@ -801,6 +801,7 @@ def test_state_spaces_that_are_not_supported(change: dict[str, Any], named: str)
         ("falcon", {"new_decoder_architecture": True}),
         ("olmoe", {"clip_qkv": 8.0}),
         ("gptj", {"rotary_dim": 13}),
+        ("gptj", {"rotary_dim": 64}),
     ],
 )
 def test_older_models_that_are_not_supported(name: str, change: dict[str, Any]) -> None:

@@ -174,7 +174,7 @@ def rotated_dimensions(raw: Raw, size: int, share: float) -> int | None:
     share = (raw.get("rope_parameters") or {}).get("partial_rotary_factor", share)
     rotated = int(size * raw.get("partial_rotary_factor", share))
     require(
-        rotated >= 2 and rotated % 2 == 0,
+        2 <= rotated <= size and rotated % 2 == 0,
         f"by its partial_rotary_factor, {rotated} of {size} dimensions of each head rotate; "
         "the number must be even",
     )

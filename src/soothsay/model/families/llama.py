@@ -148,7 +148,7 @@ def hunyuan(raw: Raw) -> ModelSpec:
     if scaling.get("alpha"):
         size = heads_of(raw)[2]
         theta = float(scaling.get("rope_theta") or raw.get("rope_theta") or 1e4)
-        theta *= float(scaling["alpha"]) ** (size / (size - 2))
+        theta *= float(scaling["alpha"]) ** (size / max(size - 2, 1))
         raw = {**raw, "rope_parameters": {"rope_theta": theta}}
     return llama_like(raw, norms=head_norms(raw, last=True))
 
