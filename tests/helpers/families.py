@@ -875,6 +875,7 @@ def older_spelling(config: dict[str, Any], kind: str) -> dict[str, Any]:
         "lfm2",
         "lfm2_moe",
         "gemma3n_text",
+        "qwen2_moe",
     ):  # where it always was
         older.pop("layer_types", None)
     if "sliding_attention" in rope:

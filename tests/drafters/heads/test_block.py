@@ -6,10 +6,12 @@ import copy
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import cast
 
 import pytest
 import torch
+from families import random_oracle
 from one_shot import (
     GREEDY,
     MANY,
@@ -116,6 +118,15 @@ def test_rows_of_any_kind_of_output_head(kind: DType) -> None:
     tokens = torch.tensor([0, 5, 8191])
     rows = TargetEnds.of(model).head_rows(tokens)
     assert (rows - plain[tokens]).abs().max() < 0.02 * plain[tokens].abs().max()
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_rows_of_an_output_head_with_a_bias(kind: DType, tmp_path: Path) -> None:
+    oracle = random_oracle("phi")
+    oracle.save_pretrained(tmp_path)
+    plain = oracle.lm_head.weight.detach()[[0, 5, 96]]
+    rows = TargetEnds.of(load_model(open_checkpoint(tmp_path), kind)).head_rows(torch.tensor([0, 5, 96]))
+    assert (rows - plain).abs().max() < 0.02 * plain.abs().max()
 
 
 def test_features_do_not_pile_up_where_nothing_is_guessed(tiny: Make) -> None:

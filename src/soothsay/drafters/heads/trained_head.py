@@ -93,7 +93,10 @@ class TargetEnds(nn.Module):
         parts, units = [], torch.eye(self.hidden_size, device=self.norm.weight.device)
         for begin in range(0, len(units), HEAD_ROWS):
             parts.append(cast(Tensor, self.head(units[begin : begin + HEAD_ROWS]))[:, tokens].float())
-        return torch.cat(parts).t().contiguous()
+        rows = torch.cat(parts)
+        if self.output.biased:  # which each product has
+            rows = rows - cast(Tensor, self.head(torch.zeros_like(units[:1])))[:, tokens].float()
+        return rows.t().contiguous()
 
 
 class Head(nn.Module):

@@ -112,7 +112,7 @@ def gptj(raw: Raw) -> ModelSpec:
 
 
 def falcon(raw: Raw) -> ModelSpec:
-    """Falcon: one head of keys, or some in the newer architecture, whose blocks may have a norm or two."""
+    """Falcon: one head of keys, or several in the newer architecture."""
     _only(raw, alibi=False)
     newer, biased = bool(raw.get("new_decoder_architecture", False)), bool(raw.get("bias", False))
     require(

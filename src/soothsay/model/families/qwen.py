@@ -12,17 +12,7 @@ from soothsay.model.families.decoder import (
     llama_like,
     norm_eps,
 )
-from soothsay.model.families.layer_fields import (
-    Raw,
-    are,
-    count,
-    even,
-    every,
-    last,
-    no_layer,
-    rotations,
-    windows,
-)
+from soothsay.model.families.layer_fields import Raw, are, count, every, last, no_layer, rotations, windows
 from soothsay.model.specs.model_spec import ModelSpec
 
 HYBRID_DEFAULTS = {  # which files may leave out, as those of transformers do
@@ -63,7 +53,7 @@ def qwen2_moe(raw: Raw) -> ModelSpec:
     """Qwen1.5 and Qwen2 with experts, beside a gated part that all rows run through."""
     raw = {"shared_expert_intermediate_size": 5632, "moe_intermediate_size": 1408, **raw}
     shared = int(raw["shared_expert_intermediate_size"])
-    windowed = windows(raw, even, has_switch=True)
+    windowed = windows(raw, last, has_switch=True)
     mlps = experts(raw, shared_size=shared, shared_gate=True)
     return llama_like(raw, windowed, mlps=mlps, bias=bool(raw.get("qkv_bias", True)), o_bias=False)
 

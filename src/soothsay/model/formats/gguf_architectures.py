@@ -195,7 +195,7 @@ ARCHITECTURES = {
     "seed_oss": Architecture("seed_oss", parts.BEFORE_MLP),
     "exaone4": Architecture("exaone4", parts.AFTER, keys.typed_windows),
     "olmo": Architecture("olmo", own=keys.olmo, interleaved=True),
-    "olmoe": Architecture("olmoe", parts.EXPERTS, keys.olmoe),
+    "olmoe": Architecture("olmoe", parts.EXPERTS, keys.sized_experts),
     "olmo2": Architecture("olmo2", parts.AFTER),  # OLMo 3's files too, which have a sliding window
     "mistral3": Architecture("ministral3", yarn=keys.ministral_scaling, interleaved=True),
     "glm4": Architecture("glm4", parts.AFTER, keys.glm4, partial=True),

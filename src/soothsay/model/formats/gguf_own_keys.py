@@ -35,7 +35,7 @@ def own_experts(data: Metadata) -> Config:
     return {**_experts(data), "moe_intermediate_size": data.require("expert_feed_forward_length")}
 
 
-def _sized_experts(data: Metadata, config: Config) -> Config:
+def sized_experts(data: Metadata, config: Config, shapes: Shapes) -> Config:
     """Experts in a family that has no other feed-forward parts."""
     size = data.number("expert_feed_forward_length", config["intermediate_size"])
     return {**_experts(data), "intermediate_size": size}
@@ -72,11 +72,6 @@ def qwen2_moe(data: Metadata, config: Config, shapes: Shapes) -> Config:
     """Experts beside a shared part."""
     shared = data.require("expert_shared_feed_forward_length")
     return own_experts(data) | {"shared_expert_intermediate_size": shared}
-
-
-def olmoe(data: Metadata, config: Config, shapes: Shapes) -> Config:
-    """Experts alone."""
-    return _sized_experts(data, config)
 
 
 def olmo(data: Metadata, config: Config, shapes: Shapes) -> Config:
@@ -124,14 +119,14 @@ def qwen3_moe(data: Metadata, config: Config, shapes: Shapes) -> Config:
 
 def minimax_m2(data: Metadata, config: Config, shapes: Shapes) -> Config:
     """Not all dimensions of a head rotate."""
-    return _sized_experts(data, config) | {
+    return sized_experts(data, config, shapes) | {
         "rotary_dim": data.number("rope.dimension_count", config["head_dim"])
     }
 
 
 def gpt_oss(data: Metadata, config: Config, shapes: Shapes) -> Config:
     """Experts, and a window."""
-    return _sized_experts(data, config) | windowed(data, config, shapes)
+    return sized_experts(data, config, shapes) | windowed(data, config, shapes)
 
 
 def windowed(data: Metadata, config: Config, shapes: Shapes) -> Config:
