@@ -355,6 +355,19 @@ def test_the_scale_of_embeddings_has_the_precision_of_the_weights(
     assert torch.equal(embedded.to(stored), expected)
 
 
+def test_nodes_of_a_tree_beyond_the_learned_positions(pairs: Pairs) -> None:
+    """The context ends after the sixth of ten nodes."""
+    pair, rng = pairs("gpt2"), np.random.default_rng(9)
+    context, drafts = random_tokens(rng, 251, 9)
+    tree = DraftTree(context[-1])
+    tree.extend(drafts)
+    runner = Runner(pair.model, rng, 1)
+    runner.prefill(0, context[:-1])
+    _, (asked,) = runner.run(Rows(array(context[-1:]), 250, runner.tables[0], tree))
+    assert asked.shape == (10, VOCAB)
+    assert_close([asked[:6]], [pair.expected([[*context, *drafts[:5]]])[0][-6:]])
+
+
 def quick_in_one(names: Sequence[str]) -> list[Any]:
     """Each name with float32 and bfloat16. One of the two, in turns, is quick."""
     dtypes = ("float32", "bfloat16")
