@@ -126,7 +126,7 @@ def restored(source: Path, out: Path, blocks: int = 99) -> Transformer:
     assert stored is not None
     with checkpoint.open() as plain, written.open() as read:
         for name, layer in list(model.named_modules()):
-            if not name.startswith("blocks.") or not hasattr(layer, "bias"):
+            if not name.startswith("blocks.") or not hasattr(layer, "out_features"):
                 continue
             weights = [plain(f"{part}.weight").float() for part in names.of(name)]
             if int(name.split(".")[1]) < blocks and not name.endswith("router"):
@@ -315,7 +315,7 @@ def test_layers_meet_the_inputs_that_earlier_ones_give(
     for number in range(2):
         model = restored(source, tmp_path / "out", blocks=number)
         paths = [
-            n for n, m in model.blocks[number].named_modules() if hasattr(m, "bias") and "router" not in n
+            n for n, m in model.blocks[number].named_modules() if hasattr(m, "out_features") and "router" not in n
         ]
         inputs: dict[str, list[Tensor]] = {}
         for path in paths:
