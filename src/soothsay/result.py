@@ -186,7 +186,7 @@ class Stream:
             return piece
         failure = self._request.failure
         if failure is not None:
-            reason = f"{type(failure).__name__}: {failure}"
+            reason = "; ".join([f"{type(failure).__name__}: {failure}", *getattr(failure, "__notes__", ())])
             raise StepError(f"the engine failed at this request: {reason}") from failure
         return None
 

@@ -64,7 +64,7 @@ NOISY = [1.2 if i % 2 else 1.9 for i in range(20)]
         (
             {"auto": [0.8] * 20, "x(a=1)": [0.9] * 20},
             "none",
-            "Use no drafter: the best, x(a=1), is 0.90 times",
+            "Use no drafter: even the best one, x(a=1), is only 0.90 times",
         ),
         (
             {"x(a=1)": [0.5, 2.0, 0.8]},

@@ -112,7 +112,7 @@ def written(self: Drafter, requests: Sequence[Request]) -> list[DraftTree]:
             lambda self, requests: [DraftTree(9)],
             r"'Mine': propose gave a tree with the root 9; .* request.tokens\[-1\], which is 6 here",
         ),
-        (written, "ValueError: assignment destination is read-only"),
+        (written, "ValueError: assignment destination is read-only; drafter 'Mine' raised it"),
     ],
     ids=["None", "too few", "no tree", "a list", "too large", "negative", "another root", "tokens written"],
 )

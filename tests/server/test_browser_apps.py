@@ -171,7 +171,7 @@ def test_the_example_of_the_docs_serves_a_page(tmp_path: Path) -> None:
         assert (said.status_code, said.headers["access-control-allow-origin"]) == (200, APP)
         assert httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).status_code == 401
         lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
-    serving = next(line for line in lines if line["event"] == "serving")
-    assert serving["threads"] == "1"
-    assert serving["kv_cache"].startswith("0.06 GiB for ")
+    loaded = next(line for line in lines if line["event"] == "loaded")
+    assert loaded["threads"] == "1"
+    assert loaded["kv_cache"].startswith("0.06 GiB for ")
     assert [line["path"] for line in lines if line["event"] == "request"] == ["/v1/chat/completions"] * 2

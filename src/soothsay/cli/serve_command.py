@@ -280,7 +280,7 @@ class Serve:
                 console.print(facts_table((name.replace("_", " "), fact) for name, fact in facts.items()))
                 console.print(_request(address, fleet.model.tokenizer, keyless=keys is None))
             else:
-                log.info("serving", extra=facts)
+                log.info("loaded", extra=facts)
             make_runner(Server(fleet, config, keys), self.host, self.port).run(sockets)
 
     def _warn(self, console: Console, *, keyless: bool) -> None:

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from soothsay.core.request import Request, RequestDrafter
 from soothsay.core.tree import DraftTree
 from soothsay.errors import DrafterError
+
+Given = TypeVar("Given")
+Said = TypeVar("Said")
+
+
+def blaming(drafter: RequestDrafter, method: Callable[[Given], Said], given: Given) -> Said:
+    """Call a drafter's method. What it raises gets a note that names the drafter."""
+    try:
+        return method(given)
+    except Exception as error:
+        error.add_note(f"drafter {drafter.name!r} raised it")
+        raise
 
 
 def check_drafts(

@@ -23,7 +23,7 @@ from soothsay.core.turn import Turn
 from soothsay.drafters.base import MisfitWatch, Target
 from soothsay.drafters.learned_files import LearnedFiles
 from soothsay.drafters.ops.native_draft_ops import draft_ops
-from soothsay.engine.drafts import check_drafts
+from soothsay.engine.drafts import blaming, check_drafts
 from soothsay.engine.guard import Guard
 from soothsay.engine.pace import SLOW_MASK
 from soothsay.engine.recovery import Recovery
@@ -249,7 +249,7 @@ class Engine:
         for drafter, turns in groups.items():
             if asked := [turn for turn in turns if turn.reaches_end]:
                 requests = [turn.request for turn in asked]
-                proposed = drafter.propose(requests)
+                proposed = blaming(drafter, drafter.propose, requests)
                 trees = check_drafts(drafter, proposed, requests, self.model.spec.vocab_size)
                 for turn, tree in zip(asked, trees, strict=True):
                     turn.tree = _fitted(turn.request, tree)
@@ -293,7 +293,7 @@ class Engine:
                 read = turn.request, turn.request.cached, turn.num_tokens, features, turn.tree
                 logits = None if turn.tree is None else output.logits
                 seen.append(Observation(*read, logits, turn.verdict, turn.nodes))
-            drafter.observe(seen)
+            blaming(drafter, drafter.observe, seen)
             if drafter.trained:
                 watch = self._watches.setdefault(drafter, MisfitWatch(drafter.name))
                 for turn in own:

@@ -120,6 +120,7 @@ class _Runner(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         server = self._server
+        log.info("ending", extra={"drain": server.config.drain})
         late = asyncio.get_running_loop().call_later(server.config.drain, server.loop.give_up)
         try:
             await super().shutdown(sockets)
@@ -134,3 +135,4 @@ class _Runner(uvicorn.Server):
                     await self.lifespan.shutdown()
         self._connections.abort_all()  # of clients that do not read
         await asyncio.sleep(0)
+        log.info("ended")

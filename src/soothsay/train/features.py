@@ -223,15 +223,28 @@ class FeatureStore:
     @torch.no_grad()
     def read(self, examples: Sequence[Example], batch: Sequences) -> Computed:
         """Return what the target computes for a batch. It has the examples, padded."""
-        known = [self._known(example) for example in examples]
-        if all(known):
-            return self._restored(cast(list[Computed], known), batch)
-        hidden, taps = self.target(batch, taps=self.taps)
-        teacher = likely(hidden[batch.before_answers], weight_of(self.target.head))
-        states = torch.stack([hidden, *taps])
+        if (kept := self._kept_of(examples)) is not None:
+            return self._restored(kept, batch)
+        states = self._computed(batch)
+        teacher = likely(states[0][batch.before_answers], weight_of(self.target.head))
         if self.left > 0:
             self._keep(examples, batch, states, teacher)
         return Computed(states, teacher)
+
+    @torch.no_grad()
+    def states(self, examples: Sequence[Example], batch: Sequences) -> Tensor:
+        """The states that `read` returns. The teacher, which takes as long again, is not computed."""
+        kept = self._kept_of(examples)
+        return self._computed(batch) if kept is None else self._restored(kept, batch).states
+
+    def _computed(self, batch: Sequences) -> Tensor:
+        hidden, taps = self.target(batch, taps=self.taps)
+        return torch.stack([hidden, *taps])
+
+    def _kept_of(self, examples: Sequence[Example]) -> list[Computed] | None:
+        """What memory or disk has of examples; None if it lacks one."""
+        known = [self._known(example) for example in examples]
+        return cast(list[Computed], known) if all(known) else None
 
     def _known(self, example: Example) -> Computed | None:
         """What memory or disk has of an example; None if it was not kept."""
@@ -302,7 +315,7 @@ def measured(store: FeatureStore, examples: Sequence[Example]) -> Iterator[tuple
     for first in range(0, min(len(examples), MEASURED), AT_ONCE):
         some = examples[first : first + AT_ONCE]
         batch = Sequences.of(some, store.target.device)
-        yield batch, store.read(some, batch).states.float()
+        yield batch, store.states(some, batch).float()
 
 
 def linear_guess(

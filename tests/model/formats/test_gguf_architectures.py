@@ -487,7 +487,8 @@ def test_blocks_run_as_integers(name: str, tmp_path: Path) -> None:
     exact, integers = (
         run(load_model(checkpoint, dtype), [Rows(array(tokens), 0)])[0][0] for dtype in ("float32", "auto")
     )
-    assert (integers - exact).norm() < 0.35 * exact.norm()  # experts may be chosen otherwise
+    errors = (integers - exact).norm(dim=1) / exact.norm(dim=1)
+    assert errors.median() < 0.15  # of most rows: in a few, other experts are chosen
 
 
 def test_frequencies_that_gemma_4_does_not_have(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def _choice(rows: Sequence[SpecRow], measure: str) -> tuple[str, str]:
         sure += ", so few that this is rough: more prompts, or --rounds N, say more"
     gain = f"{chosen.overall.speedup:.2f} times as fast as plain decoding{measure} ({sure})"
     if best.overall.speedup <= 1:
-        return PLAIN, f"Use no drafter: the best, {chosen.name}, is {gain}."
+        return PLAIN, f"Use no drafter: even the best one, {chosen.name}, is only {gain}."
     if low <= 1 or questions == 1:
         return chosen.name, f"{chosen.name} may be worth trying: it is {gain}, which may be chance."
     others = " and ".join(f"{row.name} ({row.overall.speedup:.2f})" for row in level if row is not chosen)

@@ -38,11 +38,11 @@ LEVEL = "SOOTHSAY_SERVE_LOG_LEVEL"
 
 
 def log_to_stderr() -> None:
-    """Send log records of soothsay and uvicorn to stderr as lines of JSON, from a level on."""
+    """Send log records of soothsay to stderr as lines of JSON, from a level on, and uvicorn's warnings."""
     level = logging.getLevelNamesMapping().get(os.environ.get(LEVEL, "info").upper(), logging.INFO)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     for name in ("soothsay", "uvicorn"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
-        logger.setLevel(level)
+        logger.setLevel(level if name == "soothsay" else max(level, logging.WARNING))
