@@ -23,7 +23,7 @@ from soothsay.drafters.registry import DrafterSpec, build_drafter
 from soothsay.engine.engine import Engine
 from soothsay.engine.sizing import complete_config
 from soothsay.errors import DrafterError, ModelError, RequestError
-from soothsay.model.kernel_sets import named_kernels
+from soothsay.model.native.library import check_kernels
 from soothsay.model.pipeline.pipeline import Stages, load_pipeline
 from soothsay.model.transformer import Transformer
 from soothsay.model.weights.checkpoint import open_checkpoint
@@ -107,6 +107,7 @@ class LLM:
             target, self._name = model, "of a Transformer"
             tokenizer = with_layout(tokenizer, chat_template)
         else:
+            check_kernels(kernels)  # before a download
             checkpoint = open_checkpoint(model)
             self._name = repr(os.fspath(model))
             path = checkpoint.path
@@ -115,8 +116,8 @@ class LLM:
             if generation_config == "auto":
                 self.sampling_defaults = checkpoint.sampling_defaults()
             if stages == 1:
-                context, chosen = config.max_context, named_kernels(kernels)
-                target = load_model(checkpoint, dtype, device, chosen, context, kv_dtype=kv_dtype)
+                context = config.max_context
+                target = load_model(checkpoint, dtype, device, kernels, context, kv_dtype=kv_dtype)
             elif device in ("auto", "cpu"):
                 target = load_pipeline(model, stages, dtype, kernels, config.max_context, kv_dtype)
             else:

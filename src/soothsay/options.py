@@ -193,6 +193,15 @@ def checked_memory(size: str | None) -> str | None:
     return size
 
 
+def checked_kernels(name: str) -> str:
+    """The value of --kernels. Raises `ModelError` if there are none of this name here."""
+    if name != "auto":
+        from soothsay.model.native.library import check_kernels
+
+        check_kernels(name)
+    return name
+
+
 def check_room(kv_memory: str | None = None, device: str = "auto") -> None:
     """Raise `ModelError` if a KV cache on the CPU is larger than what is free, before a model is loaded."""
     place = os.environ.get("SOOTHSAY_DEVICE", "cpu") if device == "auto" else device
@@ -228,6 +237,12 @@ class LoadOptions:
     kv_dtype: KVDType = option("auto", "Number format of the KV cache; 'int8' takes about half the memory.")
     device: str = option(
         "auto", "Where the model runs: cpu, cuda, cuda:1. 'auto': SOOTHSAY_DEVICE, else cpu."
+    )
+    kernels: str = option(
+        "auto",
+        "What computes: an instruction set such as avx2, or 'stock', PyTorch's operations. 'auto': the "
+        "fastest that run here.",
+        callback=checked_kernels,
     )
     chat_template: Path | None = optional(
         "the model's",

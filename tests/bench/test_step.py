@@ -245,7 +245,7 @@ def test_a_file_runs_in_its_own_type(
 ) -> None:
     asked: list[list[str]] = []
 
-    def bench(model: object, types: list[str], *others: object) -> step_module.StepReport:
+    def bench(model: object, types: list[str], *others: object, **more: object) -> step_module.StepReport:
         asked.append(types)
         return step_module.StepReport(str(model), "chain", "native", 2, 1, 1.0, {"auto": 1.0}, [])
 

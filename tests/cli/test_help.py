@@ -55,7 +55,7 @@ def test_the_options_of_models_are_the_same_everywhere() -> None:
     for name in ("generate", "chat", "serve", "batch", "verify"):
         known = {option for one in commands[name].params for option in one.opts}
         wanted = {"--model", "--drafter", "--dtype", "--kv-dtype", "--kv-memory", "--threads", "--device"}
-        assert {*wanted, "--max-context", "--chat-template"} <= known, name
+        assert {*wanted, "--max-context", "--chat-template", "--kernels"} <= known, name
 
 
 def test_options_beyond_ten_without_a_group_have_one_of_their_own() -> None:

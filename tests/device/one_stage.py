@@ -58,10 +58,10 @@ def run(name: str, file: Path, options: dict[str, Any]) -> None:
 
 def _use_the_interpreter() -> None:
     """Let models that are loaded by name, and draft models, run on the kernels of a GPU."""
+    from soothsay.model import kernel_sets
     from soothsay.model.gpu.gpu_kernels import GpuKernels
-    from soothsay.model.weights import load
 
-    load.best_kernels = lambda spec, device="cpu": GpuKernels(device)  # type: ignore[assignment]
+    kernel_sets.best_kernels = lambda spec, device="cpu": GpuKernels(device)  # type: ignore[assignment]
 
 
 if __name__ == "__main__":

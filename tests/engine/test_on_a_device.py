@@ -65,7 +65,7 @@ class DeviceKernels(StockKernels):
 
 @pytest.fixture(autouse=True)
 def _kernels_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("soothsay.model.weights.load.best_kernels", lambda *_: DeviceKernels())
+    monkeypatch.setattr("soothsay.model.kernel_sets.best_kernels", lambda *_: DeviceKernels())
 
 
 def on_device(path: str | Path, **options: Any) -> LLM:

@@ -1,8 +1,8 @@
 // Calls functions of a library of kernels for a process on another processor, whose memory it sees as its own.
 //
 // It is run by an emulator; tests/helpers/emulated.py is the other process, which waits during a call. A page of that process is
-// fetched when it is first touched, at the same address, and what changed in it is sent back after the call. So pointers within
-// structs need no translation. Both have the same layout of structs, and pages of 4096 bytes.
+// fetched when it is first touched, at the same address. What is written to is kept twice, and what changed in it is sent back after
+// the call. So pointers within structs need no translation. Both have the same layout of structs, and pages of 4096 bytes.
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
@@ -15,7 +15,7 @@
 
 namespace {
 
-constexpr uint64_t PAGE = 4096;
+constexpr uint64_t PAGE = 4096, LINE = 64;
 enum { FETCH, CHANGE, RESULT, COLLISION };
 
 void receive(void* data, uint64_t size) {
@@ -39,7 +39,7 @@ void tell(uint64_t what, uint64_t address, uint64_t size) {
     send(message, sizeof message);
 }
 
-// Pages that were fetched together, and what they had then.
+// Pages that were fetched together, and what they had before they were written to; null: they were not.
 struct Fetched {
     char *memory, *before;
     uint64_t size;
@@ -56,42 +56,60 @@ char* allocate(uint64_t size, int protection = PROT_READ | PROT_WRITE, void* at 
 void fetch(int, siginfo_t* info, void*) {
     while (lock.test_and_set()) {}
     const uint64_t address = uint64_t(info->si_addr) / PAGE * PAGE;
-    bool known = false;
-    for (int i = 0; i < count && !known; ++i)
-        known = address >= uint64_t(fetched[i].memory) && address < uint64_t(fetched[i].memory) + fetched[i].size;
+    Fetched* known = nullptr;
+    for (int i = count; i-- > 0 && !known;)
+        if (address >= uint64_t(fetched[i].memory) && address < uint64_t(fetched[i].memory) + fetched[i].size) known = &fetched[i];
     if (!known) {
         uint64_t size;
         tell(FETCH, address, 0);
         receive(&size, sizeof size);
-        char *before = allocate(size), *copy = allocate(size);
-        receive(before, size);
-        char* memory = allocate(PAGE, PROT_NONE, (void*)address);  // page by page, since the next ones may be here already
-        if (uint64_t(memory) != address) tell(COLLISION, address, 0), _exit(1);
-        for (uint64_t more = PAGE; more < size; more += PAGE) {
-            char* next = allocate(PAGE, PROT_NONE, memory + more);
-            if (next == memory + more) continue;
-            munmap(next, PAGE), size = more;
+        char* copy = allocate(size);
+        receive(copy, size);
+        char* memory = allocate(size, PROT_NONE, (void*)address);
+        if (uint64_t(memory) != address) {  // page by page, since the next ones are here already
+            munmap(memory, size), memory = allocate(PAGE, PROT_NONE, (void*)address);
+            if (uint64_t(memory) != address) tell(COLLISION, address, 0), _exit(1);
+            uint64_t more = PAGE;
+            for (char* next; more < size && (next = allocate(PAGE, PROT_NONE, memory + more), true); more += PAGE)
+                if (next != memory + more) {
+                    munmap(next, PAGE);
+                    break;
+                }
+            munmap(copy + more, size - more), size = more;
         }
-        std::memcpy(copy, before, size);
+        mprotect(copy, size, PROT_READ);
         mremap(copy, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, memory);  // at once: other threads never see empty pages
-        fetched[count++] = {memory, before, size};
+        fetched[count++] = {memory, nullptr, size};
+    } else if (!known->before) {  // a write, or a read that another thread was faster with
+        known->before = allocate(known->size);
+        std::memcpy(known->before, known->memory, known->size);
+        mprotect(known->memory, known->size, PROT_READ | PROT_WRITE);
     }
     lock.clear();
 }
 
-// Sends what changed, in runs of bytes, and forgets all pages.
+// In runs of bytes.
+void send_changes(const Fetched& f) {
+    for (uint64_t i = 0; i < f.size; ++i) {
+        if (i % LINE == 0 && !std::memcmp(f.memory + i, f.before + i, LINE)) {
+            i += LINE - 1;
+            continue;
+        }
+        uint64_t end = i;
+        while (end < f.size && f.memory[end] != f.before[end]) ++end;
+        if (end == i) continue;
+        tell(CHANGE, uint64_t(f.memory + i), end - i);
+        send(f.memory + i, end - i);
+        i = end;
+    }
+}
+
+// Sends what changed, and forgets all pages.
 void give_back() {
     for (; count; --count) {
         const Fetched& f = fetched[count - 1];
-        for (uint64_t i = 0; i < f.size; ++i) {
-            uint64_t end = i;
-            while (end < f.size && f.memory[end] != f.before[end]) ++end;
-            if (end == i) continue;
-            tell(CHANGE, uint64_t(f.memory + i), end - i);
-            send(f.memory + i, end - i);
-            i = end;
-        }
-        munmap(f.memory, f.size), munmap(f.before, f.size);
+        if (f.before) send_changes(f), munmap(f.before, f.size);
+        munmap(f.memory, f.size);
     }
 }
 

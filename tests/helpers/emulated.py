@@ -1,7 +1,8 @@
-"""A pytest plugin that runs kernels of another processor in an emulator, for the tests of this one's kernels.
+"""Runs kernels of another processor in an emulator. `emulated.cpp` has the other half.
 
-`emulated.cpp` has the other half. Environment variables say what runs: `EMULATED_VARIANT` is an instruction
-set, `EMULATED_LIBRARY` its library, and `EMULATED_COMMAND` starts the emulator with the harness.
+It is a pytest plugin too, with which the tests of this processor's kernels test the others. Environment
+variables say what runs: `EMULATED_VARIANT` is an instruction set, `EMULATED_LIBRARY` its library, and
+`EMULATED_COMMAND` starts the emulator with the harness.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ctypes import c_double, c_float, c_int, c_size_t, c_void_p
 from functools import cache
 from typing import Any
 
-from soothsay.model.native import library
+import pytest
 
 FETCH, CHANGE, RESULT, COLLISION = range(4)
 FETCHED = 2**16
@@ -104,21 +105,24 @@ class EmulatedLibrary:
         return data
 
 
-@cache
-def _opened(variant: str) -> EmulatedLibrary | ctypes.CDLL:
-    """Take the place of `library._opened`, which opens other libraries."""
-    if variant != VARIANT:
-        return open_native(variant)
-    opened = EmulatedLibrary(shlex.split(os.environ["EMULATED_COMMAND"]), os.environ["EMULATED_LIBRARY"])
-    for name, result, arguments in library.signatures():
-        function = getattr(opened, name)
-        function.restype, function.argtypes = result, arguments
-    if not opened.soothsay_runs_here():
-        raise OSError(f"this processor lacks {variant}")
-    atexit.register(opened.close)
-    return opened
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests() -> None:
+    """Put the emulated set in the place of this processor's own ones, but for those that a test names."""
+    from soothsay.model.native import library
 
+    variant, open_native = os.environ["EMULATED_VARIANT"], library._opened
 
-VARIANT = os.environ["EMULATED_VARIANT"]
-library.VARIANTS = (VARIANT,)
-open_native, library._opened = library._opened, _opened  # type: ignore[assignment]
+    @cache
+    def opened(name: str) -> EmulatedLibrary | ctypes.CDLL:
+        if name != variant:
+            return open_native(name)
+        own = EmulatedLibrary(shlex.split(os.environ["EMULATED_COMMAND"]), os.environ["EMULATED_LIBRARY"])
+        for function, result, arguments in library.signatures():
+            declared = getattr(own, function)
+            declared.restype, declared.argtypes = result, arguments
+        if not own.soothsay_runs_here():
+            raise OSError(f"this processor lacks {name}")
+        atexit.register(own.close)
+        return own
+
+    library.VARIANTS, library._opened = (variant,), opened  # type: ignore[assignment]

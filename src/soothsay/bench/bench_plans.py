@@ -70,6 +70,7 @@ class StackPlan:
         "int8", "What weights are rounded to, if the model's files have no integers."
     )
     drafter: str = shared(ModelOptions, "drafter")
+    kernels: str = shared(ModelOptions, "kernels")
     peer: bool = option(True, "Whether transformers is the first rung.", "--transformers/--no-transformers")
 
 
@@ -94,6 +95,7 @@ class PeerOptions:
     )
     threads: int | None = optional("torch's", "Threads of each engine.", min=1)
     device: str = shared(ModelOptions, "device")
+    kernels: str = shared(ModelOptions, "kernels")
     prompts: Path | None = shared(BenchOptions, "prompts", default=None, show_default="no whole answers")
     per_task: int = option(20, "Number of prompts of each task.", min=1)
     max_tokens: int = option(128, "Tokens of an answer.", min=1)
@@ -190,6 +192,7 @@ class LearnPlan:
     max_tokens: int = common("max_tokens", default=64, min=1)
     temperature: float = common("temperature", default=0.0, min=0)
     batch: int = option(1, "Requests at a time.", min=1)
+    kernels: str = shared(ModelOptions, "kernels")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,3 +214,4 @@ class LengthPlan:
     max_tokens: int = shared(BenchOptions, "max_tokens", default=1024)
     temperature: float = shared(BenchOptions, "temperature")
     nodes: int = shared(BenchOptions, "nodes")
+    kernels: str = shared(ModelOptions, "kernels")

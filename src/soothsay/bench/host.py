@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from soothsay import LLM, SamplingParams
+from soothsay import LLM, EngineConfig, SamplingParams
 from soothsay.bench.measure import turns
 from soothsay.bench.prompts import PASSAGE
 from soothsay.bench.running import running
@@ -174,10 +174,12 @@ class HostBench:
         tokens: of an answer.
         batch: largest number of requests at a time.
         flush_bytes: memory that a pass reads where caches are to be cold; more than they hold.
+        kernels: see `LLM`.
     """
 
-    def __init__(self, model: str, tokens: int, batch: int, flush_bytes: int):
-        llm = LLM(model, drafter="none", prefix_caching=False, max_requests=batch, kv_tokens=batch * 1024)
+    def __init__(self, model: str, tokens: int, batch: int, flush_bytes: int, kernels: str = "auto"):
+        config = EngineConfig(prefix_caching=False, max_requests=batch, kv_tokens=batch * 1024)
+        llm = LLM(model, drafter="none", kernels=kernels, config=config)
         self.llm, self.engine, self.clock = llm, llm.engine, PartClock()
         self.params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
         asked = f"Summarize the following passage.\n\n{PASSAGE}"
@@ -239,12 +241,13 @@ def bench_host(
     tokens: int = 128,
     rounds: int = 5,
     flush_bytes: int = 2**26,
+    kernels: str = "auto",
 ) -> list[HostTime]:
     """Measure each drafter in each situation, in turns, after a round that does not count.
 
     Arguments are those of `HostBench`. Returns the medians over the rounds.
     """
-    bench = HostBench(model, tokens, max(batches), flush_bytes)
+    bench = HostBench(model, tokens, max(batches), flush_bytes, kernels)
     built = {spec: bench.drafter(spec) for spec in drafters}
     kinds = [*product(drafters, batches, temperatures, (False, True))]
     found = defaultdict[Any, list[HostTime]](list)

@@ -92,7 +92,7 @@ def bench_learn(
 
     Raises `DrafterError` if the drafter does not learn.
     """
-    llm = LLM(model, drafter="none", max_requests=plan.batch, prefix_caching=False)
+    llm = LLM(model, drafter="none", kernels=plan.kernels, max_requests=plan.batch, prefix_caching=False)
     drafters, window = _contenders(llm, plan.drafter, plan.share), plan.window
     report = LearnReport(str(model), plan.drafter, plan.share)
     stream = len(entries) - plan.held_out

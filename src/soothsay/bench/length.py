@@ -140,7 +140,7 @@ class LengthBench:
         self.llm, self.plan = llm, plan
         self.drafters = {name: build_drafter(name, llm.engine.target) for name in (PLAIN, *plan.drafters)}
         self.entries = read_prompts(plan.prompts)
-        own = conditions(plan, "model", "max_tokens", "temperature", nodes=llm.config.max_tree)
+        own = conditions(plan, "model", "max_tokens", "temperature", "kernels", nodes=llm.config.max_tree)
         self.results = LengthResults(Journal(own, path))
         self.left_out = 0
         """Prompts that do not fit into the model's context with their answers."""

@@ -47,6 +47,7 @@ def bench_quality(
     chunk: int = 512,
     progress: Progress = lambda *_: None,
     kv_dtype: KVDType = "auto",
+    kernels: str = "auto",
 ) -> list[Quality]:
     """Compare each dtype with float32, which comes first in the result.
 
@@ -63,6 +64,7 @@ def bench_quality(
         chunk: tokens of a chunk.
         progress: called with chunks done, chunks in all, and tokens read.
         kv_dtype: of the models that are compared; see `load_model`.
+        kernels: of all of them; see `chosen_kernels`.
 
     Raises `RequestError` if the text has fewer tokens than a chunk, or the reference another vocabulary.
     """
@@ -74,10 +76,10 @@ def bench_quality(
         raise RequestError(
             f"{model} has {size:,} tokens and {reference} {expected_size:,}; they need the same vocabulary"
         )
-    models: dict[str, Transformer] = {REFERENCE: load_model(against, REFERENCE)}
+    models: dict[str, Transformer] = {REFERENCE: load_model(against, REFERENCE, kernels=kernels)}
     for dtype in dtypes:
         if dtype not in models:
-            models[dtype] = load_model(checkpoint, dtype, kv_dtype=kv_dtype)
+            models[dtype] = load_model(checkpoint, dtype, kernels=kernels, kv_dtype=kv_dtype)
     sums = {name: np.zeros(3) for name in models}
     meter = Meter(progress, len(chunks))
     meter.advance()

@@ -23,6 +23,7 @@ from soothsay.bench.peers.peer_process import PeerProcess
 from soothsay.bench.prompts import PASSAGE, TOPICS, PromptEntry, encode_with, read_prompts, spread
 from soothsay.bench.running import answer_of, running
 from soothsay.bench.stack_results import PEER, PLAIN, Rung, StackResults, StackRun
+from soothsay.config import DType
 from soothsay.core.tenant import Tenant
 from soothsay.drafters.registry import build_drafter
 from soothsay.errors import ModelError, RequestError, SoothsayError
@@ -161,7 +162,7 @@ class StackBench:
         """Load the models, and yield the rungs from the lowest on."""
         plan, stored = self.plan, self._checkpoint.weight_format()
         config = EngineConfig(max_requests=1, max_context=self.context, prefix_caching=False)
-        floats = LLM(plan.model, drafter="none", dtype="bfloat16", config=config)
+        floats = LLM(plan.model, drafter="none", dtype="bfloat16", kernels=plan.kernels, config=config)
         dtype = str(floats.model.dtype).removeprefix("torch.")
         peer = self._peer(stack, dtype) if plan.peer else None
         if peer is not None:
@@ -174,7 +175,8 @@ class StackBench:
             self.notes.append(f"{number} requests at once were left out: there are {plan.requests}.")
         most = max(batches, default=1)
         config = replace(config, max_requests=most)
-        llm = LLM(plan.model, drafter="none", dtype="auto" if stored else plan.integers, config=config)
+        own: DType = "auto" if stored else plan.integers
+        llm = LLM(plan.model, drafter="none", dtype=own, kernels=plan.kernels, config=config)
         rung = Rung(INTEGERS, f"integers: {stored.name if stored else plan.integers}", PLAIN)
         yield rung, Ours(llm, build_drafter("none", llm.engine.target))
         drafter = build_drafter(plan.drafter, llm.engine.target)
@@ -212,7 +214,7 @@ class StackBench:
 
     def _conditions(self) -> dict[str, Any]:
         return conditions(
-            *(self.plan, "model", "requests", "tokens", "prefix"),
+            *(self.plan, "model", "requests", "tokens", "prefix", "kernels"),
             rungs={rung.name: rung.title for rung in self._contenders},
             prompts_digest=short_hash(repr(self.long_prompts)),
             threads=torch.get_num_threads(),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -68,6 +69,7 @@ def bench_step(
     layout: Layout = "chain",
     dense: LlamaShape | None = None,
     read_bytes: int = 2**30,
+    kernels: str = "auto",
 ) -> StepReport:
     """Measure t(M) in every dtype at every context, all in turns.
 
@@ -81,12 +83,14 @@ def bench_step(
         layout: shape of the trees.
         dense: a second model, in every dtype too, that the first one is compared with.
         read_bytes: size of the buffer that measures the memory rate, much larger than the CPU's caches.
+        kernels: see `chosen_kernels`.
     """
     checkpoint = RandomCheckpoint(model) if isinstance(model, LlamaShape) else open_checkpoint(model)
     rows = sorted({1, *rows})
-    models = {_shown(dtype, model): model for dtype in dtypes for model in [load_model(checkpoint, dtype)]}
+    load = partial(load_model, kernels=kernels)
+    models = {_shown(dtype, model): model for dtype in dtypes for model in [load(checkpoint, dtype)]}
     if dense is not None:
-        models |= {f"{dtype}, dense": load_model(RandomCheckpoint(dense), dtype) for dtype in dtypes}
+        models |= {f"{dtype}, dense": load(RandomCheckpoint(dense), dtype) for dtype in dtypes}
     contenders: dict[str, Workload] = {"read": reading(read_bytes)}
     kinds = [*product(contexts, rows)]
     for dtype, loaded in models.items():

@@ -142,6 +142,7 @@ class Demo:
     repeats: int = option(5, "Rounds. Times are the median over them.", min=1)
     dtype: DType = shared(ModelOptions, "dtype")
     device: str = shared(ModelOptions, "device")
+    kernels: str = shared(ModelOptions, "kernels")
 
     def run(self) -> None:
         """Compare. Exits with 1 if an answer differs."""
@@ -150,7 +151,8 @@ class Demo:
             raise typer.BadParameter(f"{PLAIN!r} {problem}")
         model = self.model or _usual_model()
         # every answer prefills its prompt
-        llm = load_llm(model, prefix_caching=False, dtype=self.dtype, device=self.device)
+        own = {name: getattr(self, name) for name in ("dtype", "device", "kernels")}
+        llm = load_llm(model, prefix_caching=False, **own)
         names = (
             list(dict.fromkeys(self.drafter))
             if self.drafter

@@ -53,6 +53,7 @@ class Inspect:
     )
     dtype: DType = shared(ModelOptions, "dtype")
     kv_dtype: KVDType = shared(ModelOptions, "kv_dtype")
+    kernels: str = shared(ModelOptions, "kernels")
 
     def run(self) -> None:
         """Print the facts."""
@@ -89,7 +90,7 @@ class Inspect:
 
         from soothsay.files import read_json_object
         from soothsay.model.families.parsing import parse_model_config
-        from soothsay.model.kernel_sets import best_kernels
+        from soothsay.model.kernel_sets import chosen_kernels
         from soothsay.model.transformer import Transformer
         from soothsay.model.weights.load import for_context, weight_bytes
         from soothsay.model.weights.numeric_mode import declared_mode
@@ -102,7 +103,7 @@ class Inspect:
         experts = sum(own.routing.count for own in config.parts(ExpertsSpec).values())
         if config.num_layers + experts > MAX_MODULES:
             raise ModelError(f"{file} promises {experts:,} experts; {MAX_MODULES:,} are the limit here")
-        mode, kernels = declared_mode(raw, file, self.dtype), best_kernels(config)
+        mode, kernels = declared_mode(raw, file, self.dtype), chosen_kernels(self.kernels, config)
         with torch.device("meta"):
             shapes = Transformer(config)
         return [
@@ -130,12 +131,12 @@ class Inspect:
     def _needs(self, checkpoint: Checkpoint, model: Transformer) -> Rows:
         import torch
 
-        from soothsay.model.kernel_sets import best_kernels
+        from soothsay.model.kernel_sets import chosen_kernels
         from soothsay.model.weights.load import table_bytes, weight_bytes
         from soothsay.model.weights.numeric_mode import numeric_mode
         from soothsay.model.weights.tensor_names import TensorNames
 
-        names, kernels = TensorNames(model.spec, checkpoint), best_kernels(model.spec)
+        names, kernels = TensorNames(model.spec, checkpoint), chosen_kernels(self.kernels, model.spec)
         mode = numeric_mode(names, self.dtype)
         probe = kernels.linear(mode.convert("probe", torch.zeros(64, 64)), None, mode.dtype)
         yield "runs here", f"{mode.name}; linear layers {probe.name}"

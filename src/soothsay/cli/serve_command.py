@@ -120,6 +120,12 @@ class PlacementOptions:
         "different machines give equal answers. Slower."
     )
 
+    def kernels(self, chosen: str) -> str:
+        """The kernels of the engines. Raises `typer.BadParameter` for others beside --portable."""
+        if self.portable and chosen not in ("auto", "portable"):
+            raise typer.BadParameter(f"--portable is --kernels portable: leave out --kernels {chosen}")
+        return "portable" if self.portable else chosen
+
     def bounds(self) -> Bounds:
         """The bounds of the number of engines. Raises `typer.BadParameter`."""
         from soothsay.server.fleet.engine_fleet import Bounds
@@ -241,7 +247,8 @@ class Serve:
         learning = {"max_stall": self.max_stall, "learn_for_tenants": self.learn_for_tenants}
         bounds = self.placement.bounds()
         self.engine.check(bounds.most, self.placement.ray_address)
-        arguments = {**self.engine.for_llm(), **learning}
+        kernels = self.placement.kernels(self.engine.kernels)
+        arguments = {**self.engine.for_llm(), "kernels": kernels, **learning}
         with bind(self.host, self.port) as sockets, _fleet(model, self.placement, bounds, arguments) as fleet:
             from soothsay.server.http.json_log import log, log_to_stderr
             from soothsay.server.http_server import Server
@@ -299,9 +306,9 @@ def _fleet(
 
         shared = placement.shared(bounds.most)
         stages = shared if isinstance(shared, int) else len(shared) + 1
-        kernels, variables = ("portable", PORTABLE) if placement.portable else ("auto", {})
+        variables = PORTABLE if placement.portable else {}
         place = placement.replica_cores, placement.ray_address
-        factory = partial(load, model, stages=shared, kernels=kernels, **arguments)
+        factory = partial(load, model, stages=shared, **arguments)
         make = stack.enter_context(engines(factory, Placement(bounds.most, *place, variables, stages)))
         with load_bar(f"loading {model} ..."):
             fleet = stack.enter_context(Fleet(make, bounds))

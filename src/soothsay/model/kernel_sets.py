@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import torch
 
 from soothsay.errors import ModelError
-from soothsay.model.native.library import VARIANTS
+from soothsay.model.native.library import check_kernels
 from soothsay.model.native.native_kernels import NativeKernels, load_native
 from soothsay.model.ops.kernels import Kernels, StockKernels
 from soothsay.model.specs.model_spec import ModelSpec
@@ -62,7 +62,7 @@ def best_kernels(spec: ModelSpec, device: torch.device | str = "cpu") -> Kernels
             warnings.warn(
                 "there are no native kernels, since there was no C++ compiler at installation: PyTorch's own "
                 "operations run, which are slower",
-                stacklevel=3,
+                stacklevel=4,
             )
         return StockKernels() if native is None or not native.fit(spec) else native
     problem = gpu_problem(device)
@@ -76,18 +76,28 @@ def best_kernels(spec: ModelSpec, device: torch.device | str = "cpu") -> Kernels
         warnings.warn(
             f"{problem}: PyTorch's own operations run on {device}, and answers may depend on the draft tree "
             "there",
-            stacklevel=3,
+            stacklevel=4,
         )
     return StockKernels()
 
 
-def named_kernels(name: str) -> Kernels | None:
-    """The kernels of a name: an instruction set, or "stock"; None for "auto". Raises `ModelError`."""
-    if name in ("auto", "stock"):
-        return StockKernels() if name == "stock" else None
-    if name not in VARIANTS:
-        raise ModelError(f"there are no kernels {name!r}; choose from auto, stock, {', '.join(VARIANTS)}")
-    try:
-        return NativeKernels(name)
-    except OSError as error:
-        raise ModelError(str(error)) from None
+def chosen_kernels(name: str, spec: ModelSpec, device: torch.device | str = "cpu") -> Kernels:
+    """The kernels of a name for a model.
+
+    Args:
+        name: "auto": see `best_kernels`; "stock", PyTorch's own operations; or an instruction set.
+        spec: of the model.
+        device: where it runs.
+
+    Raises `ModelError` if there are none of this name here, or if they cannot compute the model.
+    """
+    check_kernels(name)
+    if name == "auto":
+        return best_kernels(spec, device)
+    if name == "stock":
+        return StockKernels()
+    if torch.device(device).type != "cpu":
+        raise ModelError(f"the kernels {name!r} run on CPUs, not on {device}: choose auto or stock")
+    if not NativeKernels.fit(spec):
+        raise ModelError(f"the kernels {name!r} lack a part of this model: choose auto or stock")
+    return NativeKernels(name)

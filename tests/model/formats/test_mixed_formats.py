@@ -17,7 +17,7 @@ from torch import Tensor
 
 from soothsay import LLM, ModelError, SamplingParams
 from soothsay.core.batch import Rows
-from soothsay.model.kernel_sets import named_kernels
+from soothsay.model.native.library import check_kernels
 from soothsay.model.native.native_linear import NativeLinear
 from soothsay.model.ops.linear import multiplies_bfloat16
 from soothsay.model.weights.checkpoint import open_checkpoint, read_model_config
@@ -183,10 +183,10 @@ def test_answers_do_not_depend_on_the_drafter(kind: str, tmp_path: Path) -> None
 def test_bits_of_a_row_without_native_products_of_bfloat16(kind: str, kernels: str, tmp_path: Path) -> None:
     """Plain parts are multiplied by PyTorch there, and those in integers by the kernels."""
     try:
-        used = named_kernels(kernels)
+        check_kernels(kernels)
     except ModelError:
         pytest.skip(f"no {kernels} kernels run here")
-    model = load_model(open_checkpoint(write(tmp_path, kind)), kernels=used)
+    model = load_model(open_checkpoint(write(tmp_path, kind)), kernels=kernels)
     tokens = array(range(24))
     whole = run(model, [Rows(tokens, 0)])[0][0]
     beside = run(model, [Rows(tokens[:5], 0), Rows(tokens, 0)])[0]

@@ -70,7 +70,7 @@ class EngineBench:
         self.conditions = {"model": str(self.checkpoint.path.resolve()), "threads": self.threads}
         if self.device != "cpu":
             self.conditions["device"] = self.device
-        names = "max_tokens", *(["draft_model"] if plan.draft_model else [])
+        names = "max_tokens", "kernels", *(["draft_model"] if plan.draft_model else [])
         self.conditions |= {name: getattr(plan, name) for name in names}
 
     def client(self, name: str, dtype: str) -> PeerProcess:
@@ -86,8 +86,8 @@ class EngineBench:
         self.progress(f"{dtype}: loading {name}", 0, 0)
         python = sys.executable if name == OURS else pythons.get(name, pythons.get("", sys.executable))
         draft_model = plan.draft_model and str(Path(plan.draft_model).resolve())
-        speculation = list(plan.drafters), draft_model
-        setup = Setup(model, dtype, self.threads, self.context, own_format, *speculation, self.device)
+        own = list(plan.drafters), draft_model, self.device, plan.kernels
+        setup = Setup(model, dtype, self.threads, self.context, own_format, *own)
         return PeerProcess(name, setup, python, self.folder / f"{name}-{dtype}.log")
 
 

@@ -46,6 +46,7 @@ class Step:
         "chain", "Shape of the rows' tree: a path, or two children a node."
     )
     rounds: int = shared(BenchOptions, "rounds")
+    kernels: str = shared(ModelOptions, "kernels")
     to_json: Path | None = shared(BenchOptions, "to_json")
 
     def run(self) -> None:
@@ -59,7 +60,8 @@ class Step:
             from soothsay.bench.step import bench_step, step_table
 
             model = LlamaShape.parse(self.shape or "1.1B") if self.model is None else self.model
-            report = bench_step(model, dtypes, counts, self.contexts or [128], self.rounds, self.tree)
+            asked = counts, self.contexts or [128], self.rounds, self.tree
+            report = bench_step(model, dtypes, *asked, kernels=self.kernels)
         Console(highlight=False).print(step_table(report))
         save_numbers(self.to_json, asdict(report))
 
@@ -81,6 +83,7 @@ class Host:
     )
     tokens: int = option(128, "Tokens of an answer.", min=8)
     rounds: int = shared(BenchOptions, "rounds", default=5)
+    kernels: str = shared(ModelOptions, "kernels")
     to_json: Path | None = shared(BenchOptions, "to_json")
 
     def run(self) -> None:
@@ -90,7 +93,8 @@ class Host:
 
             drafters = self.drafter or ["none", "suffix", "auto", GIVEN]
             situations = self.batch or [1, 32], self.temperature or [0.0, 1.0]
-            times = bench_host(self.model, drafters, *situations, tokens=self.tokens, rounds=self.rounds)
+            own = {name: getattr(self, name) for name in ("tokens", "rounds", "kernels")}
+            times = bench_host(self.model, drafters, *situations, **own)
         Console(highlight=False).print(host_table(times, self.rounds))
         save_numbers(self.to_json, [asdict(time) for time in times])
 
@@ -110,6 +114,7 @@ class Experts:
     dtype: list[str] | None = shared(BenchOptions, "dtype", show_default="int8, bfloat16")
     rows: str = shared(BenchOptions, "rows", default="1,4,8,16")
     rounds: int = shared(BenchOptions, "rounds", default=25)
+    kernels: str = shared(ModelOptions, "kernels")
     to_json: Path | None = shared(BenchOptions, "to_json")
 
     def run(self) -> None:
@@ -122,7 +127,8 @@ class Experts:
             sizes = LlamaShape.parse(self.shape)
             if not sizes.experts:
                 raise typer.BadParameter(f"--shape {self.shape}: it has no experts; write {SHAPE}")
-            report = bench_step(sizes, dtypes, counts, rounds=self.rounds, dense=sizes.dense)
+            own = {name: getattr(self, name) for name in ("rounds", "kernels")}
+            report = bench_step(sizes, dtypes, counts, dense=sizes.dense, **own)
         Console(highlight=False).print(step_table(report))
         save_numbers(self.to_json, asdict(report))
 
@@ -143,6 +149,7 @@ class Quality:
     reference: str | None = optional("MODEL", "The model whose float32 is the reference.")
     tokens: int = option(20_000, "Tokens to read, at most.", min=1)
     chunk: int = option(512, "Tokens that are read at once.", min=4)
+    kernels: str = shared(ModelOptions, "kernels")
     to_json: Path | None = shared(BenchOptions, "to_json")
 
     def run(self) -> None:
@@ -153,7 +160,7 @@ class Quality:
             from soothsay.bench.quality import bench_quality
 
             read = self.reference, self.tokens, self.chunk
-            found = bench_quality(self.model, text, dtypes, *read, progress, self.kv_dtype)
+            found = bench_quality(self.model, text, dtypes, *read, progress, self.kv_dtype, self.kernels)
         table = records_table(
             found,
             {"dtype": "{.dtype}"},

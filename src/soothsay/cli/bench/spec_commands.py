@@ -55,6 +55,7 @@ class Spec:
     )
     dtype: DType = shared(ModelOptions, "dtype")
     device: str = shared(ModelOptions, "device")
+    kernels: str = shared(ModelOptions, "kernels")
     max_context: int | None = shared(ModelOptions, "max_context")
     to_json: Path | None = shared(BenchOptions, "journal")
     markdown: Path | None = shared(BenchOptions, "markdown")
@@ -76,12 +77,13 @@ class Spec:
             tasks = by_task(read_prompts(self.prompts), options.per_task)
             questions = in_turns(tasks.values())
             config = serving(max(options.batches), options.nodes, self.max_context)
-            llm = LLM(self.model, drafter="none", dtype=self.dtype, device=self.device, config=config)
+            own = {name: getattr(self, name) for name in ("dtype", "device", "kernels")}
+            llm = LLM(self.model, drafter="none", config=config, **own)
             drafters: Mapping[str, DrafterSpec] = {name: name for name in self.drafter or ()}
             plan = SpecPlan(drafters or _fitting(llm.engine.target), **vars(options))
             found = str(llm.model.dtype).removeprefix("torch.")
             dtype = f"auto ({found})" if self.dtype == "auto" else self.dtype
-            about = {"model": self.model, "dtype": dtype}
+            about = {"model": self.model, "dtype": dtype, "kernels": self.kernels}
             if self.prompts != SPEC_BENCH:
                 about["prompts"] = self.prompts.name
             times = partial(measure_passes, llm.model, llm.config.max_context or 0)
@@ -188,7 +190,8 @@ class Length:
             from soothsay.bench.length import LengthBench, length_chart, length_table
             from soothsay.bench.spec.spec_bench import serving
 
-            llm = LLM(self.plan.model, drafter="none", config=serving(1, self.plan.nodes))
+            config, kernels = serving(1, self.plan.nodes), self.plan.kernels
+            llm = LLM(self.plan.model, drafter="none", config=config, kernels=kernels)
             bench = LengthBench(llm, self.plan, self.to_json, progress)
             results = bench.run()
         table, console = length_table(results), Console(highlight=False)

@@ -70,6 +70,7 @@ class AnswerConversations:
     drafter: str = shared(ModelOptions, "drafter", default=PLAIN)
     dtype: DType = shared(ModelOptions, "dtype")
     device: str = shared(ModelOptions, "device")
+    kernels: str = shared(ModelOptions, "kernels")
     max_context: int | None = shared(ModelOptions, "max_context")
     chat_template: Path | None = shared(ModelOptions, "chat_template")
 
@@ -87,7 +88,7 @@ class AnswerConversations:
             from soothsay import LLM, SamplingParams
 
             params = SamplingParams(temperature=self.temperature, max_tokens=self.max_tokens, seed=self.seed)
-            names = "drafter", "dtype", "device", "max_context", "chat_template"
+            names = "drafter", "dtype", "device", "kernels", "max_context", "chat_template"
             own = {name: getattr(self, name) for name in names}
             llm = LLM(self.model, max_requests=self.batch, prefix_caching=features is None, **own)
         folder = None
@@ -142,6 +143,7 @@ class FindSkippedLayers:
     samples: int = option(16, "Pieces of text.", min=1)
     tokens: int = option(128, "Tokens in a piece.", min=2)
     dtype: DType = shared(ModelOptions, "dtype")
+    kernels: str = shared(ModelOptions, "kernels")
 
     def run(self) -> None:
         """Search, and write the best set of layers."""
@@ -159,7 +161,8 @@ class FindSkippedLayers:
                 raise DrafterError(
                     f"{checkpoint.path} is a single file, not a directory that can hold a drafter: give --out"
                 )
-            target, tokenizer = load_model(checkpoint, self.dtype), checkpoint.tokenizer()
+            tokenizer = checkpoint.tokenizer()
+            target = load_model(checkpoint, self.dtype, kernels=self.kernels)
         with notice("reading text ..." if text else f"{model} writes text to measure with ..."):
             if text:
                 pieces = read_samples(text, tokenizer, self.samples, self.tokens)

@@ -82,8 +82,9 @@ def draft_model(
     if dtype == "auto" and target.model.bits is not None:
         dtype = "int4"
     tokens = common_tokens(checkpoint, vocabulary) if translation is None else None
-    device, context = target.model.device, target.config.max_context
-    loaded = load_model(checkpoint, dtype, device, max_context=context, coarse=True, tokens=tokens)
+    device, context, own = target.model.device, target.config.max_context, target.model.kernels
+    kernels = own.variant if own.variant and own.fit(read_model_config(checkpoint)) else "auto"
+    loaded = load_model(checkpoint, dtype, device, kernels, context, coarse=True, tokens=tokens)
     if translation is None:
         return DraftModel(target, loaded, depth, shape.width, shape.branch, tokens)
     _check_states(loaded)

@@ -162,11 +162,12 @@ class Experts(nn.Module):
         flat = chosen.flatten()
         counts = torch.bincount(flat, minlength=len(self.experts)).tolist()
         self.ran.fill_(sum(count > 0 for count in counts))
-        for expert, places in zip(self.experts, flat.argsort(stable=True).split(counts), strict=True):
+        own_places = torch.split(flat.argsort(stable=True), counts)  # those of each expert, in order
+        for expert, places in zip(self.experts, own_places, strict=True):
             if len(places):
-                rows, rank = places // chosen.shape[1], places % chosen.shape[1]
-                own = x[rows] * weights[rows, rank, None] if self.spec.routing.scales_inputs else x[rows]
-                out[rows, rank] = expert(self.kernels, own)
+                rows, ranks = places // chosen.shape[1], places % chosen.shape[1]
+                own = x[rows] * weights[rows, ranks, None] if self.spec.routing.scales_inputs else x[rows]
+                out[rows, ranks] = expert(self.kernels, own)
         if self.spec.routing.scales_inputs:
             weights = torch.ones_like(weights)
         mixed = out[:, 0] * weights[:, :1]

@@ -10,8 +10,7 @@ from ctypes import c_double, c_float, c_int, c_int64, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from soothsay.errors import ModelError
 from soothsay.processors import granted_processors
 
 FAMILIES = {
@@ -90,14 +89,37 @@ class Library:
     def __init__(self, variant: str):
         self.variant, self.multiplies_bfloat16 = variant, variant in BFLOAT16
         self._loaded, self._granted = _opened(variant), granted_processors()
+        from torch import get_num_threads  # here, since a command line has its options checked without torch
+
+        self._num_threads = get_num_threads
         self.gains = self._loaded.soothsay_runs_here() == 1
         """Whether it is faster than the instruction sets after it in `VARIANTS`."""
 
     @property
     def _library(self) -> ctypes.CDLL:
         """The functions, set to torch's number of threads now, but no more than the machine grants."""
-        self._loaded.soothsay_set_threads(min(torch.get_num_threads(), self._granted))
+        self._loaded.soothsay_set_threads(min(self._num_threads(), self._granted))
         return self._loaded
+
+
+def check_kernels(name: str) -> None:
+    """Raise `ModelError` unless kernels of a name run here: "auto", "stock", or one of `VARIANTS`."""
+    if problem := _problem(name):
+        there = [one for one in ("auto", "stock", *VARIANTS) if not _problem(one)]
+        raise ModelError(f"{problem}; on this machine there are {', '.join(there)}")
+
+
+def _problem(name: str) -> str:
+    """Why kernels of a name do not run here; empty: they do."""
+    if name in ("auto", "stock"):
+        return ""
+    if name not in VARIANTS:
+        return f"there are no kernels {name!r}"
+    try:
+        _opened(name)
+        return ""
+    except OSError as error:
+        return str(error)
 
 
 def _opened(variant: str) -> ctypes.CDLL:

@@ -18,7 +18,6 @@ import torch
 from soothsay.config import DType, KVDType
 from soothsay.errors import ModelError
 from soothsay.handshake import call
-from soothsay.model.kernel_sets import named_kernels
 from soothsay.model.pipeline.remote_stage import RemoteStage
 from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.transformer import Transformer
@@ -101,13 +100,13 @@ def load_pipeline(
         model: as `open_checkpoint` takes it. Other machines need it under the same name.
         stages: the other processes.
         dtype: see `load_model`.
-        kernels: see `named_kernels`.
+        kernels: see `chosen_kernels`.
         max_context: see `load_model`.
         kv_dtype: see `load_model`.
 
     Raises `ModelError` if a process cannot load its layers, cannot be reached, or has another numeric mode.
     """
-    checkpoint, chosen = open_checkpoint(model), named_kernels(kernels)
+    checkpoint = open_checkpoint(model)
     count = stages if isinstance(stages, int) else len(stages) + 1
     own, *others = split_layers(read_model_config(checkpoint), count)
     rest: list[RemoteStage] = []
@@ -123,7 +122,7 @@ def load_pipeline(
                 kv_dtype=kv_dtype,
                 threads=torch.get_num_threads(),
             )
-        loaded = load_model(checkpoint, dtype, "cpu", chosen, max_context, own, kv_dtype=kv_dtype)
+        loaded = load_model(checkpoint, dtype, "cpu", kernels, max_context, own, kv_dtype=kv_dtype)
         mode = described_mode(loaded.blocks, loaded.kernels, loaded.dtype, loaded.kv_dtype, loaded.bits)
         for stage in rest:
             stage.wait(mode)

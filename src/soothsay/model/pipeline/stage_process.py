@@ -20,7 +20,6 @@ from soothsay.core.cache import KVPool
 from soothsay.errors import SoothsayError
 from soothsay.handshake import CALLERS, Caller, CallerGate
 from soothsay.machine import available_memory
-from soothsay.model.kernel_sets import named_kernels
 from soothsay.model.pipeline.frames import Frame, FrameError, read_moves, read_rows, receive, send
 from soothsay.model.stage import PoolSize
 from soothsay.model.transformer import LocalStage
@@ -128,8 +127,7 @@ def _load(frame: Frame) -> tuple[ServedStage, Frame]:
     fields = frame.fields
     torch.set_num_threads(min(max(int(fields["threads"]), 1), MAX_THREADS))
     checkpoint, layers = open_checkpoint(fields["model"]), range(*fields["layers"])
-    kernels = named_kernels(fields["kernels"])
-    options = fields["dtype"], kernels, fields["max_context"], fields["kv_dtype"]
+    options = fields["dtype"], fields["kernels"], fields["max_context"], fields["kv_dtype"]
     stage, bits = load_stage(checkpoint, layers, *options)
     mode = described_mode(stage.blocks, stage.kernels, stage.dtype, stage.kv_dtype, bits)
     about = {"mode": mode, "memory": available_memory(), "machine": platform.node()}

@@ -14,7 +14,7 @@ from soothsay.machine import available_memory, usable_memory
 from soothsay.model.decoder.blocks import record
 from soothsay.model.decoder.embedding import Embedding, IntegerEmbedding
 from soothsay.model.formats.weight_format import WeightFormat
-from soothsay.model.kernel_sets import best_kernels, usable_device
+from soothsay.model.kernel_sets import chosen_kernels, usable_device
 from soothsay.model.loaded_part import LoadedPart
 from soothsay.model.ops.kernels import Kernels, StockKernels
 from soothsay.model.ops.linear import Dense
@@ -32,7 +32,7 @@ def load_model(
     checkpoint: Checkpoint,
     dtype: DType = "auto",
     device: torch.device | str = "cpu",
-    kernels: Kernels | None = None,
+    kernels: Kernels | str = "auto",
     max_context: int | None = None,
     layers: range | None = None,
     coarse: bool = False,
@@ -49,7 +49,7 @@ def load_model(
             multiplies it fast, else float32. "int8" and "int4" round plain weights to nearest;
             `soothsay quantize` loses less.
         device: where the model runs; see `usable_device`.
-        kernels: None: the fastest that fit.
+        kernels: or their name; see `chosen_kernels`.
         max_context: the longest context that will be served, for models that have several sets of rotary
             positions (longrope); None: the model's own limit.
         layers: the first ones, if `Transformer.rest` will have the others; None: all.
@@ -58,13 +58,13 @@ def load_model(
         tokens: `[n]` int64, those that the output head has logits of, in order; None: all.
         kv_dtype: "int8" keeps keys and values in 8 bits with a scale a row and head: about half the memory.
 
-    Raises `ModelError` for an unknown dtype, quantization or device, for too little memory, and for tensors
-    that are missing or do not fit the configuration.
+    Raises `ModelError` for an unknown dtype, quantization, device or kernels, for too little memory, and for
+    tensors that are missing or do not fit the configuration.
     """
     device = usable_device(device)
     spec = for_context(read_model_config(checkpoint), max_context)
     names = TensorNames(spec, checkpoint)
-    kernels = kernels or best_kernels(spec, device)
+    kernels = kernels if isinstance(kernels, Kernels) else chosen_kernels(kernels, spec, device)
     mode = numeric_mode(names, dtype, device, coarse, kernels)
     with torch.device("meta"):
         model = Transformer(spec, kernels, layers, mode.kv_dtype(spec, kernels, kv_dtype))
@@ -86,7 +86,7 @@ def load_stage(
     checkpoint: Checkpoint,
     layers: range,
     dtype: DType = "auto",
-    kernels: Kernels | None = None,
+    kernels: str = "auto",
     max_context: int | None = None,
     kv_dtype: KVDType = "auto",
 ) -> tuple[LocalStage, int | None]:
@@ -97,9 +97,9 @@ def load_stage(
     spec = for_context(read_model_config(checkpoint), max_context)
     names = TensorNames(spec, checkpoint, layers.start)
     mode = numeric_mode(names, dtype)
-    kernels = kernels or best_kernels(spec)
+    own = chosen_kernels(kernels, spec)
     with torch.device("meta"):
-        model = Transformer(spec, kernels, layers, mode.kv_dtype(spec, kernels, kv_dtype))
+        model = Transformer(spec, own, layers, mode.kv_dtype(spec, own, kv_dtype))
     _load_modules(model, names, mode, "cpu", "blocks.")
     stage = model.own
     record(stage.blocks)

@@ -20,8 +20,9 @@ class Soothsay(Peer):
 
     def load(self) -> None:
         """See `Peer`."""
-        engine = {"max_context": self.setup.context, "prefix_caching": False, "device": self.setup.device}
-        self.llm = self.soothsay.LLM(self.setup.model, dtype=self.setup.dtype, drafter="none", **engine)
+        own = {name: getattr(self.setup, name) for name in ("dtype", "device", "kernels")}
+        engine = {"max_context": self.setup.context, "prefix_caching": False}
+        self.llm = self.soothsay.LLM(self.setup.model, drafter="none", **own, **engine)
 
     def decode(self, ids: list[int], count: int) -> tuple[float, list[int]]:
         """See `Peer`."""

@@ -35,6 +35,7 @@ class Setup:
     drafters: Sequence[str] = ("auto",)  # for soothsay only
     draft_model: str = ""  # for the speculation of the others; of the kind that `model` is
     device: str = "cpu"  # where the model runs, as PyTorch names it
+    kernels: str = "auto"  # for soothsay only
 
 
 class Peer(Protocol):
