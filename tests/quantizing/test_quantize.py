@@ -315,7 +315,9 @@ def test_layers_meet_the_inputs_that_earlier_ones_give(
     for number in range(2):
         model = restored(source, tmp_path / "out", blocks=number)
         paths = [
-            n for n, m in model.blocks[number].named_modules() if hasattr(m, "out_features") and "router" not in n
+            n
+            for n, m in model.blocks[number].named_modules()
+            if hasattr(m, "out_features") and "router" not in n
         ]
         inputs: dict[str, list[Tensor]] = {}
         for path in paths:
