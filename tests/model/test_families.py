@@ -35,6 +35,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from soothsay.core import functions
 from soothsay.core.batch import Rows
 from soothsay.core.cache import KVPool
 from soothsay.core.paths import KEY_BLOCK
@@ -48,7 +49,7 @@ from soothsay.model.ops.kernels import StockKernels
 from soothsay.model.ops.linear import InBlocks, Packed
 from soothsay.model.ops.state_space import StateSpace
 from soothsay.model.specs.attention_spec import AttentionSpec, LatentSpec
-from soothsay.model.specs.feed_forward_spec import ExpertsSpec
+from soothsay.model.specs.feed_forward_spec import UNGATED, ExpertsSpec
 from soothsay.model.specs.state_specs import StateSpaceSpec
 from soothsay.model.transformer import Transformer
 from soothsay.model.weights.checkpoint import open_checkpoint
@@ -353,6 +354,10 @@ def test_the_scale_of_embeddings_has_the_precision_of_the_weights(
         _, (embedded,) = model(pack(model, [Rows(array(sequence), 0)]), taps=(0,))
     assert expected.dtype == stored
     assert torch.equal(embedded.to(stored), expected)
+
+
+def test_parts_without_a_gate_have_functions() -> None:
+    assert set(UNGATED) == set(functions.UNGATED)
 
 
 def test_nodes_of_a_tree_beyond_the_learned_positions(pairs: Pairs) -> None:

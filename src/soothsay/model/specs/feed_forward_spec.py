@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from soothsay.core.functions import UNGATED
-
 SQUARED_RELU = "relu2"
 """The activation of Nemotron and Arcee."""
+
+UNGATED = SQUARED_RELU, "relu", "plain_gelu_tanh", "plain_gelu"
+"""Activations of parts without a gate. `soothsay.core.functions.UNGATED` has the functions."""
 
 CLIPPED = "clipped_swiglu"
 """The activation of gpt-oss; see `soothsay.model.ops.kernels.clipped_swiglu`."""
