@@ -52,6 +52,12 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def _same_numbers() -> None:
+    """Let a test draw the same random numbers wherever it runs, and after whichever tests."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Give tests a cache of their own: their measurements must not reach the user's cache."""

@@ -16,7 +16,6 @@ _OUTER_PARTS = {
     "token_embd": "embedding",
     "position_embd": "positions",
     "output_norm": "norm",
-    "output": "head",
     "token_embd_norm": "=embedding_norm",  # LFM2's last norm
     "per_layer_token_embd": "layer_embeddings.table",
     "per_layer_model_proj": "layer_embeddings.projection",
@@ -188,7 +187,8 @@ IN_LAYERS = ModuleNames(
 def outer_names(family: str) -> dict[str, str]:
     """Hugging Face's names of what a family has outside of its blocks, by GGUF's."""
     found = {part: f"model.{name}" for part, name in _resolved(family, _OUTER_PARTS)}
-    return {**found, **(_STREAMS if family == "gemma3n_text" else {})}
+    head = {"output": names_of(family)["head"][0]}
+    return {**found, **head, **(_STREAMS if family == "gemma3n_text" else {})}
 
 
 def block_names(family: str, parts: Mapping[str, str]) -> dict[str, str]:
