@@ -95,7 +95,7 @@ class ProductOf : public Product {
         : x(rows), w(weights), out(target), out_is_bf16(target_is_bf16), width(w.inputs)
 #if defined(SOOTHSAY_TILES)
           ,
-          tiling(Tiling::of(F(), rows.count, w)), tiled(rows.count >= TILED_FROM<F>)
+          tiling(Tiling::of(F(), rows.count, w)), tiled(rows.count >= tiled_from<F>(w))
 #endif
     {
         panels = (w.outputs + PANEL - 1) / PANEL, this->size = int64_t(w.inputs) * w.outputs;

@@ -10,9 +10,16 @@
 #if defined(SOOTHSAY_TILES)
 namespace {
 
+constexpr int SHORT_GROUP = 32;  // inputs
+
 // Minimum number of rows for tiles; for fewer, vectors are faster. Sums of integers are exact in both. Sums of bfloat16
-// differ between tiles and vectors, so a single row uses tiles too.
-template <class F> constexpr int64_t TILED_FROM = F::INPUTS > 4 ? 3 : 1;
+// differ between tiles and vectors, so a single row uses tiles too. A tile has 64 inputs: with groups of 32, half of it is
+// idle, and its sums are scaled as often as those of vectors, but by way of memory (measured, see docs/log/kernels.md).
+template <class F>
+int64_t tiled_from(const Weights& w) {
+    const bool is_short = F::INPUTS > 2 && w.group <= SHORT_GROUP;
+    return F::INPUTS > 4 ? (is_short ? 13 : 3) : (is_short ? 5 : 1);
+}
 
 // Number of rows that read a chunk together before the next chunk, if a panel is too long for the nearest caches. The sums
 // of more rows would not stay in those caches either.
