@@ -13,8 +13,8 @@ namespace {
 constexpr int SHORT_GROUP = 32;  // inputs
 
 // Minimum number of rows for tiles; for fewer, vectors are faster. Sums of integers are exact in both. Sums of bfloat16
-// differ between tiles and vectors, so a single row uses tiles too. A tile has 64 inputs: with groups of 32, half of it is
-// idle, and its sums are scaled as often as those of vectors, but by way of memory (measured, see docs/log/kernels.md).
+// differ between tiles and vectors, so a single row uses tiles too. A tile has 64 inputs: groups of 32 use half of it.
+// Tiles pass their sums through memory to be scaled, once a group; vectors keep them in registers. docs/log/kernels.md has times.
 template <class F>
 int64_t tiled_from(const Weights& w) {
     const bool is_short = F::INPUTS > 2 && w.group <= SHORT_GROUP;

@@ -291,7 +291,7 @@ def close_to_llama(writer: GGUFWriter, c: Any) -> None:
 
 
 def classic(writer: GGUFWriter, c: Any) -> None:
-    """Of families with layer norms, and others without a rotary base in their files."""
+    """Write the keys of families with layer norms, and of others whose files have no rotary base."""
     own = vars(c)
     for ours, theirs in {
         "hidden_size": "n_embd",

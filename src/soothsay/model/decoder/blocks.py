@@ -71,11 +71,12 @@ class Block(DecoderBlock):
         if self.attention_norm is not None:
             inputs = ops.norm(x, self.attention_norm, dtype)
         inputs = x if inputs is None else inputs
-        both = inputs if self.mlp_norm is None or not self.parallel else ops.norm(x, self.mlp_norm, dtype)
         delta = self.attention(ops, inputs, at)
-        if self.mlp_norm is None or self.parallel:
+        if self.parallel:
+            normed = inputs if self.mlp_norm is None else ops.norm(x, self.mlp_norm, dtype)
             x = ops.add(x, delta, self.attention_post_norm)
-            normed = both if self.parallel else x
+        elif self.mlp_norm is None:
+            normed = x = ops.add(x, delta, self.attention_post_norm)
         else:
             x, normed = ops.add_norm(x, delta, self.attention_post_norm, self.mlp_norm, dtype)
         x = ops.add(x, self.mlp(ops, normed), self.mlp_post_norm)
