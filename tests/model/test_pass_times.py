@@ -47,13 +47,13 @@ def test_times_are_interpolated_between_and_beyond_the_measured_points() -> None
     assert times(2, 150) == pytest.approx(3.0)
     assert times(16, 100) == pytest.approx(4.0)
     assert times(4, 0) == pytest.approx(1e-9)  # never nothing, whatever the line says
-    assert times.span(1, 3, 100).tolist() == pytest.approx([1.0, 2.0, 3.0, 4.0])
+    assert times.span(1, 3, 100) == pytest.approx([1.0, 2.0, 3.0, 4.0])
     assert PassTimes([1, 2, 4], [0], [[1.0, 2.0, 4.0]])(12) == pytest.approx(12.0)
 
 
 def test_more_rows_never_seem_to_cost_less() -> None:
     times = PassTimes([1, 2, 4], [0], [[3.0, 1.0, 5.0]])
-    assert times.span(1, 3, 0).tolist() == pytest.approx([1.0, 1.0, 3.0, 5.0]), "a delay, or the first pass"
+    assert times.span(1, 3, 0) == pytest.approx([1.0, 1.0, 3.0, 5.0]), "a delay, or the first pass"
 
 
 def test_more_rows_never_seem_to_cost_less_once_times_have_followed_passes() -> None:
@@ -61,7 +61,7 @@ def test_more_rows_never_seem_to_cost_less_once_times_have_followed_passes() -> 
     times.follow(4, 0, 5.0)
     for _ in range(50):
         times.follow(1, 0, 4.0)
-    one, two, *_ = times.span(1, 3, 0).tolist()
+    one, two, *_ = times.span(1, 3, 0)
     assert one == pytest.approx(4.0, rel=0.05)
     assert one <= two
 

@@ -205,10 +205,10 @@ class CostModel:
         if self.prices is None or self._priced != situation:
             self._times = self._load_times()
             seconds = self.times.span(self.rows, nodes * n, context)
-            rate = max(self.batch / float(seconds[0]), self.rate)
-            node_prices = (seconds[::n] - seconds[0]) * (rate / n)
+            rate = max(self.batch / seconds[0], self.rate)
+            node_prices = [(more - seconds[0]) * (rate / n) for more in seconds[::n]]
             self._priced = situation
-            self.prices = Prices(rate, seconds.tolist(), node_prices.tolist())
+            self.prices = Prices(rate, seconds, node_prices)
         return self.prices
 
     def asking(self, drafter: int, requests: int) -> float:

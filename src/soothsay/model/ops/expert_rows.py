@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from soothsay.core.arrays import FloatArray
-
 WEIGHT = 0.1
 """Weight of a pass in the running mean of `ExpertRows.each`."""
 
@@ -32,8 +30,8 @@ class ExpertRows:
         self.each = 1.0
         """Rows of unrelated tokens that run as many experts as one more row of a real pass."""
 
-    def __call__(self, rows: FloatArray) -> FloatArray:
-        """Numbers of rows of unrelated tokens that run as many experts as real passes of `rows`."""
+    def __call__(self, rows: int) -> float:
+        """The number of rows of unrelated tokens that run as many experts as a real pass of `rows`."""
         return 1 + (rows - 1) * self.each
 
     def follow(self, rows: int, experts: float) -> None:

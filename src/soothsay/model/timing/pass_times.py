@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import json
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from operator import mul
 from pathlib import Path
 from typing import Any, TypeGuard
 
 import numpy as np
 
-from soothsay.core.arrays import FloatArray, IntArray
 from soothsay.files import write_json
 from soothsay.model.ops.expert_rows import ExpertRows
 
@@ -38,6 +38,8 @@ MIN_SECONDS = 1e-9
 class PassTimes:
     """T(rows, context) of a model, in seconds. It follows the times of the passes that are run.
 
+    Numbers are in lists: there are few, and between two passes of a small model arrays would take longer.
+
     Args:
         rows: numbers of rows at which T was measured, rising.
         contexts: numbers of context tokens at which T was measured, rising; one or more.
@@ -54,8 +56,7 @@ class PassTimes:
     ):
         self.rows, self.contexts = list(rows), list(contexts)
         self.seconds = [_without_delays(times) for times in seconds]
-        self._rows, self._known = np.array(self.rows), np.array(self.seconds)
-        self._scales: FloatArray | None = None  # [rows]: seconds of real passes / measured seconds
+        self._scales = [0.0] * len(self.rows)  # seconds of real passes / measured ones; 0: none was run yet
         self.experts = None if experts is None else ExpertRows(rows, experts)
 
     @property
@@ -65,20 +66,20 @@ class PassTimes:
 
     def __call__(self, rows: int, context: float = 0.0) -> float:
         """Seconds of a pass of `rows` rows, each with `context` tokens before it on average."""
-        return float(self.span(rows, 0, context)[0])
+        return self.span(rows, 0, context)[0]
 
-    def span(self, rows: int, more: int, context: float) -> FloatArray:
-        """`[more + 1]` seconds of passes of `rows`, `rows + 1`, ..., `rows + more` rows."""
-        asked = self._counted(np.arange(rows, rows + more + 1, dtype=np.float64))
-        seconds, longest = self._known[0], self._known[-1]
+    def span(self, rows: int, more: int, context: float) -> list[float]:
+        """`more + 1` times, in seconds: of passes of `rows`, `rows + 1`, ..., `rows + more` rows."""
+        curve = self.seconds[0]
         if len(self.contexts) > 1:
             share = (context - self.contexts[0]) / (self.contexts[-1] - self.contexts[0])
-            seconds = seconds + (longest - seconds) * share
-        if self._scales is not None:  # they move apart, and more rows must not seem to cost less
-            seconds = np.maximum.accumulate(seconds * self._scales)
-        return np.maximum(_interpolate(self._rows, seconds, asked), MIN_SECONDS)
+            curve = [near + (far - near) * share for near, far in zip(curve, self.seconds[-1], strict=True)]
+        if self._scales[0]:  # they move apart, and more rows must not seem to cost less
+            curve = [*accumulate(map(mul, curve, self._scales), max)]
+        asked = map(self._counted, range(rows, rows + more + 1))
+        return [max(seconds, MIN_SECONDS) for seconds in _on_curve(self.rows, curve, asked)]
 
-    def _counted(self, rows: FloatArray) -> FloatArray:
+    def _counted(self, rows: int) -> float:
         """Rows as the measured passes count them, whose tokens are unrelated."""
         return rows if self.experts is None else self.experts(rows)
 
@@ -91,19 +92,20 @@ class PassTimes:
         if self.experts is not None and experts is not None:
             self.experts.follow(rows, experts)
         ratio = seconds / self(rows, context)
-        if self._scales is None:
-            self._scales = np.full(len(self.rows), ratio)
+        if not self._scales[0]:
+            self._scales = [ratio] * len(self.rows)
             return
-        places = np.arange(len(self.rows))
-        counted = self._counted(np.array([rows], dtype=np.float64))
-        distance = np.abs(places - np.interp(counted, self.rows, places))
-        weights = SCALE_WEIGHT + ROW_SCALE_WEIGHT * np.clip(1 - distance, 0, 1)
-        self._scales *= 1 + weights * (min(max(ratio, 1 / MAX_JUMP), MAX_JUMP) - 1)
+        more = min(max(ratio, 1 / MAX_JUMP), MAX_JUMP) - 1
+        places = range(len(self.rows))
+        [here] = _on_curve(self.rows, places, [min(self._counted(rows), self.rows[-1])])
+        near = [max(1 - abs(place - here), 0) for place in places]
+        weights = [SCALE_WEIGHT + ROW_SCALE_WEIGHT * share for share in near]
+        self._scales = [old * (1 + weight * more) for old, weight in zip(self._scales, weights, strict=True)]
 
     @classmethod
     def agreed(cls, several: Sequence[PassTimes]) -> PassTimes:
         """Combine several measurements of the same passes, the newest last. See `of`."""
-        seconds = np.stack([times._known for times in several])  # [measurement, context, rows]
+        seconds = np.array([times.seconds for times in several])  # [measurement, context, rows]
         totals = seconds.sum((1, 2), keepdims=True)
         median = np.median(seconds / totals, axis=0) * totals[-1]
         newest = several[-1]
@@ -116,15 +118,17 @@ def _without_delays(times: Sequence[float]) -> list[float]:
     return list(accumulate(reversed(times), min))[::-1]
 
 
-def _interpolate(xs: IntArray, ys: FloatArray, x: FloatArray) -> FloatArray:
-    """Straight lines between the points, and beyond the last two. `x` rises."""
+def _on_curve(xs: Sequence[int], ys: Sequence[float], asked: Iterable[float]) -> list[float]:
+    """Straight lines between points, and beyond the last two; level before the first one. `asked` rises."""
     if len(xs) == 1:
-        line: FloatArray = ys[0] * np.maximum(x, xs[0]) / xs[0]
-        return line
-    line = np.interp(x, xs, ys)
-    if x[-1] > xs[-1]:
-        line += (ys[-1] - ys[-2]) / (xs[-1] - xs[-2]) * np.maximum(x - xs[-1], 0)
-    return line
+        return [ys[0] * max(x, xs[0]) / xs[0] for x in asked]
+    right, last, found = 1, len(xs) - 1, list[float]()
+    for x in asked:
+        while right < last and x > xs[right]:
+            right += 1
+        slope = (ys[right] - ys[right - 1]) / (xs[right] - xs[right - 1])
+        found.append(ys[right] + slope * (max(x, xs[0]) - xs[right]))
+    return found
 
 
 KEPT_MEASUREMENTS = 5
