@@ -32,7 +32,7 @@ FLAGS = [
     "-Wno-maybe-uninitialized",
     "-Wno-uninitialized",  # both warn of the intrinsics themselves
 ]
-AVX2 = ["-mavx2", "-mfma", "-mf16c"]
+AVX2 = ["-mavx2", "-mfma", "-mf16c", "-fno-tree-ter"]  # the last: GCC spills fewer registers
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
 AVX512BF16 = [*AVX512, "-mavx512vnni", "-mavx512bf16"]
 X86 = {

@@ -321,6 +321,7 @@ inline ints add_pairs(ints acc, shorts a, shorts b) {
 }
 
 #if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
+#define SOOTHSAY_ADDS_PAIRS_OF_BYTES 1
 // Sums of two products of bytes, unsigned a and signed b. Exact if a is below 128: then 16 bits hold a sum.
 inline shorts byte_pairs(ints a, ints b) {
 #if defined(__AVX512BW__)

@@ -4,6 +4,7 @@
 #include "tiles.h"
 #include "vectors.h"
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <numeric>
 
@@ -14,10 +15,12 @@ constexpr int SHORT_GROUP = 32;  // inputs
 
 // Minimum number of rows for tiles; for fewer, vectors are faster. Sums of integers are exact in both. Sums of bfloat16
 // differ between tiles and vectors, so a single row uses tiles too. A tile has 64 inputs: groups of 32 use half of it.
-// Tiles pass their sums through memory to be scaled, once a group; vectors keep them in registers. docs/log/kernels.md has times.
+// Tiles pass their sums through memory to be scaled, once a group; vectors keep them in registers, and win with any number of
+// rows where groups are shorter. docs/log/kernels.md has times.
 template <class F>
 int64_t tiled_from(const Weights& w) {
     const bool is_short = F::INPUTS > 2 && w.group <= SHORT_GROUP;
+    if (F::INPUTS > 4 && w.group < SHORT_GROUP) return std::numeric_limits<int64_t>::max();
     return F::INPUTS > 4 ? (is_short ? 13 : 3) : (is_short ? 5 : 1);
 }
 

@@ -23,13 +23,20 @@ int64_t distance(int64_t rows) {
 #if defined(__AVX512F__)
 constexpr int ROWS = 4;
 template <int R> constexpr int WIDTH = 4;
-#elif defined(__aarch64__)
-constexpr int ROWS = 4;
-template <int R> constexpr int WIDTH = R == 1 ? 8 : R == 2 ? 4 : 2;
 #else
-constexpr int ROWS = 2;
-template <int R> constexpr int WIDTH = R == 1 ? COLUMNS / 2 : COLUMNS / 2 < 4 ? COLUMNS / 2 : 4;
+constexpr int ROWS = 4;
+template <int R> constexpr int WIDTH = R == 1 ? COLUMNS / 2 : R == 2 ? 4 : 2;
 #endif
+
+// Words of integers of B bits whose products 16 bits can add up, in pairs, with inputs of at most 127; at most `words`.
+template <int B> constexpr int words_in_shorts(int words) {
+#if defined(SOOTHSAY_ADDS_PAIRS_OF_BYTES)
+    const int most = B < 8 ? 32767 / (2 * 127 * ((1 << B) - 1)) : 0;
+    return most < words ? most : words;
+#else
+    return (void)words, 0;
+#endif
+}
 
 // The integers of 16 codes, in every 16 bytes of a register.
 struct Table {
@@ -115,13 +122,24 @@ struct Word {
 #if defined(__ARM_FEATURE_DOTPROD)
     const int8x16_t four;  // words, since an instruction chooses one of them
     explicit Word(const int8_t* x) : four(vld1q_s8(x + K / 4 * 16)) {}
-    template <int B> ints add(ints sums, ints w) const {
-        return (ints)vdotq_laneq_s32((int32x4_t)sums, (int8x16_t)w, four, K % 4);
+    template <int B, int S> void add(ints& sums, shorts&, ints w) const {
+        sums = (ints)vdotq_laneq_s32((int32x4_t)sums, (int8x16_t)w, four, K % 4);
     }
 #else
     const ints word;
     explicit Word(const int8_t* x) : word(splat(x + 4 * K)) {}
-    template <int B> ints add(ints sums, ints w) const { return dot<B>(sums, w, word); }
+
+    // Adds to `sums`; if S > 0, first S words to `shorter`.
+    template <int B, int S> void add(ints& sums, shorts& shorter, ints w) const {
+        if constexpr (!S) sums = dot<B>(sums, w, word);
+#if defined(SOOTHSAY_ADDS_PAIRS_OF_BYTES)
+        else {
+            const shorts two = byte_pairs(w, word);
+            shorter = K % S ? shorter + two : two;
+            if constexpr (K % S == S - 1) sums += pairs(shorter, shorts{} + 1);
+        }
+#endif
+    }
 #endif
 };
 
@@ -146,23 +164,24 @@ struct Int : Integers<B> {
         for (int c = 0; c < C; ++c) v[c] = four<K % WORDS>(w + K / WORDS * STEPS * STEP + 4 * LANES * c, table);
     }
 
-    // Adds the products of unit U of those that begin at `w` and `x`.
-    template <int R, int C, int U, int I = 0>
-    static inline __attribute__((always_inline)) void unit(ints (*sums)[C], const uint8_t* w, const Table& table, const int8_t* x, int64_t stride) {
-        constexpr int K = U * WORDS + I;
+    // Adds the products of unit U of the N that begin at `w` and `x`.
+    template <int R, int C, int U, int N, int I = 0>
+    static inline __attribute__((always_inline)) void unit(ints (*sums)[C], shorts (*shorter)[C], const uint8_t* w,
+                                                           const Table& table, const int8_t* x, int64_t stride) {
+        constexpr int K = U * WORDS + I, SHORT = TABLE ? 0 : words_in_shorts<B>(N * WORDS);
         ints v[C];
         if constexpr (!PAIRED<R>) {
             read<K>(w, table, v);
             for (int r = 0; r < R; ++r) {
                 const Word<K> inputs(x + r * stride);
-                for (int c = 0; c < C; ++c) sums[r][c] = inputs.template add<TABLE ? 8 : B>(sums[r][c], v[c]);
+                for (int c = 0; c < C; ++c) inputs.template add<TABLE ? 8 : B, SHORT>(sums[r][c], shorter[r][c], v[c]);
             }
         } else if constexpr (K % 2) {
             ints even[C];
             read<K - 1>(w, table, even), read<K>(w, table, v);
             add_products_of_pairs<R>(sums, even, v, x + 8 * (K - 1), stride);
         }
-        if constexpr (I + 1 < WORDS) unit<R, C, U, I + 1>(sums, w, table, x, stride);
+        if constexpr (I + 1 < WORDS) unit<R, C, U, N, I + 1>(sums, shorter, w, table, x, stride);
     }
 };
 
@@ -171,8 +190,8 @@ struct Bf16 {
     typedef floats Sums;
     typedef bf16 Input;
     static constexpr int INPUTS = 2, STEPS = 1;
-    template <int R, int C, int U>
-    static void unit(floats (*sums)[C], const uint8_t* w, const Table&, const bf16* x, int64_t stride) {
+    template <int R, int C, int U, int N>
+    static void unit(floats (*sums)[C], shorts (*)[C], const uint8_t* w, const Table&, const bf16* x, int64_t stride) {
         ints v[C];
         for (int c = 0; c < C; ++c) v[c] = bytes(w + U * STEP + 4 * LANES * c);
         if constexpr (!PAIRED<R>)
@@ -259,15 +278,16 @@ template <int C> struct Reader<Source::FLOATS, C> {
     const floats* next() { return (at += COLUMNS) - COLUMNS; }
 };
 
-// U units that follow each other. The compiler would not unroll them, and each turn of a loop costs as much as ten products.
+// N units that follow each other. The compiler would not unroll them, and each turn of a loop costs as much as ten products.
 // The loop inside a prefetch is worth its cost: without it, the compiler moves all prefetches to the front of a group, and
 // one row takes a sixth longer to read from memory.
-template <class F, int U, int R, int C>
-inline __attribute__((always_inline)) void units(typename F::Sums (*sums)[C], const uint8_t* w, const Table& table,
-                                                 const typename F::Input* x, int64_t stride, Prefetch& prefetch) {
-    if constexpr (U > 1) units<F, U - 1, R, C>(sums, w, table, x, stride, prefetch);
-    if (!ASKS_ONCE || U == 1) prefetch();
-    F::template unit<R, C, U - 1>(sums, w, table, x, stride);
+template <class F, int N, int R, int C, int U = 0>
+inline __attribute__((always_inline)) void units(typename F::Sums (*sums)[C], shorts (*shorter)[C], const uint8_t* w,
+                                                 const Table& table, const typename F::Input* x, int64_t stride,
+                                                 Prefetch& prefetch) {
+    if (!ASKS_ONCE || U == 0) prefetch();
+    F::template unit<R, C, U, N>(sums, shorter, w, table, x, stride);
+    if constexpr (U + 1 < N) units<F, N, R, C, U + 1>(sums, shorter, w, table, x, stride, prefetch);
 }
 
 // A chunk for R rows and C registers of outputs. Groups have GROUP inputs, or if that is 64 any multiple of 32. It is a
@@ -295,11 +315,12 @@ __attribute__((noinline)) void tile_groups(const Weights& w, const Inputs<int8_t
     int left = chunk.end - chunk.begin;
     do {
         ints sums[R][C];
+        shorts shorter[R][C];
         for (int r = 0; r < R; ++r)
             for (int c = 0; c < C; ++c) sums[r][c] = splat(input_sums[r * groups] * (F::ZERO - zero));
         turn<R>(sums);
         for (int turn = 0; turn < turns; ++turn, data += UNITS * F::STEPS * STEP, input += TOGETHER * HEIGHT)
-            units<F, UNITS, R, C>(sums, data, table, input, stride, prefetch);
+            units<F, UNITS, R, C>(sums, shorter, data, table, input, stride, prefetch);
         turn<R>(sums);
         scale_group<KIND, true, R, C>(input_scales, input_sums, groups, zero, scales.next(),
                                       KIND == Beside::ZERO ? nullptr : beside.next(), sums, totals);
@@ -345,7 +366,7 @@ void tile(const Weights& w, const Inputs<typename F::Input>& x, const Chunk& chu
         const auto* input = x.data + row * w.inputs + chunk.begin * F::INPUTS * HEIGHT;
         turn<R>(sums);
         for (int s = chunk.begin; s < chunk.end; s += UNITS, data += UNITS * STEP, input += UNITS * F::INPUTS * HEIGHT)
-            units<F, UNITS, R, C>(sums, data, Table(nullptr), input, w.inputs, prefetch);
+            units<F, UNITS, R, C>(sums, nullptr, data, Table(nullptr), input, w.inputs, prefetch);
         turn<R>(sums);
         for (int r = 0; r < R; ++r)
             for (int c = 0; c < C; ++c) kept[r * COLUMNS + c] = sums[r][c];

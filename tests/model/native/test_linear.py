@@ -45,6 +45,19 @@ def test_integers_agree_with_the_twin(
     assert ((native(x) - expected).abs() <= 1e-6 * expected.abs().amax(-1, keepdim=True)).all()
 
 
+@pytest.mark.parametrize(("bits", "group"), GROUPS)
+def test_the_largest_integers_are_added_exactly(kernels: NativeKernels, bits: int, group: int | None) -> None:
+    """Sums of 16 bits hold as many products of these as are added to them."""
+    groups = 256 // group if group else 1
+    integers = torch.full((64, 256), 2**bits - 1, dtype=torch.uint8)
+    weight = Quantized(bits, integers, torch.ones(64, groups), torch.zeros(64, groups, dtype=torch.uint8))
+    x = torch.tensor([[127.0], [-127.0]]).expand(2, 256)
+    expected = (2**bits - 1) * x.double().sum(-1, keepdim=True).expand(2, 64)
+    for rows in (1, 2):
+        made = kernels.linear(weight, None, torch.float32)(x[:rows]).double()
+        torch.testing.assert_close(made, expected[:rows], rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("rows", [1, 19])
 @pytest.mark.parametrize(("bits", "group"), [(8, None), (4, 32)])
 def test_scales_in_half_precision_change_nothing(
