@@ -664,12 +664,12 @@ class TestErrors:
 
     def test_unsupported_type(self, tmp_path: Path) -> None:
         def more(writer: GGUFWriter) -> None:
-            data = quantize(np.ones((64, 256), np.float32), GGMLQuantizationType.TQ1_0)
-            writer.add_tensor("output.weight", data, raw_dtype=GGMLQuantizationType.TQ1_0)
+            data = np.zeros((64, 18), np.uint8)
+            writer.add_tensor("output.weight", data, raw_dtype=GGMLQuantizationType.Q1_0)
 
         self.fails(
             tiny(tmp_path / "model.gguf", more=more),
-            r"'output.weight' is of type TQ1_0, which soothsay does not compute; take this model's file in",
+            r"'output.weight' is of type Q1_0, which soothsay does not compute; take this model's file in",
         )
 
     def test_unknown_tensor(self, tmp_path: Path) -> None:

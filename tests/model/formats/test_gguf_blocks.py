@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 from blocks import HALVES, random_blocks
-from gguf import GGMLQuantizationType
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
-from soothsay.model.formats.gguf_blocks import DECODERS, BlockRows, decode
+from soothsay.model.formats.gguf_blocks import DECODERS, BlockRows, GGUFFormat, decode, loaded
 from soothsay.model.native.library import VARIANTS
 from soothsay.model.native.native_kernels import NativeKernels
 from soothsay.model.native.native_linear import NativeLinear
@@ -81,4 +81,30 @@ def test_blocks_of_numbers_that_are_none_are_read() -> None:
     for kind in DECODERS:
         data = torch.full_like(random_blocks(kind, 64, 256), 255)
         assert decode(kind, data).dequantize().shape == (64, 256)
-        assert np.isnan(decode(kind, data).dequantize().numpy()).any() or kind == "MXFP4"
+        assert np.isnan(decode(kind, data).dequantize().numpy()).any() or kind in ("MXFP4", "NVFP4")
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+def test_memory_of_loaded_weights_is_known(kind: str) -> None:
+    """Of a type whose integers are widened, too: those of grids take 4 bits, and those of base 3 take 2."""
+    weight = decode(kind, random_blocks(kind, 128, IN))
+    layer = NativeKernels("portable").linear(weight, None, torch.float32)
+    assert isinstance(layer, NativeLinear)
+    held = sum(part.nbytes for part in vars(layer.parts[0]).values() if isinstance(part, torch.Tensor))
+    bits, each = loaded(kind)
+    assert held <= (1.05 if bits else 1.2) * each * weight.shape.numel()
+    if bits is not None:
+        assert bits == layer.parts[0].struct.bits > 8 * stored_bytes(kind)
+    else:
+        assert each == stored_bytes(kind)
+
+
+def stored_bytes(kind: str) -> float:
+    """Bytes of a weight in the file."""
+    weights, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    return size / weights
+
+
+def test_types_that_are_widened_are_named() -> None:
+    types = {"a.weight": "IQ2_XS", "b.weight": "Q4_0", "c.weight": "IQ2_XS"}
+    assert GGUFFormat(types, lambda name: None, 1).name == "GGUF's IQ2_XS (in 4 bits), Q4_0"  # type: ignore[arg-type, return-value]

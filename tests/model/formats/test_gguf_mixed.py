@@ -139,7 +139,7 @@ def test_log_probabilities_equal_those_of_transformers(
     """In float32 to rounding; in integers to that of activations in 8 bits and bfloat16."""
     path, model = mixed
     expected = expected_log_probs(model)
-    assert expected.std() > 0.9  # the model does not say the same of all tokens
+    assert expected.std() > 0.8  # the model does not say the same of all tokens
     assert (log_probs(LLM(path, dtype="float32", drafter="none")) - expected).abs().max() < 1e-3
     assert (log_probs(LLM(path, drafter="none")) - expected).abs().max() < 0.3
 

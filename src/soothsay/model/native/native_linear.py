@@ -147,7 +147,7 @@ class PackedWeight:
         self.scales = self.minimums = self.scale_units = self.minimum_units = self.zeros = self.table = None
         group = size
         if kept:
-            whole = Quantized.cat(kept)
+            whole = Quantized.cat(kept).with_units_in_half()
             group = size // whole.scales.shape[1]
 
             def packed(values: Tensor | None) -> Tensor | None:

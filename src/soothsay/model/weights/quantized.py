@@ -116,6 +116,14 @@ class Quantized:
         weight = self.integers().float().view(*scales.shape, -1) * scales[..., None]
         return (weight if minimums is None else weight + minimums[..., None]).view(self.shape)
 
+    def with_units_in_half(self) -> Quantized:
+        """The same weight, with units that are the same in half precision, or with scales that hold them."""
+        units = [unit for unit in (self.units, self.minimum_units) if unit is not None]
+        if all(torch.equal(unit.half().float(), unit) for unit in units):
+            return self
+        scales, minimums = self.factors()
+        return replace(self, scales=scales, minimums=minimums, units=None, minimum_units=None)
+
     def in_small_groups(self) -> Quantized:
         """The same weight in groups of at most `MAX_GROUP` inputs, if its inputs can be divided so.
 
