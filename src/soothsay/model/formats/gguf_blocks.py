@@ -20,7 +20,7 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 from torch import Tensor
 
-from soothsay.model.formats.declared import MXFP4_VALUES, mxfp4_scales
+from soothsay.model.formats.four_bit_floats import FP4_VALUES, mxfp4_scales
 from soothsay.model.formats.weight_format import Reader
 from soothsay.model.weights.quantized import Kind, Quantized, table_of
 
@@ -187,12 +187,12 @@ def _iq4_xs(data: Tensor) -> Quantized:
 
 
 def _mxfp4(data: Tensor) -> Quantized:
-    return Quantized(4, _cut(data[:, 1:], 4, 16), mxfp4_scales(data[:, :1]), table=MXFP4_VALUES)
+    return Quantized(4, _cut(data[:, 1:], 4, 16), mxfp4_scales(data[:, :1]), table=FP4_VALUES)
 
 
 def _nvfp4(data: Tensor) -> Quantized:
     scales = (data[:, :4] & 127).view(torch.float8_e4m3fn).float().nan_to_num(0) / 2
-    return Quantized(4, _cut(data[:, 4:], 4, 8), scales, table=MXFP4_VALUES)
+    return Quantized(4, _cut(data[:, 4:], 4, 8), scales, table=FP4_VALUES)
 
 
 @cache
