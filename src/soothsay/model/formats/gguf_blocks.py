@@ -62,6 +62,7 @@ class BlockRows:
     shape: torch.Size  # [out, in]
     data: npt.NDArray[np.uint8]  # [out, bytes of a row]
     heads: int = 0  # number of heads whose rows are interleaved for llama.cpp's rotation; 0: none
+    factor: float = 1.0  # of all scales
 
     @property
     def kind(self) -> Kind:
@@ -70,17 +71,19 @@ class BlockRows:
 
     def rows(self, begin: int, end: int) -> Quantized:
         """See `QuantizedRows`."""
-        if self.heads:
-            return self.take(torch.arange(begin, end))
-        return decode(self.type, torch.from_numpy(self.data[begin:end]))
+        return self.take(torch.arange(begin, end) if self.heads else slice(begin, end))
 
-    def take(self, rows: Tensor) -> Quantized:
-        """Some rows: `[n]` int64, their numbers."""
-        if self.heads:  # row (head, half, i) of ours is (head, i, half) of the file
+    def take(self, rows: Tensor | slice) -> Quantized:
+        """Some rows: `[n]` int64, their numbers, or a run where none are interleaved."""
+        if (
+            isinstance(rows, Tensor) and self.heads
+        ):  # row (head, half, i) of ours is (head, i, half) of the file
             size = self.shape[0] // self.heads
             head, half, i = rows // size, rows % size // (size // 2), rows % (size // 2)
             rows = head * size + 2 * i + half
-        return decode(self.type, torch.from_numpy(self.data[rows.numpy()]))
+        taken = self.data[rows if isinstance(rows, slice) else rows.numpy()]
+        made = decode(self.type, torch.from_numpy(taken))
+        return made if self.factor == 1 else made.each(lambda scales: scales * self.factor, ["scales"])
 
     def floats(self, rows: Tensor) -> Tensor:
         """Some rows in float32: `[n]` int64, their numbers, to `[n, in]`."""

@@ -23,7 +23,7 @@ from soothsay.model.formats.gguf_blocks import DECODERS, GGUFFormat, loaded
 from soothsay.model.formats.gguf_gemma_keys import gemma4_rotations
 from soothsay.model.formats.gguf_header import TensorPlace, read_parts
 from soothsay.model.formats.gguf_metadata import LONGROPE_FACTORS, ROPE_DIVISORS, Metadata, read_rope_scaling
-from soothsay.model.formats.gguf_tensors import DTYPES, Renaming, Stored, map_file
+from soothsay.model.formats.gguf_tensors import DTYPES, Renaming, Stored, map_file, with_factors
 from soothsay.model.formats.gguf_tokenizer import build_tokenizer, check_types, stop_ids
 from soothsay.model.formats.weight_format import Reader, WeightFormat
 from soothsay.model.weights.generation_config import recommended, sampling_in_gguf
@@ -38,7 +38,7 @@ class GGUFCheckpoint:
 
     def __init__(self, path: Path):
         header = read_parts(path)
-        stored = _places(path, header.tensors)
+        stored = with_factors(_places(path, header.tensors))
         self.files, self._metadata = header.files, header.metadata
         self.path = path = self.files[0]
         check_types(self._metadata, path)
