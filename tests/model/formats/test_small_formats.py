@@ -21,6 +21,7 @@ from torch import Tensor
 from soothsay import LLM, ModelError, SamplingParams
 from soothsay.core.batch import Rows
 from soothsay.model.formats.declared import open_format
+from soothsay.model.formats.weight_format import unpack
 from soothsay.model.native.native_linear import NativeLinear
 from soothsay.model.weights.checkpoint import open_checkpoint
 from soothsay.model.weights.load import load_model
@@ -242,12 +243,12 @@ CASES: dict[str, tuple[dict[str, Any], Packing, int, str]] = {
         "INT8 (bitsandbytes)",
     ),
     "gptq 2": ({**GPTQ, "bits": 2}, gptq(2), 2, "int2, groups of 32 (GPTQ)"),
-    "gptq 3": ({**GPTQ, "bits": 3}, gptq(3), 4, "int3, groups of 32 (GPTQ in 4 bits)"),
+    "gptq 3": ({**GPTQ, "bits": 3}, gptq(3), 4, "int3 in 4 bits, groups of 32 (GPTQ)"),
     "gptq 3 asymmetric": (
         {**GPTQ, "bits": 3, "sym": False},
         gptq(3, sym=False),
         4,
-        "int3, groups of 32 (GPTQ in 4 bits)",
+        "int3 in 4 bits, groups of 32 (GPTQ)",
     ),
     "gptq 2 asymmetric": (
         {**GPTQ, "bits": 2, "sym": False},
@@ -580,3 +581,11 @@ def test_what_the_package_compressed_tensors_packs(format: str) -> None:
     torch.testing.assert_close(
         read.rows(0, 8).dequantize(), expected, rtol=1e-2, atol=0
     )  # theirs is bfloat16
+
+
+def test_integers_of_3_bits_run_through_words() -> None:
+    """As GPTQ's writers pack them: number 10 begins at bit 30 of the first word, 21 at bit 63."""
+    values = torch.zeros(1, 32, dtype=torch.uint8)
+    values[0, 10], values[0, 21], values[0, 31] = 7, 5, 6
+    words = torch.tensor([[3 << 30, 1 | 1 << 31, 2 | 6 << 29]]).to(torch.int32)
+    assert torch.equal(unpack(words, 3), values)

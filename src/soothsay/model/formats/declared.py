@@ -19,6 +19,7 @@ from soothsay.model.formats.mlx import MLX
 from soothsay.model.formats.weight_format import (
     FLAGS,
     REORDERED,
+    WIDTHS,
     Reader,
     Settings,
     WeightFormat,
@@ -108,13 +109,12 @@ class GPTQ:
     @property
     def name(self) -> str:
         """See `WeightFormat`."""
-        widened = " in 4 bits" if self.stored == 3 else ""
-        return f"{kind(self.stored, self.group_size)} (GPTQ{widened}{REORDERED * self.desc_act})"
+        return f"{kind(self.stored, self.group_size)} (GPTQ{REORDERED * self.desc_act})"
 
     @property
     def bits(self) -> int:
         """See `WeightFormat`. Weights in another order of inputs are floats."""
-        return 8 if self.desc_act else 4 if self.stored == 3 else self.stored
+        return 8 if self.desc_act else WIDTHS[self.stored]
 
     def holds(self, names: frozenset[str], module: str) -> bool:
         """See `WeightFormat`."""

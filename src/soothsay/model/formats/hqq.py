@@ -7,11 +7,8 @@ from pathlib import Path
 
 import torch
 
-from soothsay.model.formats.weight_format import Reader, Settings, in_rows, kind
+from soothsay.model.formats.weight_format import WIDTHS, Reader, Settings, in_rows, kind
 from soothsay.model.weights.quantized import Quantized
-
-WIDTHS = {2: 2, 3: 4, 4: 4, 8: 8}
-"""Bits of a stored integer, and of a loaded one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +33,13 @@ class HQQ:
                 raise settings.refusal(f"hqq with {name}")
         weights = parts.part("weight_quant_params")
         weights.one_of("axis", {1: 1})  # groups of axis 0 are columns
-        bits = weights.one_of("nbits", {bits: bits for bits in WIDTHS})
+        bits = weights.one_of("nbits", {bits: bits for bits in (2, 3, 4, 8)})
         return cls(settings.path, bits, weights.group_size())
 
     @property
     def name(self) -> str:
         """See `WeightFormat`."""
-        widened = " in 4 bits" if self.stored == 3 else ""
-        return f"{kind(self.stored, self.group_size)} (HQQ{widened})"
+        return f"{kind(self.stored, self.group_size)} (HQQ)"
 
     @property
     def bits(self) -> int:

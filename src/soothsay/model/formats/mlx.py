@@ -10,11 +10,8 @@ import torch
 from torch import Tensor
 
 from soothsay.model.formats.four_bit_floats import FP4_VALUES, fp4_scales
-from soothsay.model.formats.weight_format import Reader, Settings, kind, unpack
+from soothsay.model.formats.weight_format import WIDTHS, Reader, Settings, kind, unpack
 from soothsay.model.weights.quantized import Kind, Quantized
-
-WIDTHS = {2: 2, 3: 4, 4: 4, 5: 5, 6: 6, 8: 8}
-"""Bits of a stored integer, and of a loaded one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +76,7 @@ class Scheme:
         """For people."""
         if not self.is_affine:
             return f"FP4, groups of {self.group_size}"
-        return kind(self.bits, self.group_size) + (" in 4 bits" if self.bits == 3 else "")
+        return kind(self.bits, self.group_size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,9 @@ FLAGS = {True: True, False: False}
 """The values of a setting that is true or false."""
 
 
+WIDTHS = {2: 2, 3: 4, 4: 4, 5: 5, 6: 6, 8: 8}
+"""Bits of an integer in a file, and of one in memory."""
+
 REORDERED = ", int8 in groups of 32 where inputs are reordered"
 """What the name of a format says of weights whose groups are not runs of inputs."""
 
@@ -169,10 +172,10 @@ def checked(
             )
         middle = 2 ** (bits - 1) if zeros is None else zeros.float()[:, groups]
         return (values.float() - middle) * scales.float()[:, groups]
-    if bits == 3:
-        values, bits = values + 4 if zeros is None else values, 4
+    if zeros is None:  # the middle moves with the width
+        values = values + (2 ** (WIDTHS[bits] - 1) - 2 ** (bits - 1))
     zeros = None if zeros is None else zeros.contiguous()
-    return Quantized(bits, values.contiguous(), scales.float().contiguous(), zeros)
+    return Quantized(WIDTHS[bits], values.contiguous(), scales.float().contiguous(), zeros)
 
 
 def in_rows(factors: Tensor, group_size: int, out: int, size: int) -> Tensor:
@@ -190,5 +193,6 @@ def in_rows(factors: Tensor, group_size: int, out: int, size: int) -> Tensor:
 
 
 def kind(bits: int, group_size: int | None) -> str:
-    """Bits and groups, for people."""
-    return f"int{bits}, " + ("a scale per channel" if group_size is None else f"groups of {group_size}")
+    """Bits, those in memory if they are others, and groups, for people."""
+    groups = "a scale per channel" if group_size is None else f"groups of {group_size}"
+    return f"int{bits}{'' if WIDTHS[bits] == bits else f' in {WIDTHS[bits]} bits'}, {groups}"
