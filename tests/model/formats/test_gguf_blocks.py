@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +13,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from soothsay.model.formats.gguf_blocks import DECODERS, BlockRows, GGUFFormat, decode, loaded
+from soothsay.model.formats.gguf_tensors import Stored
 from soothsay.model.native.library import VARIANTS
 from soothsay.model.native.native_kernels import NativeKernels
 from soothsay.model.native.native_linear import NativeLinear
@@ -35,6 +39,14 @@ def test_scales_of_any_exponent() -> None:
     data.view(250, 17)[:, 0] = torch.arange(250)
     expected = torch.from_numpy(dequantize(data.numpy(), GGMLQuantizationType.MXFP4))
     assert torch.equal(decode("MXFP4", data).dequantize().view(torch.int32), expected.view(torch.int32))
+
+
+def test_all_scales_of_nvfp4() -> None:
+    """Of the 128 positive ones, the last is no number. llama.cpp takes 0."""
+    data = random_blocks("NVFP4", 1, 64 * 32)
+    data.view(32, 36)[:, :4] = torch.arange(128).view(32, 4)
+    expected = torch.from_numpy(dequantize(data.numpy(), GGMLQuantizationType.NVFP4)).float()
+    assert torch.equal(decode("NVFP4", data).dequantize(), expected)
 
 
 @pytest.mark.parametrize("heads", [0, 5])
@@ -108,3 +120,16 @@ def stored_bytes(kind: str) -> float:
 def test_types_that_are_widened_are_named() -> None:
     types = {"a.weight": "IQ2_XS", "b.weight": "Q4_0", "c.weight": "IQ2_XS"}
     assert GGUFFormat(types, lambda name: None, 1).name == "GGUF's IQ2_XS (in 4 bits), Q4_0"  # type: ignore[arg-type, return-value]
+
+
+def test_each_expert_has_its_factor() -> None:
+    """Of a stack in NVFP4; else one factor is that of all."""
+    data = random_blocks("NVFP4", 6, 64).numpy()
+    stack = Stored("NVFP4", (3, 2, 64), 0, data.nbytes, Path("model"), factors=(1.0, 0.5, 3.0))
+    plain = decode("NVFP4", torch.from_numpy(data)).dequantize().view(3, 2, 64)
+    for number, factor in enumerate(stack.factors):
+        for rows in (slice(0, 2), torch.arange(2)):
+            made = stack.expert(number).blocks(lambda _: data.reshape(-1)).take(rows).dequantize()
+            assert torch.equal(made, plain[number] * factor)
+    common = replace(stack, factors=(2.0,)).expert(2).blocks(lambda _: data.reshape(-1))
+    assert torch.equal(common.rows(0, 2).dequantize(), plain[2] * 2)

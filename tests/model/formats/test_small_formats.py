@@ -441,6 +441,7 @@ def state(**changes: Any) -> Tensor:
         torch.tensor([*b"null"]).byte(),
         torch.tensor([255, 254]).byte(),
         torch.zeros(30),
+        state(more="x" * 4096),
         state(shape=[96]),
         state(shape=[96, -128]),
         state(shape=[2**30, 2**30]),

@@ -62,11 +62,9 @@ class HQQ:
         count = 10 if self.stored == 3 else 8 // self.stored
         group = self.group_size or size
         groups = out * size // group
-        if words.shape != (-(-groups // count), group) or not scale.shape == zero.shape == (
-            groups,
-            1,
-        ):
-            raise ValueError(f"W_q {list(words.shape)}, scale {list(scale.shape)}, zero {list(zero.shape)}")
+        shapes = tuple(words.shape), tuple(scale.shape), tuple(zero.shape)
+        if shapes != ((-(-groups // count), group), (groups, 1), (groups, 1)):
+            raise ValueError(f"{shapes} for {[out, size]}")
         shifts = range(self.stored * (count - 1), -1, -self.stored)
         fields = [(words >> shift & 2**self.stored - 1).to(torch.uint8) for shift in shifts]
         values = torch.cat(fields)[:groups].view(out, size)
