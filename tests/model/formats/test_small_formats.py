@@ -211,6 +211,20 @@ GPTQ = {"quant_method": "gptq", "group_size": 32, "sym": True, "desc_act": False
 ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": True, "data_type": "int"}
 
 
+IN_FP8 = {"weights": {"num_bits": 8, "type": "float"}, "targets": ["model.layers.0.self_attn.q_proj"]}
+IN_NVFP4 = {"weights": {"num_bits": 4, "type": "float", "group_size": 16}, "targets": ["Linear"]}
+
+
+def attention_in_fp8(name: str, weight: Tensor) -> tuple[Written, Tensor]:
+    """The rest is in NVFP4. Scales of inputs are not used."""
+    if "self_attn" not in name:
+        return four_bit_floats(16, MODELOPT, lambda factor: factor)(name, weight)
+    scale = weight.abs().max() / 448
+    values = (weight / scale).to(torch.float8_e4m3fn)
+    stored = {"weight": values, "weight_scale": scale, "input_scale": torch.ones(())}
+    return {f"{name}.{key}": tensor for key, tensor in stored.items()}, values.float() * scale
+
+
 def of_hqq(bits: int, group: int | None = 64) -> dict[str, Any]:
     weights = {"nbits": bits, "group_size": group, "axis": 1, "channel_wise": True}
     parts = {"weight_quant_params": weights, "scale_quant_params": None, "zero_quant_params": None}
@@ -299,6 +313,12 @@ CASES: dict[str, tuple[dict[str, Any], Packing, int, str]] = {
         4,
         "NVFP4 (ModelOpt)",
     ),
+    "modelopt mixed": (
+        {"quant_method": "modelopt", "config_groups": {"a": IN_FP8, "b": IN_NVFP4}},
+        attention_in_fp8,
+        8,
+        "NVFP4 and FP8 (ModelOpt)",
+    ),
     **{
         f"mlx {bits}": ({"group_size": 32, "bits": bits}, mlx(bits), 4 if bits == 3 else bits, "")
         for bits in (2, 3, 4, 5, 6, 8)
@@ -371,13 +391,13 @@ def test_weights_are_the_integers_of_the_file(case: str, tmp_path: Path) -> None
         assert torch.equal(weight, exact)
         return
     rows = weight.rows(0, weight.shape[0])
-    assert rows.bits == bits
+    assert rows.bits == (4 if case == "modelopt mixed" else bits)
     torch.testing.assert_close(rows.dequantize(), exact, rtol=1e-6, atol=1e-6 * float(exact.abs().max()))
     model = load_model(open_checkpoint(tmp_path))
     layer = model.blocks[1].mlp.down
     if not isinstance(layer, NativeLinear):
         pytest.skip("no native kernels run here")
-    assert [part.struct.bits for part in layer.parts] == [bits]
+    assert [part.struct.bits for part in layer.parts] == [rows.bits]
     x = torch.randn(8, exact.shape[1])
     expected = x @ exact.t()
     assert (layer(x).float() - expected).norm() < 0.015 * expected.norm()
@@ -475,6 +495,7 @@ def test_hostile_states_of_bitsandbytes(content: Tensor, tmp_path: Path) -> None
         ("gptq 3", "qweight", lambda t: t[:-1]),
         ("gptq 3", "scales", lambda t: t[:-1]),
         ("hqq 4", "W_q", lambda t: t[:-1]),
+        ("hqq 4", "W_q", lambda t: torch.cat([t, t])),
         ("hqq 4", "scale", lambda t: t[:-1]),
         ("hqq 3", "shape", lambda t: -t),
         ("hqq 3", "shape", lambda t: t[:1]),
@@ -499,6 +520,14 @@ def test_tensors_that_do_not_fit(
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match=r"up_proj"):
         load(tmp_path, "auto")
+
+
+def test_settings_of_model_optimizer_beside_config_json(tmp_path: Path) -> None:
+    settings = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "group_size": 16}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(settings))
+    found = open_format({}, tmp_path)
+    assert found is not None
+    assert found.name == "NVFP4 (ModelOpt)"
 
 
 def changed(settings: dict[str, Any], *path: str, to: Any) -> dict[str, Any]:
@@ -534,7 +563,11 @@ def changed(settings: dict[str, Any], *path: str, to: Any) -> dict[str, Any]:
             changed(of_hqq(4), "quant_config", "scale_quant_params", to={"nbits": 8}),
             "scale_quant_params",
         ),
-        ("quantization_config", {"quant_method": "modelopt", "quant_algo": "FP8"}, "quant_algo 'FP8'"),
+        (
+            "quantization_config",
+            {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"},
+            "quant_algo 'W4A8_AWQ'",
+        ),
         ("quantization", {"bits": 7, "group_size": 64}, "bits 7"),
         ("quantization", {"bits": 4, "group_size": 0}, "group_size 0"),
         ("quantization", {"bits": 4, "group_size": 64, "mode": "mxfp8"}, "mode 'mxfp8'"),

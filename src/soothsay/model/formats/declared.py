@@ -13,7 +13,7 @@ from torch import Tensor
 from soothsay.files import read_json_object
 from soothsay.model.formats.bitsandbytes import BitsAndBytes
 from soothsay.model.formats.compressed_tensors import CompressedTensors
-from soothsay.model.formats.four_bit_floats import EXPERTS, PACKED, modelopt
+from soothsay.model.formats.four_bit_floats import EXPERTS, MODELOPT, PACKED
 from soothsay.model.formats.hqq import HQQ
 from soothsay.model.formats.mlx import MLX
 from soothsay.model.formats.weight_format import (
@@ -251,6 +251,49 @@ def _block(settings: Settings, key: str) -> tuple[int, int] | None:
     return size[0], size[1]
 
 
+@dataclass(frozen=True, slots=True)
+class ModelOpt:
+    """The format of NVIDIA's Model Optimizer: weights in NVFP4, in FP8, or in both. Dtypes tell which."""
+
+    path: Path
+    kinds: tuple[int, ...]  # bits of weights in this checkpoint
+
+    @classmethod
+    def of(cls, settings: Settings) -> ModelOpt:
+        """Read the configuration. Raises `ModelError` for an unknown setting."""
+        groups = settings.part("config_groups")
+        schemes = [groups.part(name).part("weights") for name in groups.values]
+        for scheme in schemes:
+            scheme.one_of("type", {"float": 1})
+        kinds = {scheme.one_of("num_bits", {4: 4, 8: 8}) for scheme in schemes}
+        inner = settings.part("quantization") if "quantization" in settings.values else settings
+        kinds = kinds or {inner.one_of("quant_algo", {"NVFP4": 4, "FP8": 8})}
+        return cls(settings.path, tuple(sorted(kinds)))
+
+    @property
+    def name(self) -> str:
+        """See `WeightFormat`."""
+        return f"{' and '.join('NVFP4' if bits == 4 else 'FP8' for bits in self.kinds)} (ModelOpt)"
+
+    @property
+    def bits(self) -> int:
+        """See `WeightFormat`."""
+        return max(self.kinds)
+
+    def holds(self, names: frozenset[str], module: str) -> bool:
+        """See `WeightFormat`."""
+        return f"{module}.weight_scale" in names
+
+    def tensors(self, module: str) -> list[str]:
+        """See `WeightFormat`. Weights in NVFP4 have another one."""
+        return [f"{module}.weight", f"{module}.weight_scale"]
+
+    def read(self, read: Reader, module: str) -> Quantized | Tensor:
+        """See `WeightFormat`."""
+        in_fp8 = read(f"{module}.weight").dtype == torch.float8_e4m3fn
+        return FP8(self.path, "weight_scale").read(read, module) if in_fp8 else MODELOPT.read(read, module)
+
+
 def _compressed_tensors(settings: Settings) -> WeightFormat:
     """The format of a checkpoint of compressed-tensors, in integers or in floats."""
     stored = settings.values.get("format")
@@ -260,7 +303,11 @@ def _compressed_tensors(settings: Settings) -> WeightFormat:
     return FP8.of_compressed_tensors(settings) if in_floats else CompressedTensors.of(settings)
 
 
-BESIDE = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+BESIDE = {
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+    "hf_quant_config.json": "modelopt",
+}
 """Files of older writers, beside a config.json that does not mention them, and their methods."""
 
 WEIGHT_FORMATS: dict[str, Callable[[Settings], WeightFormat]] = {
@@ -271,7 +318,7 @@ WEIGHT_FORMATS: dict[str, Callable[[Settings], WeightFormat]] = {
     "bitsandbytes": BitsAndBytes.of,
     "hqq": HQQ.of,
     "mxfp4": lambda settings: EXPERTS,
-    "modelopt": modelopt,
+    "modelopt": ModelOpt.of,
     "fp8": FP8.of,
 }
 """Formats by the `quant_method` of their `quantization_config`."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from soothsay.model.formats.weight_format import Reader, Settings, unpack
+from soothsay.model.formats.weight_format import Reader, unpack
 from soothsay.model.weights.quantized import Quantized, table_of
 
 FP4_VALUES = table_of(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
@@ -84,8 +84,4 @@ PACKED = {
 """By the `format` of compressed-tensors."""
 
 MODELOPT = FP4("NVFP4 (ModelOpt)", "weight", "weight_scale", "weight_scale_2")
-
-
-def modelopt(settings: Settings) -> FP4:
-    """The format of NVIDIA's Model Optimizer. Raises `ModelError` for another than NVFP4."""
-    return settings.one_of("quant_algo", {"NVFP4": MODELOPT})
+"""The format of NVIDIA's Model Optimizer."""

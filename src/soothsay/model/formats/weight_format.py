@@ -97,7 +97,7 @@ class Settings:
             f"{self.path} is quantized in a way that soothsay does not read: {what}. It reads "
             "compressed-tensors (pack-quantized of 2, 4 or 8 bits, int-quantized and float-quantized of 8, "
             "nvfp4, mxfp4), gptq and auto-round (2, 3, 4 or 8 bits), awq (gemm, 4 bits), bitsandbytes, hqq, "
-            "MLX, modelopt (NVFP4), fp8 (e4m3) and mxfp4 (experts). Or take the model "
+            "MLX, modelopt (NVFP4 and FP8), fp8 (e4m3) and mxfp4 (experts). Or take the model "
             "that this one was made from, and quantize it with soothsay quantize"
         )
 
