@@ -17,6 +17,7 @@ import torch
 from families import array, load, random_oracle, run, write_config
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from soothsay import LLM, ModelError, SamplingParams
 from soothsay.core.batch import Rows
@@ -443,6 +444,50 @@ def test_a_table_of_mlx_stays_packed(tmp_path: Path) -> None:
         expected = oracle(tokens[None]).logits[0]
     logits = run(load(tmp_path), [Rows(array(tokens.tolist()), 0)])[0][0]
     assert (logits - expected).abs().max() < 2e-4
+
+
+def test_experts_of_mlx(tmp_path: Path) -> None:
+    """Each part of all experts is one stack. The router may have bits of its own."""
+    oracle = random_oracle("qwen3_moe", hidden_size=128, moe_intermediate_size=64)
+    oracle.save_pretrained(tmp_path / "plain")
+    stored, stacks, exact = load_file(tmp_path / "plain" / "model.safetensors"), dict[str, list[Tensor]](), {}
+    held: Written = {}
+    gate = {"group_size": 64, "bits": 8}
+    settings: dict[str, Any] = {"group_size": 32, "bits": 4, "model.layers.0.mlp.switch_mlp.up_proj": gate}
+    for name in sorted(stored):
+        weight, module = stored[name], name.removesuffix(".weight")
+        is_gate = module.endswith("mlp.gate") or (
+            module.startswith("model.layers.0.mlp.experts") and "up" in module
+        )
+        if weight.ndim == 1:
+            exact[name] = held[name] = weight
+            continue
+        if module.endswith("mlp.gate"):
+            settings[module] = gate
+        tensors, exact[name] = (mlx(8, 64) if is_gate else mlx(4))(module, weight)
+        for key, tensor in tensors.items():
+            if ".experts." in key:
+                place, part = key.split(".experts.")
+                stacks.setdefault(f"{place}.switch_mlp.{part.split('.', 1)[1]}", []).append(tensor)
+            else:
+                held[key] = tensor
+    (tmp_path / "mlx").mkdir()
+    save_file(
+        held | {key: torch.stack(stack) for key, stack in stacks.items()},
+        tmp_path / "mlx" / "model.safetensors",
+    )
+    write_config(tmp_path / "mlx", {**oracle.config.to_dict(), "quantization": settings})
+    save_file(exact, tmp_path / "plain" / "model.safetensors", metadata={"format": "pt"})
+    values = AutoModelForCausalLM.from_pretrained(tmp_path / "plain", dtype=torch.float32)
+    tokens = torch.arange(30)
+    with torch.no_grad():
+        expected = values(tokens[None]).logits[0]
+    logits = run(load(tmp_path / "mlx"), [Rows(tokens.numpy(), 0)])[0][0]
+    assert len(stacks) == 9 * oracle.config.num_hidden_layers
+    assert (logits - expected).abs().max() < 2e-4
+    (ours, *_) = run(load(tmp_path / "mlx", "auto"), [Rows(tokens.numpy(), 0)])[0]
+    errors = (ours - expected).norm(dim=1) / expected.norm(dim=1)
+    assert errors.median() < 0.06
 
 
 STATE = "model.layers.0.mlp.up_proj.weight.quant_state.bitsandbytes__nf4"

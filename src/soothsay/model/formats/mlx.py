@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,4 +136,4 @@ class MLX:
         return PackedRows(scheme.bits, words, scales, biases[0] if biases else None)
 
     def _scheme(self, module: str) -> Scheme:
-        return self.own.get(module, self.usual)
+        return self.own.get(re.sub(r"\.experts\.\d+\.", ".switch_mlp.", module), self.usual)
