@@ -318,7 +318,7 @@ CASES: dict[str, tuple[dict[str, Any], Packing, int, str]] = {
         {"quant_method": "modelopt", "config_groups": {"a": IN_FP8, "b": IN_NVFP4}},
         attention_in_fp8,
         8,
-        "NVFP4 and FP8 (ModelOpt)",
+        "NVFP4 and FP8 in int8 (ModelOpt)",
     ),
     **{
         f"mlx {bits}": ({"group_size": 32, "bits": bits}, mlx(bits), 4 if bits == 3 else bits, "")

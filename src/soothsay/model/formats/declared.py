@@ -273,7 +273,7 @@ class ModelOpt:
     @property
     def name(self) -> str:
         """See `WeightFormat`."""
-        return f"{' and '.join('NVFP4' if bits == 4 else 'FP8' for bits in self.kinds)} (ModelOpt)"
+        return f"{' and '.join('NVFP4' if bits == 4 else 'FP8 in int8' for bits in self.kinds)} (ModelOpt)"
 
     @property
     def bits(self) -> int:
