@@ -19,12 +19,14 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from families import run
 from gguf import GGMLQuantizationType, GGUFWriter, TokenType
 from gguf.quants import quantize
 from safetensors.torch import load_file
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from soothsay.core.batch import Rows
 from soothsay.errors import ModelError
 from soothsay.model.decoder.blocks import Block
 from soothsay.model.decoder.rope import Rope, attention_scale, inverse_frequencies
@@ -664,12 +666,12 @@ class TestErrors:
 
     def test_unsupported_type(self, tmp_path: Path) -> None:
         def more(writer: GGUFWriter) -> None:
-            data = quantize(np.ones((64, 256), np.float32), GGMLQuantizationType.TQ1_0)
-            writer.add_tensor("output.weight", data, raw_dtype=GGMLQuantizationType.TQ1_0)
+            data = np.zeros((64, 18), np.uint8)
+            writer.add_tensor("output.weight", data, raw_dtype=GGMLQuantizationType.Q1_0)
 
         self.fails(
             tiny(tmp_path / "model.gguf", more=more),
-            r"'output.weight' is of type TQ1_0, which soothsay does not compute; take this model's file in",
+            r"'output.weight' is of type Q1_0, which soothsay does not compute; take this model's file in",
         )
 
     def test_unknown_tensor(self, tmp_path: Path) -> None:
@@ -1036,3 +1038,34 @@ def test_a_chat_template_of_a_wrong_type_stops_nothing() -> None:
     )
     assert tokenizer is not None
     assert (tokenizer.has_chat_template, tokenizer.encode("a")) == (False, [0])
+
+
+@pytest.mark.parametrize(
+    ("family", "arch"), [("qwen2", "QWEN2VL"), ("qwen3", "QWEN3VL"), ("qwen3_moe", "QWEN3VLMOE")]
+)
+def test_the_text_part_of_models_of_images(
+    family: str,
+    arch: str,
+    directory: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A text has one position in all axes, so the text part is the model without images."""
+    source, tokens = directory(family), torch.arange(20)
+    model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    with torch.no_grad():
+        expected = model(tokens[None]).logits[0].log_softmax(-1)
+    monkeypatch.setitem(ARCHITECTURES, family, gguf.MODEL_ARCH[arch])
+    rest = add_own_keys
+
+    def add_keys(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
+        rest(writer, config)
+        writer.add_rope_dimension_sections([4, 2, 2, 0])
+        if arch != "QWEN2VL":
+            writer.add_num_deepstack_layers(2)
+
+    monkeypatch.setattr(sys.modules[__name__], "add_own_keys", add_keys)
+    convert(source, tmp_path / "model.gguf", "F32")
+    found = load_model(open_checkpoint(tmp_path / "model.gguf"), "float32")
+    (logits, *_) = run(found, [Rows(tokens.numpy(), 0)])[0]
+    assert (logits.log_softmax(-1) - expected).abs().max() < 1e-3

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from blocks import HALVES, random_blocks
-from gguf import GGMLQuantizationType
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
-from soothsay.model.formats.gguf_blocks import DECODERS, BlockRows, decode
+from soothsay.model.formats.gguf_blocks import DECODERS, BlockRows, GGUFFormat, decode, loaded
+from soothsay.model.formats.gguf_tensors import Stored
 from soothsay.model.native.library import VARIANTS
 from soothsay.model.native.native_kernels import NativeKernels
 from soothsay.model.native.native_linear import NativeLinear
@@ -35,6 +39,14 @@ def test_scales_of_any_exponent() -> None:
     data.view(250, 17)[:, 0] = torch.arange(250)
     expected = torch.from_numpy(dequantize(data.numpy(), GGMLQuantizationType.MXFP4))
     assert torch.equal(decode("MXFP4", data).dequantize().view(torch.int32), expected.view(torch.int32))
+
+
+def test_all_scales_of_nvfp4() -> None:
+    """Of the 128 positive ones, the last is no number. llama.cpp takes 0."""
+    data = random_blocks("NVFP4", 1, 64 * 32)
+    data.view(32, 36)[:, :4] = torch.arange(128).view(32, 4)
+    expected = torch.from_numpy(dequantize(data.numpy(), GGMLQuantizationType.NVFP4)).float()
+    assert torch.equal(decode("NVFP4", data).dequantize(), expected)
 
 
 @pytest.mark.parametrize("heads", [0, 5])
@@ -81,4 +93,43 @@ def test_blocks_of_numbers_that_are_none_are_read() -> None:
     for kind in DECODERS:
         data = torch.full_like(random_blocks(kind, 64, 256), 255)
         assert decode(kind, data).dequantize().shape == (64, 256)
-        assert np.isnan(decode(kind, data).dequantize().numpy()).any() or kind == "MXFP4"
+        assert np.isnan(decode(kind, data).dequantize().numpy()).any() or kind in ("MXFP4", "NVFP4")
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+def test_memory_of_loaded_weights_is_known(kind: str) -> None:
+    """Of a type whose integers are widened, too: those of grids take 4 bits, and those of base 3 take 2."""
+    weight = decode(kind, random_blocks(kind, 128, IN))
+    layer = NativeKernels("portable").linear(weight, None, torch.float32)
+    assert isinstance(layer, NativeLinear)
+    held = sum(part.nbytes for part in vars(layer.parts[0]).values() if isinstance(part, torch.Tensor))
+    bits, each = loaded(kind)
+    assert held <= (1.05 if bits else 1.2) * each * weight.shape.numel()
+    if bits is not None:
+        assert bits == layer.parts[0].struct.bits > 8 * stored_bytes(kind)
+    else:
+        assert each == stored_bytes(kind)
+
+
+def stored_bytes(kind: str) -> float:
+    """Bytes of a weight in the file."""
+    weights, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    return size / weights
+
+
+def test_types_that_are_widened_are_named() -> None:
+    types = {"a.weight": "IQ2_XS", "b.weight": "Q4_0", "c.weight": "IQ2_XS"}
+    assert GGUFFormat(types, lambda name: None, 1).name == "GGUF's IQ2_XS (in 4 bits), Q4_0"  # type: ignore[arg-type, return-value]
+
+
+def test_each_expert_has_its_factor() -> None:
+    """Of a stack in NVFP4; else one factor is that of all."""
+    data = random_blocks("NVFP4", 6, 64).numpy()
+    stack = Stored("NVFP4", (3, 2, 64), 0, data.nbytes, Path("model"), factors=(1.0, 0.5, 3.0))
+    plain = decode("NVFP4", torch.from_numpy(data)).dequantize().view(3, 2, 64)
+    for number, factor in enumerate(stack.factors):
+        for rows in (slice(0, 2), torch.arange(2)):
+            made = stack.expert(number).blocks(lambda _: data.reshape(-1)).take(rows).dequantize()
+            assert torch.equal(made, plain[number] * factor)
+    common = replace(stack, factors=(2.0,)).expert(2).blocks(lambda _: data.reshape(-1))
+    assert torch.equal(common.rows(0, 2).dequantize(), plain[2] * 2)

@@ -257,21 +257,11 @@ def test_settings_beside_a_config_that_does_not_mention_them(
     assert torch.equal(run(load(tmp_path, "auto"), rows)[0][0], expected)
 
 
-def test_mlx_is_refused_by_name(tmp_path: Path) -> None:
-    write(tmp_path, "gptq")
-    settings = {"group_size": 64, "bits": 4, "mode": "affine"}
-    for keys in (("quantization",), ("quantization", "quantization_config")):
-        rest = {key: value for key, value in read_config(tmp_path).items() if key != "quantization_config"}
-        write_config(tmp_path, {**rest, **dict.fromkeys(keys, settings)})
-        with pytest.raises(ModelError, match=r"MLX's format.*GGUF"):
-            load(tmp_path, "auto")
-
-
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"quantization": {"group_size": 64, "bits": 2}}, "MLX's format"),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 2, "group_size": 64}}, "bits 2"),
+        ({"quantization": {"group_size": 64, "bits": 1}}, "bits 1"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 1, "group_size": 64}}, "bits 1"),
         ({"quantization_config": {"quant_method": "aqlm"}}, "quant_method 'aqlm'"),
         ({}, "the download is incomplete"),
     ],

@@ -14,12 +14,12 @@ from torch import Tensor
 from soothsay.errors import ModelError
 from soothsay.model.formats.weight_format import (
     FLAGS,
+    REORDERED,
     Reader,
     Settings,
     checked,
     kind,
     pack,
-    require_runs,
     unpack,
 )
 from soothsay.model.weights.quantized import Quantized
@@ -37,7 +37,7 @@ class Scheme:
     shape; zero points are packed along `out`. Not packed: `weight` is int8.
     """
 
-    bits: int  # 4 or 8
+    bits: int  # 2, 4 or 8
     group_size: int | None = None  # None: a scale per output channel
     packed: bool = True
     symmetric: bool = True
@@ -46,7 +46,7 @@ class Scheme:
     @property
     def name(self) -> str:
         """For people."""
-        return kind(self.bits, self.group_size)
+        return kind(self.bits, self.group_size) + REORDERED * self.reordered
 
     def tensors(self, module: str) -> list[str]:
         """See `WeightFormat`."""
@@ -56,7 +56,7 @@ class Scheme:
         suffixes += ["weight_g_idx"] if self.reordered else []
         return [f"{module}.{suffix}" for suffix in suffixes]
 
-    def read(self, read: Reader, module: str, path: Path) -> Quantized:
+    def read(self, read: Reader, module: str, path: Path) -> Quantized | Tensor:
         """See `WeightFormat`."""
         held = {name.removeprefix(f"{module}."): read(name) for name in self.tensors(module)}
         zeros = held.get("weight_zero_point")
@@ -67,10 +67,8 @@ class Scheme:
         else:
             values = held["weight"].view(torch.uint8) ^ 128  # from -128..127 to 0..255
             zeros = None if zeros is None else zeros.view(torch.uint8) ^ 128
-        if self.reordered:
-            require_runs(held["weight_g_idx"], self.group_size, f"{path}: {module}", "actorder 'group'")
-        scales = held["weight_scale"]
-        return checked(f"{path}: {module}", self.bits, self.group_size, values, scales, zeros)
+        scales, groups = held["weight_scale"], held.get("weight_g_idx")
+        return checked(f"{path}: {module}", self.bits, self.group_size, values, scales, zeros, groups)
 
     def write(self, weight: Quantized, module: str) -> dict[str, Tensor]:
         """The tensors of a symmetric weight by name. Scales are rounded to bfloat16."""
@@ -141,7 +139,7 @@ class CompressedTensors:
         settings.one_of("strategy", {"group": "group", "channel": "channel"})
         in_order = dict.fromkeys((None, False, "weight", "static"), False)
         return Scheme(
-            bits=settings.one_of("num_bits", {4: 4, 8: 8} if packed else {8: 8}),
+            bits=settings.one_of("num_bits", {2: 2, 4: 4, 8: 8} if packed else {8: 8}),
             group_size=settings.group_size(),
             packed=packed,
             symmetric=settings.one_of("symmetric", FLAGS, default=True),
@@ -157,7 +155,7 @@ class CompressedTensors:
     @property
     def bits(self) -> int:
         """See `WeightFormat`."""
-        return min(scheme.bits for _, scheme in self.schemes)
+        return min(8 if scheme.reordered else scheme.bits for _, scheme in self.schemes)
 
     def holds(self, names: frozenset[str], module: str) -> bool:
         """See `WeightFormat`."""
@@ -167,7 +165,7 @@ class CompressedTensors:
         """See `WeightFormat`."""
         return self._scheme(module).tensors(module)
 
-    def read(self, read: Reader, module: str) -> Quantized:
+    def read(self, read: Reader, module: str) -> Quantized | Tensor:
         """See `WeightFormat`."""
         return self._scheme(module).read(read, module, self.path)
 

@@ -1,4 +1,4 @@
-"""Formats of quantized weights that a config.json declares: AWQ, GPTQ, FP8 and MXFP4."""
+"""Formats of quantized weights that a config.json declares. AWQ, GPTQ and FP8 are here."""
 
 from __future__ import annotations
 
@@ -10,20 +10,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from soothsay.errors import ModelError
 from soothsay.files import read_json_object
+from soothsay.model.formats.bitsandbytes import BitsAndBytes
 from soothsay.model.formats.compressed_tensors import CompressedTensors
+from soothsay.model.formats.four_bit_floats import EXPERTS, MODELOPT, PACKED
+from soothsay.model.formats.hqq import HQQ
+from soothsay.model.formats.mlx import MLX
 from soothsay.model.formats.weight_format import (
     FLAGS,
+    REORDERED,
+    WIDTHS,
     Reader,
     Settings,
     WeightFormat,
     checked,
     kind,
-    require_runs,
     unpack,
 )
-from soothsay.model.weights.quantized import Quantized, table_of
+from soothsay.model.weights.quantized import Quantized
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,7 @@ class AWQ:
         """See `WeightFormat`."""
         return [f"{module}.{suffix}" for suffix in ("qweight", "qzeros", "scales")]
 
-    def read(self, read: Reader, module: str) -> Quantized:
+    def read(self, read: Reader, module: str) -> Quantized | Tensor:
         """See `WeightFormat`."""
         weight, zeros, scales = (read(name) for name in self.tensors(module))
         values, zeros, scales = self._columns(weight).t(), self._columns(zeros).t(), scales.t()
@@ -80,7 +84,7 @@ class GPTQ:
     """
 
     path: Path
-    bits: int
+    stored: int  # bits of an integer
     group_size: int | None
     symmetric: bool
     desc_act: bool
@@ -95,7 +99,7 @@ class GPTQ:
                 raise settings.refusal(f"gptq with settings of its own for {rule!r} (dynamic)")
         return cls(
             settings.path,
-            bits=settings.one_of("bits", {4: 4, 8: 8}),
+            stored=settings.one_of("bits", {2: 2, 3: 3, 4: 4, 8: 8}),
             group_size=settings.group_size(),
             symmetric=settings.one_of("sym", FLAGS, default=True),
             desc_act=settings.one_of("desc_act", FLAGS, default=False),
@@ -105,7 +109,12 @@ class GPTQ:
     @property
     def name(self) -> str:
         """See `WeightFormat`."""
-        return f"{kind(self.bits, self.group_size)} (GPTQ)"
+        return f"{kind(self.stored, self.group_size)} (GPTQ{REORDERED * self.desc_act})"
+
+    @property
+    def bits(self) -> int:
+        """See `WeightFormat`. Weights in another order of inputs are floats."""
+        return 8 if self.desc_act else WIDTHS[self.stored]
 
     def holds(self, names: frozenset[str], module: str) -> bool:
         """See `WeightFormat`."""
@@ -118,17 +127,35 @@ class GPTQ:
         suffixes += ["g_idx"] if self.desc_act else []
         return [f"{module}.{suffix}" for suffix in suffixes]
 
-    def read(self, read: Reader, module: str) -> Quantized:
+    def read(self, read: Reader, module: str) -> Quantized | Tensor:
         """See `WeightFormat`."""
         held = {name.removeprefix(f"{module}."): read(name) for name in self.tensors(module)}
-        zeros = None
+        zeros, bits = None, self.stored
         if not self.symmetric:  # added to whole words, which undoes the borrow of a zero point 0
-            ones = 0x11111111 if self.bits == 4 else 0x01010101
-            zeros = unpack(held["qzeros"] + self.zero_shift * ones, self.bits).t()
-        if self.desc_act:
-            require_runs(held["g_idx"], self.group_size, f"{self.path}: {module}", "desc_act")
-        values, scales = unpack(held["qweight"].t(), self.bits), held["scales"].t()
-        return checked(f"{self.path}: {module}", self.bits, self.group_size, values, scales, zeros)
+            ones = 0 if bits == 3 else sum(1 << at for at in range(0, 32, bits))
+            zeros = unpack(held["qzeros"] + self.zero_shift * ones, bits).t()
+            if bits == 3:  # integers run through words, and the writers subtract from each
+                zeros = zeros + self.zero_shift & 7
+        values, scales = unpack(held["qweight"].t(), bits), held["scales"].t()
+        where, groups = f"{self.path}: {module}", held.get("g_idx")
+        return checked(where, bits, self.group_size, values, scales, zeros, groups)
+
+
+def auto_round(settings: Settings) -> AWQ | GPTQ:
+    """The format of AutoRound, which packs as GPTQ or AWQ do. Raises `ModelError` for an unknown setting."""
+    settings.one_of("data_type", {"int": 0}, default="int")
+    keys = "bits", "group_size", "sym"
+    common = {key: settings.values.get(key) for key in keys}
+    for name, own in settings.part("extra_config").values.items():
+        own = {**common, **own} if isinstance(own, Mapping) else {}
+        if any(own.get(key) != common[key] for key in keys) and own.get("bits") not in (16, 32):
+            raise settings.refusal(f"auto-round with settings of its own for {name!r:.80} (extra_config)")
+    packings = {"auto_round": 0, "auto_round:gptq": 1, "auto_round:auto_gptq": 1, "auto_round:auto_awq": None}
+    shift = settings.one_of("packing_format", packings, default="auto_round:gptq")
+    if shift is None:
+        return AWQ.of(Settings(common, settings.path))
+    version = "gptq" if shift else "gptq_v2"
+    return GPTQ.of(Settings({**common, "checkpoint_format": version}, settings.path))
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,68 +251,74 @@ def _block(settings: Settings, key: str) -> tuple[int, int] | None:
     return size[0], size[1]
 
 
-MXFP4_VALUES = table_of(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""The values (E2M1), doubled."""
-
-MXFP4_GROUP = 32
-
-
-def mxfp4_scales(exponents: Tensor) -> Tensor:
-    """Half of the scales, so that they fit doubled values: uint8 (E8M0) to float32 of the same shape."""
-    exponent = exponents.int()
-    bits = torch.where(exponent < 2, 0x00200000 << exponent.clamp(max=1), (exponent - 1) << 23)
-    return bits.view(torch.float32)
-
-
 @dataclass(frozen=True, slots=True)
-class MXFP4:
-    """The format that gpt-oss declares, for experts alone. Other layers are plain.
+class ModelOpt:
+    """The format of NVIDIA's Model Optimizer: weights in NVFP4, in FP8, or in both. Dtypes tell which."""
 
-    A matrix has `blocks` `[out, groups, 16]` uint8, two values a byte, the first in its lower half, and
-    `scales` `[out, groups]` uint8.
-    """
-
-    bits: int = 4
-    name: str = "MXFP4 experts"
+    path: Path
+    kinds: tuple[int, ...]  # bits of weights in this checkpoint
 
     @classmethod
-    def of(cls, settings: Settings) -> MXFP4:
-        """The format. It has no settings that matter: tensors say what is quantized."""
-        return cls()
+    def of(cls, settings: Settings) -> ModelOpt:
+        """Read the configuration. Raises `ModelError` for an unknown setting."""
+        groups = settings.part("config_groups")
+        schemes = [groups.part(name).part("weights") for name in groups.values]
+        for scheme in schemes:
+            scheme.one_of("type", {"float": 1})
+        kinds = {scheme.one_of("num_bits", {4: 4, 8: 8}) for scheme in schemes}
+        inner = settings.part("quantization") if "quantization" in settings.values else settings
+        kinds = kinds or {inner.one_of("quant_algo", {"NVFP4": 4, "FP8": 8})}
+        return cls(settings.path, tuple(sorted(kinds)))
+
+    @property
+    def name(self) -> str:
+        """See `WeightFormat`."""
+        return f"{' and '.join('NVFP4' if bits == 4 else 'FP8 in int8' for bits in self.kinds)} (ModelOpt)"
+
+    @property
+    def bits(self) -> int:
+        """See `WeightFormat`."""
+        return max(self.kinds)
 
     def holds(self, names: frozenset[str], module: str) -> bool:
         """See `WeightFormat`."""
-        return f"{module}.blocks" in names
+        return f"{module}.weight_scale" in names
 
     def tensors(self, module: str) -> list[str]:
-        """See `WeightFormat`."""
-        return [f"{module}.blocks", f"{module}.scales"]
+        """See `WeightFormat`. Weights in NVFP4 have another one."""
+        return [f"{module}.weight", f"{module}.weight_scale"]
 
-    def read(self, read: Reader, module: str) -> Quantized:
+    def read(self, read: Reader, module: str) -> Quantized | Tensor:
         """See `WeightFormat`."""
-        blocks, exponents = (read(name) for name in self.tensors(module))
-        shapes = tuple(blocks.shape), (*exponents.shape, MXFP4_GROUP // 2)
-        if shapes[0] != shapes[1] or blocks.dtype != torch.uint8 or exponents.dtype != torch.uint8:
-            found = [f"{list(tensor.shape)} {tensor.dtype}" for tensor in (blocks, exponents)]
-            raise ValueError(f"blocks {found[0]}, scales {found[1]}")
-        values = torch.stack([blocks & 15, blocks >> 4], dim=-1).flatten(1)
-        return Quantized(4, values, mxfp4_scales(exponents), table=MXFP4_VALUES)
+        in_fp8 = read(f"{module}.weight").dtype == torch.float8_e4m3fn
+        return FP8(self.path, "weight_scale").read(read, module) if in_fp8 else MODELOPT.read(read, module)
 
 
 def _compressed_tensors(settings: Settings) -> WeightFormat:
     """The format of a checkpoint of compressed-tensors, in integers or in floats."""
-    in_floats = settings.values.get("format") in ("float-quantized", "naive-quantized")
+    stored = settings.values.get("format")
+    if isinstance(stored, str) and stored in PACKED:
+        return PACKED[stored]
+    in_floats = stored in ("float-quantized", "naive-quantized")
     return FP8.of_compressed_tensors(settings) if in_floats else CompressedTensors.of(settings)
 
 
-BESIDE = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+BESIDE = {
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+    "hf_quant_config.json": "modelopt",
+}
 """Files of older writers, beside a config.json that does not mention them, and their methods."""
 
 WEIGHT_FORMATS: dict[str, Callable[[Settings], WeightFormat]] = {
     "compressed-tensors": _compressed_tensors,
     "gptq": GPTQ.of,
     "awq": AWQ.of,
-    "mxfp4": MXFP4.of,
+    "auto-round": auto_round,
+    "bitsandbytes": BitsAndBytes.of,
+    "hqq": HQQ.of,
+    "mxfp4": lambda settings: EXPERTS,
+    "modelopt": ModelOpt.of,
     "fp8": FP8.of,
 }
 """Formats by the `quant_method` of their `quantization_config`."""
@@ -308,10 +341,7 @@ def open_format(config: Mapping[str, Any], path: Path) -> WeightFormat | None:
         if not settings and (path / name).is_file():
             settings = {"quant_method": method, **read_json_object(path / name)}
     if config.get("quantization") and not (isinstance(settings, Mapping) and settings.get("quant_method")):
-        raise ModelError(
-            f"{path} is quantized in MLX's format, which soothsay does not read: take the model that it was "
-            "made from, or a GGUF file of it"
-        )
+        return MLX.of(Settings({"quantization": config["quantization"]}, path).part("quantization"))
     if not settings:
         return None
     declared = Settings(settings if isinstance(settings, Mapping) else {}, path)

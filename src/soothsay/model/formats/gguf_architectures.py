@@ -167,6 +167,7 @@ ARCHITECTURES = {
     "qwen3moe": Architecture("qwen3_moe", parts.EXPERTS, keys.qwen3_moe),
     "qwen2vl": Architecture("qwen2"),  # text has one position in all three axes
     "qwen3vl": Architecture("qwen3"),
+    "qwen3vlmoe": Architecture("qwen3_moe", parts.EXPERTS, keys.qwen3_moe),
     "qwen2moe": Architecture("qwen2_moe", parts.GATED_SHARED, keys.qwen2_moe, _GATE_CHANGE),
     "phi2": Architecture("phi", own=keys.acting("gelu_new"), eps="layer_norm_eps", partial=True),
     "phi3": Architecture("phi3", parts.FUSED_QKV, keys.windowed, partial=True),

@@ -19,11 +19,11 @@ from torch import Tensor
 from soothsay.errors import ModelError
 from soothsay.model.families.fields import checked_fields
 from soothsay.model.formats.gguf_architectures import architecture_of, read_config
-from soothsay.model.formats.gguf_blocks import DECODERS, GGUFFormat
+from soothsay.model.formats.gguf_blocks import DECODERS, GGUFFormat, loaded
 from soothsay.model.formats.gguf_gemma_keys import gemma4_rotations
 from soothsay.model.formats.gguf_header import TensorPlace, read_parts
 from soothsay.model.formats.gguf_metadata import LONGROPE_FACTORS, ROPE_DIVISORS, Metadata, read_rope_scaling
-from soothsay.model.formats.gguf_tensors import DTYPES, Renaming, Stored, map_file
+from soothsay.model.formats.gguf_tensors import DTYPES, Renaming, Stored, map_file, with_factors
 from soothsay.model.formats.gguf_tokenizer import build_tokenizer, check_types, stop_ids
 from soothsay.model.formats.weight_format import Reader, WeightFormat
 from soothsay.model.weights.generation_config import recommended, sampling_in_gguf
@@ -38,7 +38,7 @@ class GGUFCheckpoint:
 
     def __init__(self, path: Path):
         header = read_parts(path)
-        stored = _places(path, header.tensors)
+        stored = with_factors(_places(path, header.tensors))
         self.files, self._metadata = header.files, header.metadata
         self.path = path = self.files[0]
         check_types(self._metadata, path)
@@ -108,8 +108,8 @@ class GGUFCheckpoint:
         if not blocks:
             return None
         types = {name: tensor.kind for name, tensor in blocks.items()}
-        size = sum(tensor.size for tensor in blocks.values())
-        each = size / sum(math.prod(tensor.shape) for tensor in blocks.values())
+        counts = {name: math.prod(tensor.shape) for name, tensor in blocks.items()}
+        each = sum(loaded(types[name])[1] * count for name, count in counts.items()) / sum(counts.values())
         return GGUFFormat(types, lambda name: blocks[name].blocks(map_file), each)
 
     def num_bytes(self) -> int:

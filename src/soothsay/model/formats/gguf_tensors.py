@@ -40,6 +40,7 @@ class Stored(TensorPlace):
     heads: int = 0  # number of heads whose rows are interleaved for llama.cpp's rotation; 0: none
     centred: bool = False  # a norm's weight w, stored as 1 + w
     change: Change | None = None  # from the stored numbers to those of Hugging Face
+    factors: tuple[float, ...] = (1.0,)  # of the scales of blocks, one for all or for each expert
 
     @property
     def parts(self) -> tuple[Stored, ...]:
@@ -49,7 +50,9 @@ class Stored(TensorPlace):
     def expert(self, index: int) -> Stored:
         """One matrix of a stack `[E, out, in]`, or one vector."""
         size = self.size // self.shape[0]
-        return replace(self, shape=self.shape[1:], offset=self.offset + index * size, size=size)
+        factors = self.factors[index:][:1] or self.factors
+        offset = self.offset + index * size
+        return replace(self, shape=self.shape[1:], offset=offset, size=size, factors=factors)
 
     def halves(self) -> tuple[Stored, Stored]:
         """The upper and the lower rows of a matrix."""
@@ -77,7 +80,30 @@ class Stored(TensorPlace):
         """The tensor in integers."""
         rows = math.prod(self.shape[:-1])
         data = files(self.path)[self.offset : self.offset + self.size].reshape(rows, -1)
-        return BlockRows(self.kind, torch.Size((rows, self.shape[-1])), data, self.heads)
+        return BlockRows(self.kind, torch.Size((rows, self.shape[-1])), data, self.heads, self.factors[0])
+
+
+def with_factors(stored: Mapping[str, Stored]) -> dict[str, Stored]:
+    """Tensors in NVFP4 with the factors beside them, `NAME.scale`. Those of activations are left out.
+
+    Raises `ModelError` if there is neither one factor nor one for each expert.
+    """
+    made = dict(stored)
+    for name, tensor in stored.items():
+        stem = name.removesuffix(".weight")
+        factors = made.get(f"{stem}.scale") if tensor.kind == "NVFP4" else None
+        if factors is None:
+            continue
+        count = tensor.shape[0] if len(tensor.shape) > 2 else 1
+        if factors.kind != "F32" or math.prod(factors.shape) not in (1, count):
+            raise ModelError(
+                f"{factors.path}: {stem}.scale {list(factors.shape)} of type {factors.kind} should be a "
+                f"number or {count} of them, in F32; the file is damaged"
+            )
+        del made[f"{stem}.scale"]
+        made.pop(f"{stem}.input_scale", None)
+        made[name] = replace(tensor, factors=tuple(factors.read(map_file).flatten().tolist()))
+    return made
 
 
 @dataclass(frozen=True)

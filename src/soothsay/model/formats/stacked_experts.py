@@ -13,6 +13,8 @@ as one matrix:
 
 The loader sees `NAME.experts.{e}.gate_proj.weight`, `.bias`, `.blocks` and `.scales`.
 
+MLX stacks each part of all families: `NAME.switch_mlp.gate_proj.weight`, `.scales` and `.biases`, `[E, ...]`.
+
 GPT-2's matrices `NAME.c_attn.weight` are `[in, out]`. The loader sees `NAME.linear_attn.weight`, `[out, in]`.
 """
 
@@ -35,6 +37,7 @@ MAX_TENSORS = 200_000
 STACK = re.compile(r"(.+\.experts)\.(gate_up|down)_proj(?:_(bias|blocks|scales))?")
 CONVOLUTION = re.compile(r"(.+\.)c_((?:attn|proj|fc)\.(?:weight|bias))")
 GRANITE_STACK = re.compile(r"(.+\.block_sparse_moe)\.(input|output)_linear\.weight")
+SWITCH = re.compile(r"(.+)\.switch_mlp\.((?:gate|up|down)_proj\.(?:weight|scales|biases))")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +102,21 @@ def unstacked(
         named = filter(None, map(CONVOLUTION.fullmatch, names))
         return {f"{m[1]}linear_{m[2]}": Slice(m[0], whole, whole, m[0].endswith("weight")) for m in named}
     stacking = STACKINGS.get(str(raw.get("model_type")))
-    if stacking is None:
-        return {}
     found: dict[str, Slice] = {}
-    for name, shape in read_shapes([name for name in names if _parts(name)]).items():
+    stacks = [name for name in names if SWITCH.fullmatch(name) or (stacking and _parts(name))]
+    for name, shape in read_shapes(stacks).items():
         if len(shape) < 2 or len(found) + 2 * shape[0] > MAX_TENSORS:
             raise ModelError(
                 f"{name} {list(shape)} should be a stack of experts, and all of them have at most "
                 f"{MAX_TENSORS:,} tensors; the file is damaged"
             )
-        found |= _slices(stacking, name, shape, raw.get("hidden_size"))
+        if (switch := SWITCH.fullmatch(name)) is not None:
+            place, part = switch.groups()
+            found |= {
+                f"{place}.experts.{e}.{part}": Slice(name, e, slice(None), False) for e in range(shape[0])
+            }
+        elif stacking is not None:
+            found |= _slices(stacking, name, shape, raw.get("hidden_size"))
     return found
 
 

@@ -6,6 +6,7 @@ integers of 4 or 8 bits into 32-bit words. They differ in the axis and the order
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,13 @@ FLAGS = {True: True, False: False}
 """The values of a setting that is true or false."""
 
 
+WIDTHS = {2: 2, 3: 4, 4: 4, 5: 5, 6: 6, 8: 8}
+"""Bits of an integer in a file, and of one in memory."""
+
+REORDERED = ", int8 in groups of 32 where inputs are reordered"
+"""What the name of a format says of weights whose groups are not runs of inputs."""
+
+
 class WeightFormat(Protocol):
     """How a checkpoint stores its quantized weights."""
 
@@ -35,9 +43,9 @@ class WeightFormat(Protocol):
 
     @property
     def bits(self) -> int:
-        """4 or 8: the fewest bits to which the other weights of such a checkpoint may be rounded.
+        """2, 4 or 8: the fewest bits to which the other weights of such a checkpoint may be rounded.
 
-        Floats that the format itself has (FP8) are rounded to these when they are loaded as integers.
+        Floats that `read` returns are rounded to these when they are loaded as integers.
         """
 
     def holds(self, names: frozenset[str], module: str) -> bool:
@@ -47,9 +55,9 @@ class WeightFormat(Protocol):
         """Names of the tensors that `read` reads."""
 
     def read(self, read: Reader, module: str) -> QuantizedRows | Tensor:
-        """The weight of `module`, in integers. In float32 if the format is one of floats.
+        """The weight of `module`, in integers; in float32 if it is floats or its groups are no runs.
 
-        Raises `ModelError` if shapes do not fit each other, or if a group is not a run of inputs.
+        Raises `ModelError` if shapes do not fit each other.
         """
 
 
@@ -87,9 +95,10 @@ class Settings:
         """The error for a setting that is not supported."""
         return ModelError(
             f"{self.path} is quantized in a way that soothsay does not read: {what}. It reads "
-            "compressed-tensors (pack-quantized of 4 or 8 bits, int-quantized and float-quantized of 8), "
-            "gptq (4 or 8 bits), awq (gemm, 4 bits), fp8 (e4m3) and mxfp4 (experts). Or take the model that "
-            "this one was made from, and quantize it with soothsay quantize"
+            "compressed-tensors (pack-quantized of 2, 4 or 8 bits, int-quantized and float-quantized of 8, "
+            "nvfp4, mxfp4), gptq and auto-round (2, 3, 4 or 8 bits), awq (gemm, 4 bits), bitsandbytes, hqq, "
+            "MLX, modelopt (NVFP4 and FP8), fp8 (e4m3) and mxfp4 (experts). Or take the model "
+            "that this one was made from, and quantize it with soothsay quantize"
         )
 
 
@@ -106,19 +115,47 @@ def pack(values: Tensor, bits: int) -> Tensor:
 
 
 def unpack(words: Tensor, bits: int) -> Tensor:
-    """The reverse of `pack`, with its filling: `[n, k]` int32 -> `[n, k * 32 / bits]` uint8."""
-    values = words.flatten().view(torch.uint8)
-    if bits == 4:
-        values = torch.stack([values & 15, values >> 4], dim=-1)
-    return values.view(len(words), words.shape[1] * 32 // bits)
+    """The integers in rows of words, with what fills the last one. The first is in the lowest bits.
+
+    An integer may begin in one word and end in the next. `[n, k]`, words of any size, to `[n, m]` uint8.
+    """
+    common = math.gcd(bits, 8)
+    data = words.flatten().view(torch.uint8).view(len(words), -1, bits // common)
+    values = torch.empty(*data.shape[:2], 8 // common, dtype=torch.uint8)
+    for k in range(8 // common):
+        at, shift = divmod(k * bits, 8)
+        values[..., k] = data[..., at] >> shift
+        if shift + bits > 8:
+            values[..., k] |= data[..., at + 1] << 8 - shift
+    return values.bitwise_and_(2**bits - 1).flatten(1)
 
 
 def checked(
-    where: str, bits: int, group_size: int | None, values: Tensor, scales: Tensor, zeros: Tensor | None
-) -> Quantized:
-    """A `Quantized` of these tensors. Raises `ModelError` if their shapes do not fit each other."""
+    where: str,
+    bits: int,
+    group_size: int | None,
+    values: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None,
+    groups: Tensor | None = None,
+) -> Quantized | Tensor:
+    """The weight of these tensors. Integers of 3 bits are widened to 4.
+
+    Args:
+        where: path and module, for error messages.
+        bits: of an integer.
+        group_size: inputs in a group; None: all.
+        values: `[out, in]` uint8.
+        scales: `[out, groups]`.
+        zeros: `[out, groups]` uint8; None: 2 ** (bits - 1) everywhere.
+        groups: `[in]`, the group of each input; None: groups are runs of inputs. If they are not, the weight
+            is in float32, since kernels need runs.
+
+    Raises `ModelError` if shapes do not fit each other.
+    """
     out, size = values.shape
-    expected = (out, 1 if group_size is None else size / group_size)  # a fraction equals no shape
+    count = 1 if group_size is None else size / group_size
+    expected = (out, count)  # a fraction equals no shape
     shapes = {"scales": scales.shape} | ({} if zeros is None else {"zero points": zeros.shape})
     for what, shape in shapes.items():
         if tuple(shape) != expected:
@@ -126,29 +163,36 @@ def checked(
                 f"{where}: integers {[out, size]} and {what} {list(shape)} do not make a weight "
                 f"of {kind(bits, group_size)}; the file is damaged, or config.json belongs to another model"
             )
+    if groups is not None and not torch.equal(groups.long(), torch.arange(size) // (group_size or size)):
+        groups = groups.long()
+        if groups.shape != (size,) or groups.min() < 0 or groups.max() >= count:
+            raise ModelError(
+                f"{where}: its {list(groups.shape)} inputs are not in groups 0 to {count - 1:.0f}; the file "
+                "is damaged"
+            )
+        middle = 2 ** (bits - 1) if zeros is None else zeros.float()[:, groups]
+        return (values.float() - middle) * scales.float()[:, groups]
+    if zeros is None:  # the middle moves with the width
+        values = values + (2 ** (WIDTHS[bits] - 1) - 2 ** (bits - 1))
     zeros = None if zeros is None else zeros.contiguous()
-    return Quantized(bits, values.contiguous(), scales.float().contiguous(), zeros)
+    return Quantized(WIDTHS[bits], values.contiguous(), scales.float().contiguous(), zeros)
 
 
-def require_runs(groups: Tensor, group_size: int | None, where: str, setting: str) -> None:
-    """Check that each group is a run of inputs, in order.
+def in_rows(factors: Tensor, group_size: int, out: int, size: int) -> Tensor:
+    """Factors of groups that run through all rows, as those of groups within rows.
 
-    Args:
-        groups: `[in]`, the group of each input.
-        group_size: inputs in a group; None: all.
-        where: path and module, for the error message.
-        setting: the setting that allows other groups, for the error message.
+    `[n]`, for each `group_size` weights of `[out, in]` -> `[out, groups]`.
 
-    Raises `ModelError` if they are not.
+    Raises `ValueError` if there are more or fewer groups.
     """
-    runs = torch.arange(len(groups)) // (group_size or len(groups))
-    if not torch.equal(groups.long(), runs):
-        raise ModelError(
-            f"{where} was quantized with {setting}: its groups are not runs of inputs, which soothsay's "
-            "kernels need. Take a version made without it, or quantize the model with soothsay quantize"
-        )
+    group_size = min(group_size, out * size)
+    if factors.shape != (-(-out * size // group_size),):
+        raise ValueError(f"{list(factors.shape)} groups of {group_size} in a weight {[out, size]}")
+    run = math.gcd(size, group_size)
+    return factors.repeat_interleave(group_size // run)[: out * size // run].view(out, -1)
 
 
 def kind(bits: int, group_size: int | None) -> str:
-    """Bits and groups, for people."""
-    return f"int{bits}, " + ("a scale per channel" if group_size is None else f"groups of {group_size}")
+    """Bits, those in memory if they are others, and groups, for people."""
+    groups = "a scale per channel" if group_size is None else f"groups of {group_size}"
+    return f"int{bits}{'' if WIDTHS[bits] == bits else f' in {WIDTHS[bits]} bits'}, {groups}"

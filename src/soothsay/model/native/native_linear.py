@@ -147,7 +147,7 @@ class PackedWeight:
         self.scales = self.minimums = self.scale_units = self.minimum_units = self.zeros = self.table = None
         group = size
         if kept:
-            whole = Quantized.cat(kept)
+            whole = Quantized.cat(kept).with_units_in_half()
             group = size // whole.scales.shape[1]
 
             def packed(values: Tensor | None) -> Tensor | None:
@@ -158,7 +158,7 @@ class PackedWeight:
                 packed(None if unit is None else unit.half()) for unit in (whole.units, whole.minimum_units)
             )
             self.zeros = packed(whole.zeros)
-            self.table = None if whole.table is None else (whole.table.short() + 128).to(torch.uint8)
+            self.table = None if whole.table is None else (whole.table.round().short() + 128).to(torch.uint8)
         self.struct = _Weights(
             self.data.data_ptr(),
             _pointers(self.scales, self.scale_units),

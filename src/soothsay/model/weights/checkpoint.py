@@ -43,7 +43,7 @@ WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 ADAPTER = "adapter_config.json"
 """The file by which a directory shows that it has what was trained beside a model, and no model."""
 
-LEAST_BITS = 4
+LEAST_BITS = 2
 """Bits that a weight takes at least in safetensors and pickles, in any format that is read."""
 
 

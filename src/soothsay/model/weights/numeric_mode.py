@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from soothsay import __version__
 from soothsay.config import DType, KVDType
 from soothsay.errors import ModelError
-from soothsay.model.formats.declared import FP8, MXFP4, open_format
+from soothsay.model.formats.declared import FP8, open_format
+from soothsay.model.formats.four_bit_floats import EXPERTS
 from soothsay.model.formats.gguf_blocks import GGUFFormat
 from soothsay.model.formats.weight_format import WeightFormat
 from soothsay.model.ops.kernels import Kernels
@@ -84,7 +85,7 @@ class NumericMode:
 
     def usual_format(self, module: str) -> WeightFormat | None:
         """The format in which checkpoints usually store the layer we call `module`; None: it is plain."""
-        if isinstance(self.stored, MXFP4):
+        if self.stored == EXPERTS:
             return self.stored if ".experts." in module else None
         is_plain = module == "head" or module.endswith(STAY_PLAIN)
         return None if is_plain and not isinstance(self.stored, GGUFFormat) else self.stored

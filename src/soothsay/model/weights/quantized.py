@@ -58,7 +58,8 @@ class Quantized:
     minimums: Tensor | None = None  # as the scales; None: there are none
     units: Tensor | None = None  # [out, blocks] float32: factors of scales
     minimum_units: Tensor | None = None  # [out, blocks] float32: factors of minimums
-    table: Tensor | None = None  # [16] int8: the integers that the values stand for, which have no zeros
+    table: Tensor | None = None
+    """`[16]`: what the values stand for, integers from -128 to 127, without zeros. Products round floats."""
 
     @property
     def shape(self) -> torch.Size:
@@ -98,7 +99,7 @@ class Quantized:
     def integers(self) -> Tensor:
         """Integers between -128 and 255, without their zeros: `[out, in]` int16."""
         if self.table is not None:
-            return self.table.short()[self.values.int()]
+            return self.table.round().short()[self.values.int()]
         zero = 0 if self.minimums is not None else 2 ** (self.bits - 1)
         if self.zeros is None:
             return self.values.short() - zero
@@ -113,8 +114,17 @@ class Quantized:
     def dequantize(self) -> Tensor:
         """The weight in float32."""
         scales, minimums = self.factors()
-        weight = self.integers().float().view(*scales.shape, -1) * scales[..., None]
+        exact = self.integers().float() if self.table is None else self.table.float()[self.values.int()]
+        weight = exact.view(*scales.shape, -1) * scales[..., None]
         return (weight if minimums is None else weight + minimums[..., None]).view(self.shape)
+
+    def with_units_in_half(self) -> Quantized:
+        """The same weight, with units that are the same in half precision, or with scales that hold them."""
+        units = [unit for unit in (self.units, self.minimum_units) if unit is not None]
+        if all(torch.equal(unit.half().float(), unit) for unit in units):
+            return self
+        scales, minimums = self.factors()
+        return replace(self, scales=scales, minimums=minimums, units=None, minimum_units=None)
 
     def in_small_groups(self) -> Quantized:
         """The same weight in groups of at most `MAX_GROUP` inputs, if its inputs can be divided so.

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from soothsay.errors import ModelError
 from soothsay.model.formats.gguf_blocks import BlockRows
+from soothsay.model.formats.mlx import PackedRows
 from soothsay.model.formats.weight_format import WeightFormat
 from soothsay.model.ops.kernels import Kernels
 from soothsay.model.weights.numeric_mode import NumericMode
@@ -84,11 +85,19 @@ class WeightSource:
     def tensor(self, module: str, suffix: str, expected: Tensor) -> Tensor:
         """A plain tensor of a module, with its rows in our order and in the shape of `expected`."""
         names = self.names.require(module, suffix)
-        parts = [self.read(name) for name in names]
+        parts = [self._floats(name) for name in names]
         self._check(names, parts, expected)
         whole = parts[0] if len(parts) == 1 else torch.cat(parts)
         order = self.chosen.get(module, self.names.row_order(module))
         return whole if order is None else whole[order]
+
+    def _floats(self, name: str) -> Tensor:
+        """A tensor, dequantized if it is a table in integers that is to be plain."""
+        tensor, module = self.read(name), name.removesuffix(".weight")
+        if tensor.is_floating_point() or (held := self.mode.format_of(self.names.all, module)) is None:
+            return tensor
+        part = self._part(module, held)
+        return part if isinstance(part, Tensor) else dequantized(part, self.mode.dtype)
 
     def weight(self, module: str, expected: Tensor) -> Tensor | Integers:
         """The weight of a linear layer. Parts that are stored in different ways stay so."""
@@ -150,14 +159,14 @@ class WeightSource:
             )
         return orders
 
-    def blocks(self, module: str) -> BlockRows | None:
-        """The rows of a table in blocks, if they stay so."""
+    def blocks(self, module: str) -> BlockRows | PackedRows | None:
+        """The rows of a table in integers, if they stay so."""
         (name,) = self.names.of(module)
         held = self.mode.format_of(self.names.all, name)
         if held is None or not self.mode.keeps_integers:
             return None
-        rows = held.read(self.read, name)
-        return rows if isinstance(rows, BlockRows) else None
+        rows = self._part(name, held)
+        return rows if isinstance(rows, BlockRows | PackedRows) else None
 
     def _check(self, names: list[str], parts: Sequence[Tensor | QuantizedRows], expected: Tensor) -> None:
         if wrong := misfit(names, [tuple(part.shape) for part in parts], expected):
@@ -182,7 +191,9 @@ def misfit(names: Sequence[str], shapes: Sequence[tuple[int, ...]], expected: Te
 
 MEANINGLESS = re.compile(
     r"rotary_emb\.(inv_freq|cos_cached|sin_cached)|(attn|attention)\.(masked_)?bias|[kvq]_(scale|zero_point)|"
-    r"[a-z]+put_(scale|zero_point|global_scale)|(weight_)?g_idx|qzeros|weight_(zero_point|shape)"
+    r"[a-z]+put_(scale|zero_point|global_scale)|(weight_)?g_idx|qzeros|weight_(zero_point|shape|format)|"
+    r"nbits|group_size|axis|packing|unpack_view_dtype|view_as_float|quant_(scale|zero)|compute_dtype|"
+    r"offload_meta|encoded_state_dict|stores_quant_config|channel_wise|optimize|round_zero"  # of HQQ
 )
 """Ends of names of tensors that repeat the configuration, or serve number formats that are not used here.
 
