@@ -144,6 +144,7 @@ class Blocks(nn.ModuleList):
         layers: Sequence[int],
         taps: Collection[int] = (),
         embeddings: Tensor | None = None,
+        ops: Kernels | None = None,
     ) -> dict[int, Tensor]:
         """One pass through some blocks.
 
@@ -155,11 +156,12 @@ class Blocks(nn.ModuleList):
             layers: the blocks to run, in order.
             taps: those of `layers` whose input is returned.
             embeddings: `[layers, N, size]` float32 of all layers, if they read embeddings of their own.
+            ops: compute each block, operation by operation; None: its kernels do, as fast as they can.
 
         Returns:
             `[N, width]` float32 inputs by tap, and the last output by the number of blocks.
         """
-        if self.recorded is not None:
+        if self.recorded is not None and ops is None:
             return self.recorded(x, ropes, batch, kv, layers, taps, None, embeddings)
         streams = {}
         for layer in layers:
@@ -168,7 +170,11 @@ class Blocks(nn.ModuleList):
             block = cast(DecoderBlock, self[layer])
             own = None if kv is None else kv[layer]
             embedding = None if embeddings is None else embeddings[layer]
-            x = block(x, ropes[block.rope_number], batch, own, None, embedding)
+            rope = ropes[block.rope_number]
+            if ops is None:
+                x = block(x, rope, batch, own, None, embedding)
+            else:
+                x = block.compute(ops, x, LayerPass.of(batch, rope, own, None, embedding))
         return {**streams, len(self): x}
 
 
