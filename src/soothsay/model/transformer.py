@@ -25,7 +25,7 @@ from soothsay.model.decoder.norm import build_norm
 from soothsay.model.decoder.rope import Rope
 from soothsay.model.ops.kernels import Kernels, Outputs, StockKernels
 from soothsay.model.ops.linear import Dense, normal
-from soothsay.model.ops.lora import Adapter, operations
+from soothsay.model.ops.lora import Adapter, rows_of_adapters
 from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.stage import Layers, PoolSize, Stage
 
@@ -115,8 +115,9 @@ class LocalStage:
         ropes = [rope(batch.positions) for rope in self.ropes]
         start, kv = self.layers.start, self._kv(cache, len(x))
         own, tapped = [layer - start for layer in layers], [tap - start for tap in taps]
-        ops = operations(self.kernels, self.adapters, batch.requests)
-        streams = self.blocks(x, ropes, batch, kv, own, tapped, embeddings, ops)
+        adapted = rows_of_adapters(batch.requests) if self.adapters else {}
+        adapters = [(self.adapters[name], rows) for name, rows in adapted.items()]
+        streams = self.blocks(x, ropes, batch, kv, own, tapped, embeddings, adapters)
         return {number + start: stream for number, stream in streams.items()}
 
     def _kv(self, cache: KVPool | None, rows: int) -> Sequence[LayerMemory] | None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import chain
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from soothsay.core.batch import Rows
-from soothsay.model.ops.kernels import Kernels
+from soothsay.model.ops.kernels import Kernels, RecordedBlocks
 
 
 class LowRank(nn.Module):
@@ -26,9 +26,12 @@ class LowRank(nn.Module):
         super().__init__()
         self.down, self.up = down, up
 
-    def forward(self, x: Tensor) -> Tensor:
-        """`[N, in] -> [N, out]` float32."""
-        return cast(Tensor, self.up(self.down(x)))
+
+Parts = Mapping[nn.Module, LowRank]
+"""What an adapter adds, by the linear layer of the model."""
+
+Places = slice | Tensor
+"""Some rows of a pass, as an index of its tensors."""
 
 
 @dataclass(frozen=True)
@@ -37,23 +40,24 @@ class Adapter:
 
     digest: str
     """Of its files."""
-    parts: Mapping[nn.Module, LowRank]
-    """By the linear layer of the model."""
+    parts: Parts
+    recorded: RecordedBlocks | None
+    """Runs the blocks of a pass whose rows all have this adapter; None: the kernels record nothing."""
 
 
 class AdapterOps:
-    """Operations of a pass in which some rows have adapters. They are `Kernels` to layers.
+    """Operations of a pass in which rows have adapters. They are `Kernels` to layers.
 
     A linear layer adds to each row what the row's adapter adds, in float32, and rounds the sum to its own
-    element type. Rows without an adapter keep the bits of `kernels`.
+    element type. So a row's bits depend on the row and its adapter. Other rows keep the bits of `kernels`.
 
     Args:
         kernels: do all the rest.
-        rows: adapters with their rows of the pass.
+        adapters: parts of adapters, and their rows; None: all rows.
     """
 
-    def __init__(self, kernels: Kernels, rows: Sequence[tuple[Adapter, slice | Tensor]]):
-        self._kernels, self._rows = kernels, rows
+    def __init__(self, kernels: Kernels, adapters: Sequence[tuple[Parts, Places | None]]):
+        self._kernels, self._adapters = kernels, adapters
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._kernels, name)
@@ -61,27 +65,38 @@ class AdapterOps:
     def apply(self, layer: nn.Module, x: Tensor) -> Tensor:
         """See `Kernels`."""
         out = self._kernels.apply(layer, x)
-        for adapter, rows in self._rows:
-            if (part := adapter.parts.get(layer)) is not None:
-                out[rows] = (out[rows].float() + part(x[rows])).to(out.dtype)
+        for parts, rows in self._adapters:
+            if (part := parts.get(layer)) is None:
+                continue
+            if rows is None:
+                return self._sum(out, part, x)
+            out[rows] = self._sum(out[rows], part, x[rows])
         return out
 
-
-def operations(kernels: Kernels, adapters: Mapping[str, Adapter], requests: Sequence[Rows]) -> Kernels | None:
-    """The operations of a pass over the rows of `requests`; None: no request has an adapter."""
-    own = dict[str, list[range]]()
-    if adapters:
-        firsts = accumulate((request.num_rows for request in requests), initial=0)
-        for request, first in zip(requests, firsts, strict=False):
-            if request.adapter is not None:
-                own.setdefault(request.adapter, []).append(range(first, first + request.num_rows))
-    if not own:
-        return None
-    return cast(Kernels, AdapterOps(kernels, [(adapters[name], _places(own[name])) for name in own]))
+    def _sum(self, out: Tensor, part: LowRank, x: Tensor) -> Tensor:
+        ops = self._kernels
+        added = ops.apply(part.up, ops.apply(part.down, x))
+        return ops.cast(ops.blend(out, 1.0, added, 1.0), out.dtype)
 
 
-def _places(ranges: Sequence[range]) -> slice | Tensor:
-    """Some rows of a pass, as an index of its tensors."""
+def with_adapters(kernels: Kernels, *adapters: tuple[Parts, Places | None]) -> Kernels:
+    """See `AdapterOps`."""
+    return cast(Kernels, AdapterOps(kernels, adapters))
+
+
+def rows_of_adapters(requests: Sequence[Rows]) -> dict[str, Places | None]:
+    """The rows of each adapter in a pass over the rows of `requests`; None: all rows of the pass."""
+    own, first = dict[str, list[range]](), 0
+    for request in requests:
+        rows = range(first, first := first + request.num_rows)
+        if request.adapter is not None:
+            own.setdefault(request.adapter, []).append(rows)
+    if len(own) == 1 and sum(map(len, *own.values())) == first:
+        return dict.fromkeys(own)
+    return {name: _places(ranges) for name, ranges in own.items()}
+
+
+def _places(ranges: Sequence[range]) -> Places:
     if len(ranges) == 1:
         return slice(ranges[0].start, ranges[0].stop)
     return torch.tensor([*chain(*ranges)], device="cpu")

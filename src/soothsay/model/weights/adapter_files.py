@@ -17,7 +17,7 @@ from soothsay.errors import ModelError
 from soothsay.files import check_size, read_json_object, user_path
 from soothsay.model.kernel_sets import usable_device
 from soothsay.model.ops.linear import Dense
-from soothsay.model.ops.lora import Adapter, LowRank
+from soothsay.model.ops.lora import Adapter, LowRank, with_adapters
 from soothsay.model.specs.attention_spec import AttentionSpec
 from soothsay.model.transformer import Transformer
 from soothsay.model.weights.checkpoint import ADAPTER, Checkpoint, open_weights
@@ -163,7 +163,8 @@ class AdapterFiles:
         digest = hashlib.sha256((self.path / ADAPTER).read_bytes())
         with file.open("rb") as content:
             digest.update(hashlib.file_digest(content, "sha256").digest())
-        return Adapter(digest.hexdigest(), parts)
+        recorded = model.kernels.record([*model.blocks], lambda ops: with_adapters(ops, (parts, None)))
+        return Adapter(digest.hexdigest(), parts, recorded)
 
     def _named(self, keys: list[str], places: Mapping[str, _Place], prefix: str) -> dict[str, _Place]:
         """The place of each module that the file has both matrices of. Raises `ModelError` for others."""
