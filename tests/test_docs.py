@@ -23,6 +23,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from adapters import adapter_of
 from places import ROOT
 from typer.core import TyperGroup
 from typer.main import get_command
@@ -125,6 +126,7 @@ def prepare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         for source in (*bundled.glob("*"), *bundled.glob("drafters/*")):
             if source.name != "drafters":  # a folder of its own, so that commands can write into it
                 (model / source.relative_to(bundled)).symlink_to(source)
+    adapter_of(bundled, tmp_path / "path/to/adapter", size=0.3)
     (tmp_path / "DIRECTORY").symlink_to(bundled / "drafters" / "eagle3")
     questions = [
         {"category": "writing", "turns": [asked], "messages": [{"role": "user", "content": asked}, answer]}
@@ -149,8 +151,7 @@ def run(block: Block) -> None:
 
 
 @of(("python",), run=True)
-def test_python_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # where it may write
+def test_python_runs(block: Block, prepare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPLBACKEND", "agg")
     exec(compile(block.text, str(block), "exec"), {"__name__": "example"})
 

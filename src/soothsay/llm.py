@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NoReturn, Self, Unpack, overload
 
 import torch
+from torch import nn
 
 from soothsay.chat_layout import conversation
 from soothsay.config import DType, EngineConfig, EngineOptions, KVDType
@@ -26,6 +27,7 @@ from soothsay.errors import DrafterError, ModelError, RequestError
 from soothsay.model.native.library import check_kernels
 from soothsay.model.pipeline.pipeline import Stages, load_pipeline
 from soothsay.model.transformer import Transformer
+from soothsay.model.weights.adapter_files import opened_adapters
 from soothsay.model.weights.checkpoint import open_checkpoint
 from soothsay.model.weights.generation_config import sampling_in_folder
 from soothsay.model.weights.load import load_model
@@ -62,6 +64,8 @@ class LLM:
             or `"stock"`, PyTorch's own operations. Bits of logits depend on it.
         keep: a directory for what drafters learn. Files of earlier runs are used; `save_learned` writes them.
             None: everything is forgotten at the end.
+        adapters: LoRA adapters of the model, by the names that requests give: directories as PEFT writes
+            them, or `owner/name` on the hub; see docs/adapters.md.
         stages: for a model that is too large for one machine: the number of processes of this machine that
             share its layers, or the addresses of `soothsay stage` on others; see docs/many-machines.md.
         config: the engine's numbers. A keyword sets one of them, such as `max_context=4096`, or `learn=0.1`
@@ -92,6 +96,7 @@ class LLM:
         generation_config: str | os.PathLike[str] = "auto",
         kernels: str = "auto",
         keep: str | os.PathLike[str] | None = None,
+        adapters: Mapping[str, str | os.PathLike[str]] | None = None,
         stages: Stages = 1,
         config: EngineConfig | None = None,
         **engine_options: Unpack[EngineOptions],
@@ -103,6 +108,7 @@ class LLM:
         """The sampling parameters that the model's author recommends, by the names of `SamplingParams`."""
         if generation_config not in ("auto", "none"):
             self.sampling_defaults = sampling_in_folder(generation_config)
+        opened = opened_adapters(adapters or {}, model, device, stages)
         if isinstance(model, Transformer):
             target, self._name = model, "of a Transformer"
             tokenizer = with_layout(tokenizer, chat_template)
@@ -118,6 +124,7 @@ class LLM:
             if stages == 1:
                 context = config.max_context
                 target = load_model(checkpoint, dtype, device, kernels, context, kv_dtype=kv_dtype)
+                target.own.adapters = {name: one.load(target, checkpoint) for name, one in opened.items()}
             elif device in ("auto", "cpu"):
                 target = load_pipeline(model, stages, dtype, kernels, config.max_context, kv_dtype)
             else:
@@ -172,8 +179,15 @@ class LLM:
     @property
     def numeric_mode(self) -> str:
         """What the bits of answers depend on besides the weights: kernels, number formats and versions."""
-        model = self.model
-        return described_mode(model, model.kernels, model.dtype, model.kv_dtype, model.bits)
+        model, adapters = self.model, self.model.own.adapters
+        parts = nn.ModuleList([model, *(part for own in adapters.values() for part in own.parts.values())])
+        mode = described_mode(parts, model.kernels, model.dtype, model.kv_dtype, model.bits)
+        return ", ".join([mode, *(f"adapter {name} {own.digest[:16]}" for name, own in adapters.items())])
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the adapters that requests may choose."""
+        return tuple(self.model.own.adapters)
 
     def about(self) -> dict[str, str]:
         """How the model runs here, in words: number formats, threads, KV pool, drafters, sampling."""
@@ -216,6 +230,7 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         drafter: DrafterSpec | None = None,
+        adapter: str | None = None,
         traced: bool = False,
     ) -> Result: ...
 
@@ -226,6 +241,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         drafter: DrafterSpec | Sequence[DrafterSpec] | None = None,
+        adapter: str | Sequence[str | None] | None = None,
         traced: bool = False,
     ) -> list[Result]: ...
 
@@ -235,6 +251,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         drafter: DrafterSpec | Sequence[DrafterSpec] | None = None,
+        adapter: str | Sequence[str | None] | None = None,
         traced: bool = False,
     ) -> Result | list[Result]:
         """Answer one prompt, or many together.
@@ -245,6 +262,8 @@ class LLM:
                 `default_sampling_params`. Given parameters are used as they are: the model's defaults fill
                 nothing in.
             drafter: the drafter for all prompts, or a list with one for each. Default: that of the `LLM`.
+            adapter: the name of the adapter for all prompts, or a list with one for each. None: the model
+                alone.
             traced: whether choices have a `StepTrace` of each step in their `traces`.
 
         Returns:
@@ -260,11 +279,12 @@ class LLM:
         many, alone = listed(prompts)
         own_params = [self._params(one) for one in for_each(params, len(many), "params")]
         own_drafters = for_each(drafter, len(many), "drafters")
+        own_adapters = for_each(adapter, len(many), "adapters")
         answers = list[Submitted | RequestError]()
         try:
-            for prompt, own, own_drafter in zip(many, own_params, own_drafters, strict=True):
+            for asked in zip(many, own_params, own_drafters, own_adapters, strict=True):
                 try:
-                    answers.append(self._submit(prompt, own, own_drafter, traced))
+                    answers.append(self._submit(*asked, traced))
                 except RequestError as error:
                     if alone:
                         raise
@@ -286,6 +306,7 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         drafter: DrafterSpec | None = None,
+        adapter: str | None = None,
         traced: bool = False,
         continue_final_message: bool = False,
         **variables: object,
@@ -297,6 +318,7 @@ class LLM:
                 which is one message of a user.
             params: see `generate`.
             drafter: see `generate`.
+            adapter: see `generate`.
             traced: see `generate`.
             continue_final_message: whether the answer continues the last message, which it has begun.
             variables: variables of the chat template, such as `tools=[...]` or `enable_thinking=False`.
@@ -304,7 +326,7 @@ class LLM:
         Raises `TypeError` for what is no message, and what `generate` raises for one prompt.
         """
         prompt = self.chat_prompt(messages, continue_final_message=continue_final_message, **variables)
-        return self.generate(prompt, params, drafter=drafter, traced=traced)
+        return self.generate(prompt, params, drafter=drafter, adapter=adapter, traced=traced)
 
     def stream(
         self,
@@ -312,6 +334,7 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         drafter: DrafterSpec | None = None,
+        adapter: str | None = None,
         traced: bool = False,
     ) -> Stream:
         """Answer one prompt piece by piece. The stream works with `for` and with `async for`.
@@ -324,7 +347,7 @@ class LLM:
             raise RequestError(
                 f"a stream has one answer; call stream {params.n} times, or generate with n={params.n}"
             )
-        return self._submit(prompt, params, drafter, traced).streams[0]
+        return self._submit(prompt, params, drafter, adapter, traced).streams[0]
 
     def chat_prompt(
         self,
@@ -371,6 +394,7 @@ class LLM:
         priority: int = 0,
         traced: bool = False,
         tenant: Tenant = EVERYBODY,
+        adapter: str | None = None,
     ) -> list[Request]:
         """Check a prompt and build its `n` requests, for callers that run `engine` themselves.
 
@@ -386,21 +410,31 @@ class LLM:
                 arrival.
             traced: whether the requests keep a `StepTrace` of each step in their `traces`.
             tenant: whose requests they are. Tenants share no prefixes, drafts, statistics or grammars.
+            adapter: the name of the adapter that answers; None: the model alone does.
 
         Raises:
-            RequestError: the prompt cannot be served.
+            RequestError: the prompt cannot be served, or there is no such adapter.
             DrafterError: the drafter is unknown, or does not fit the model.
             RuntimeError: the process was forked after the model was loaded.
         """
         self.engine.lock.check()
         checked = self._builder.check(prompt, params)
+        if adapter is not None and adapter not in self.adapters:
+            have = ", ".join(self.adapters) or "no adapters"
+            raise RequestError(f"there is no adapter {adapter!r:.200}; this model has {have}")
         if max_nodes is not None and max_nodes < 0:
             raise RequestError(f"max_nodes={max_nodes} is not possible: it must be at least 0, or None")
         own_drafter = self._drafter(self.drafter if drafter is None else drafter)
         if max_nodes == 0:
             own_drafter = self._drafter("none")
         return self._builder.build(
-            checked, own_drafter, max_nodes=max_nodes, priority=priority, traced=traced, tenant=tenant
+            checked,
+            own_drafter,
+            max_nodes=max_nodes,
+            priority=priority,
+            traced=traced,
+            tenant=tenant,
+            adapter=adapter,
         )
 
     def constraint(self, params: SamplingParams, tenant: Tenant = EVERYBODY) -> Constraint | None:
@@ -420,10 +454,15 @@ class LLM:
         return given
 
     def _submit(
-        self, prompt: Prompt, params: SamplingParams, drafter: DrafterSpec | None, traced: bool
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        drafter: DrafterSpec | None,
+        adapter: str | None,
+        traced: bool,
     ) -> Submitted:
         """Check a prompt and add its `n` requests to the engine."""
-        requests = self.requests(prompt, params, drafter=drafter, traced=traced)
+        requests = self.requests(prompt, params, drafter=drafter, adapter=adapter, traced=traced)
         for request in requests:
             self.engine.add(request)
         ids = requests[0].tokens[: requests[0].num_prompt].tolist()

@@ -7,7 +7,7 @@ The dataclasses hold plain values, and can be made by hand.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -193,6 +193,31 @@ def checked_memory(size: str | None) -> str | None:
     return size
 
 
+def adapters_of(lora: Sequence[str] | None) -> dict[str, str]:
+    """The adapters that --lora names, as `LLM` takes them. Raises `ModelError` if one has no name or path."""
+    adapters = dict[str, str]()
+    for given in lora or ():
+        name, _, path = given.partition("=")
+        if not name or not path or name in adapters:
+            raise ModelError(f"--lora {given}: give NAME=PATH, with a name of its own")
+        adapters[name] = path
+    return adapters
+
+
+def checked_adapters(lora: list[str] | None) -> list[str] | None:
+    """The value of --lora. Raises `ModelError` as `adapters_of` does."""
+    adapters_of(lora)
+    return lora
+
+
+def only_adapter(lora: Sequence[str] | None) -> str | None:
+    """The adapter of a command that answers with one at most. Raises `ModelError` if there are several."""
+    names = [*adapters_of(lora)]
+    if len(names) > 1:
+        raise ModelError(f"one adapter answers here, and --lora gives {', '.join(names)}; give it once")
+    return next(iter(names), None)
+
+
 def checked_kernels(name: str) -> str:
     """The value of --kernels. Raises `ModelError` if there are none of this name here."""
     if name != "auto":
@@ -243,6 +268,13 @@ class LoadOptions:
         "What computes: an instruction set such as avx2, or 'stock', PyTorch's operations. 'auto': the "
         "fastest that run here.",
         callback=checked_kernels,
+    )
+    lora: list[str] | None = optional(
+        "none",
+        "A LoRA adapter of the model: a directory as PEFT writes it, or OWNER/NAME on the hub. 'generate' "
+        "and 'chat' answer with it, and requests to a server name it as their model. Can be repeated.",
+        metavar="NAME=PATH",
+        callback=checked_adapters,
     )
     chat_template: Path | None = optional(
         "the model's",

@@ -141,6 +141,7 @@ class RequestBuilder:
         priority: int = 0,
         traced: bool = False,
         tenant: Tenant = EVERYBODY,
+        adapter: str | None = None,
     ) -> list[Request]:
         """Build the `params.n` requests of a prompt. See `LLM.requests` for the arguments.
 
@@ -167,6 +168,7 @@ class RequestBuilder:
                 tenant=tenant,
                 bad_sequences=bad_sequences,
                 scores=scores,
+                adapter=adapter,
             )
             for index in range(params.n)
         ]

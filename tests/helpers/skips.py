@@ -120,6 +120,11 @@ EXPECTED = (
         lambda: find_spec("speculators") is None,
     ),
     Expected(
+        r"no peft: .*",
+        "peft is not installed, which comes with the extra soothsay[dev]",
+        lambda: find_spec("peft") is None,
+    ),
+    Expected(
         r"no Ray: .*",
         "the extra soothsay[ray] is not installed",
         lambda: find_spec("ray") is None,

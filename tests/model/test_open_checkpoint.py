@@ -94,7 +94,7 @@ class TestFolders:
             shutil.copy(open_checkpoint("sibyl").path / name, tmp_path)
         (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
         (tmp_path / "adapter_model.safetensors").touch()
-        with pytest.raises(ModelError, match=r"holds an adapter \(LoRA\).*merge it into org/base once"):
+        with pytest.raises(ModelError, match=r"holds an adapter \(LoRA\).*load org/base, with this"):
             open_checkpoint(tmp_path)
         write_safetensors(tmp_path)  # a whole model with an adapter beside it
         assert isinstance(open_checkpoint(tmp_path), SafetensorsCheckpoint)

@@ -95,6 +95,7 @@ def compare(
     prompts: Sequence[Sequence[int]],
     drafters: Mapping[str, DrafterSpec],
     params: SamplingParams,
+    adapters: Sequence[str | None] = (None,),
     *,
     advance: Callable[[int], None] = lambda tokens: None,
 ) -> EqualityReport:
@@ -112,6 +113,7 @@ def compare(
         prompts: token ids.
         drafters: by their names in the report.
         params: for all prompts; prompt i gets the seed plus i.
+        adapters: of the prompts, which take turns; None: the model alone.
         advance: called after each answer with its number of tokens. Each prompt has an answer by plain
             decoding, one by `none`, and one by each drafter.
 
@@ -129,7 +131,8 @@ def compare(
     if not kept:
         raise RequestError(f"none of {len(prompts)} prompts fits into the context with its answer")
     seed = secrets.randbits(48) if params.seed is None else params.seed
-    asked = {i: (prompts[i], replace(params, seed=seed + i)) for i in kept}
+    own = [adapters[i % len(adapters)] for i in range(len(prompts))]
+    asked = {i: (prompts[i], replace(params, seed=seed + i), own[i]) for i in kept}
     plain = _answer_plainly(llm, asked, advance)
     mixed = _answer_mixed(llm, asked, witnesses)
     comparisons = []
@@ -187,21 +190,21 @@ def _most_tokens(llm: LLM, prompt: Sequence[int], params: SamplingParams) -> int
     return min(len(prompt) + params.max_tokens, context)
 
 
-_Asked = Mapping[int, tuple[Sequence[int], SamplingParams]]
-"""Prompts with their parameters, by the index of the prompt."""
+_Asked = Mapping[int, tuple[Sequence[int], SamplingParams, str | None]]
+"""Prompts with their parameters and adapters, by the index of the prompt."""
 
 
 def _answer_plainly(llm: LLM, asked: _Asked, advance: Callable[[int], None]) -> dict[int, list[Emitted]]:
     """Answer the prompts one after the other, on a new engine that shares nothing between them."""
-    most = max(_most_tokens(llm, *one) for one in asked.values())
+    most = max(_most_tokens(llm, *one[:2]) for one in asked.values())
     config = replace(llm.config, max_rows=EngineConfig.max_rows, kv_tokens=most, prefix_caching=False)
     alone = LLM(llm.model, drafter="none", tokenizer=llm.tokenizer, config=config)
     alone.eos_ids = llm.eos_ids
     ops = alone.engine.model.kernels.sampling
     witness = _Witness(build_drafter("none", alone.engine.target), advance, ops)
     return {
-        i: witness.answer(params, alone.generate(prompt, params, drafter=witness))
-        for i, (prompt, params) in asked.items()
+        i: witness.answer(params, alone.generate(prompt, params, drafter=witness, adapter=own))
+        for i, (prompt, params, own) in asked.items()
     }
 
 
@@ -209,8 +212,9 @@ def _answer_mixed(llm: LLM, asked: _Asked, witnesses: Mapping[str, _Witness]) ->
     """Answer each prompt with all drafters in one batch. The drafter that meets an empty cache rotates."""
     names = list(witnesses)
     order = [(i, name) for turn, i in enumerate(asked) for name in rotated(names, turn)]
-    prompts, params = zip(*(asked[i] for i, _ in order), strict=True)
-    results = llm.generate(list(prompts), params, drafter=[witnesses[name] for _, name in order])
+    prompts, params, adapters = zip(*(asked[i] for i, _ in order), strict=True)
+    drafters = [witnesses[name] for _, name in order]
+    results = llm.generate(list(prompts), params, drafter=drafters, adapter=adapters)
     by_drafter: dict[str, dict[int, Result]] = {name: {} for name in names}
     for (i, name), result in zip(order, results, strict=True):
         if result.error is not None:  # an answer that was cut off would look like a difference

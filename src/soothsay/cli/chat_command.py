@@ -18,7 +18,7 @@ from rich.text import Text
 
 from soothsay.cli.terminal import ACCEPTED, acceptance_summary, load_llm, report, sampling_summary, summary
 from soothsay.errors import RequestError, SoothsayError
-from soothsay.options import ModelOptions, ModelOrSibyl, SamplingOptions, common, flag, option
+from soothsay.options import ModelOptions, ModelOrSibyl, SamplingOptions, common, flag, only_adapter, option
 
 if TYPE_CHECKING:
     from soothsay.core.params import SamplingParams
@@ -50,6 +50,7 @@ class Chat:
         from soothsay.core.params import SamplingParams
 
         given = self.sampling.given(max_tokens=self.max_tokens)
+        adapter = only_adapter(self.options.lora)
         llm = load_llm(model, **asdict(self.options))
         params = SamplingParams(**{**llm.sampling_defaults, **given})
         if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
@@ -59,7 +60,7 @@ class Chat:
         if llm.sampling_defaults:
             console.print(Text(f"defaults of the model: {sampling_summary(llm.sampling_defaults)}", "dim"))
         markdown = console.is_terminal and not console.is_dumb_terminal and not self.plain
-        Conversation(llm, params, drafter, console, self.system, self.show_drafted, markdown).run()
+        Conversation(llm, params, drafter, console, self.system, self.show_drafted, markdown, adapter).run()
 
 
 @dataclass
@@ -73,6 +74,7 @@ class Conversation:
     system: str = ""  # the system message; empty: none. /system changes it
     colour: bool = False  # whether to colour accepted draft tokens. /colour changes it
     markdown: bool = False  # whether to show Markdown where nothing is coloured. /markdown changes it
+    adapter: str | None = None  # answers; None: the model alone
     turns: list[tuple[str, str]] = field(default_factory=list)  # (user's message, answer without thoughts)
     last: tuple[Choice, float] | None = None  # the last answer, and its seconds
     open: bool = True  # until the user leaves
@@ -127,7 +129,7 @@ class Conversation:
 
         ids, dropped = self._prompt(text)
         parser, params = self._reader(ids)
-        stream = self.llm.stream(ids, params, drafter=self.drafter)
+        stream = self.llm.stream(ids, params, drafter=self.drafter, adapter=self.adapter)
         if dropped:
             del self.turns[:dropped]
             what = "turn" if dropped == 1 else f"{dropped} turns"

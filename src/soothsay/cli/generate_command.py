@@ -14,7 +14,16 @@ from rich.console import Console
 
 from soothsay.cli.terminal import acceptance_summary, harmless, load_llm, summary
 from soothsay.errors import RequestError
-from soothsay.options import FILE, ModelOptions, SamplingOptions, argument, common, option, optional
+from soothsay.options import (
+    FILE,
+    ModelOptions,
+    SamplingOptions,
+    argument,
+    common,
+    only_adapter,
+    option,
+    optional,
+)
 
 if TYPE_CHECKING:
     from soothsay.core.answer import Piece
@@ -53,12 +62,13 @@ class Generate:
         from soothsay.core.params import SamplingParams
 
         given = self.sampling.given(stop=self.stop or (), max_tokens=self.max_tokens)
+        adapter = only_adapter(self.options.lora)
         llm = load_llm(self.model, **asdict(self.options))
         params = SamplingParams(**{**llm.sampling_defaults, **given})
         begin = time.perf_counter()
         chats = llm.tokenizer is not None and llm.tokenizer.has_chat_template
         chat = chats if self.chat is None else self.chat
-        stream = llm.stream(llm.chat_prompt(text) if chat else text, params)
+        stream = llm.stream(llm.chat_prompt(text) if chat else text, params, adapter=adapter)
         _write(stream)
         choice, seconds = stream.choice, time.perf_counter() - begin
         console = Console(stderr=True, style="dim", highlight=False, soft_wrap=True)

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from soothsay.errors import DrafterError
-from soothsay.options import check_room
+from soothsay.options import adapters_of, check_room
 from soothsay.processors import use_threads
 from soothsay.progress import ShowProgress, progress_shown_by
 
@@ -70,14 +70,22 @@ def notice(text: str) -> Iterator[None]:
         console.control(Control((ControlType.ERASE_IN_LINE, 2)))
 
 
-def load_llm(model: str, *, drafter: str = PLAIN, threads: int | None = None, **options: Any) -> LLM:
+def load_llm(
+    model: str,
+    *,
+    drafter: str = PLAIN,
+    threads: int | None = None,
+    lora: Sequence[str] | None = None,
+    **options: Any,
+) -> LLM:
     """Load a model that serves one request at a time, unless `options` of `LLM` say otherwise."""
     check_room(options.get("kv_memory"), options.get("device", "auto"))
     with load_bar(f"loading {model} ..."):
         use_threads(threads)
         from soothsay import LLM
 
-        return LLM(model, drafter=drafter, **{"max_requests": 1, **options})
+        own = {"max_requests": 1, "adapters": adapters_of(lora), **options}
+        return LLM(model, drafter=drafter, **own)
 
 
 def sampling_summary(sampling: Mapping[str, float]) -> str:

@@ -72,11 +72,14 @@ class Verify:
 
         drafters: dict[str, DrafterSpec] = {spec: spec for spec in self.drafter or ()}
         drafters = drafters or {**fitting_drafters(llm.engine.target)}
+        entries = [entry for entry in entries for _ in (None, *llm.adapters)]
         ids = [encode(entry, llm) for entry in entries]
         with progress_bar("comparing") as progress:
             meter = Meter(progress, len(ids) * (2 + len(drafters.keys() - {"none"})))
             meter.advance()
-            report = compare(llm, ids, drafters, params, advance=partial(meter.advance, 1))
+            report = compare(
+                llm, ids, drafters, params, (None, *llm.adapters), advance=partial(meter.advance, 1)
+            )
         self._show(report, entries, llm.tokenizer)
         if report.divergences:
             raise typer.Exit(1)

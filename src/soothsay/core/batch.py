@@ -55,6 +55,7 @@ class Rows(NamedTuple):
     first_key: int = 0  # the first offset whose key is visible to these rows; at most `start`
     state: int | None = None  # the slot of the request's state, for models that have states
     marks: Marks = ()
+    adapter: str | None = None  # by name, as in `soothsay.model.ops.lora`; None: the model alone
 
     @property
     def num_rows(self) -> int:

@@ -15,7 +15,7 @@ class Numerics:
 
     mode: str  # kernels, number formats and versions, for people
     room: int  # tokens of prompt and answer that a request can have
-    probe: str  # digest of the log-probabilities of a fixed prompt
+    probe: str  # digest of the log-probabilities of a fixed prompt, by each adapter too
 
     def differences(self, other: Numerics) -> list[str]:
         """What differs, in words."""

@@ -17,7 +17,7 @@ from soothsay.core.bad_sequences import BadSequences
 from soothsay.core.constraint import Constraint
 from soothsay.core.params import SamplingParams
 from soothsay.core.scores import PromptScores
-from soothsay.core.tenant import EVERYBODY, Tenant, block_digest
+from soothsay.core.tenant import EVERYBODY, Tenant, block_digest, first_digest
 from soothsay.core.tree import DraftTree
 from soothsay.core.verify import Verdict
 from soothsay.tokenizer import Tokenizer
@@ -48,6 +48,7 @@ class Request:
         tenant: whose request it is. It shares nothing with requests of other tenants.
         bad_sequences: the tokens of `params.bad_words`; none of these sequences comes in the answer.
         scores: takes the log-probabilities of the prompt. The other answers to it have the same object.
+        adapter: the name of the model's adapter that answers it; None: the model alone does.
 
     Example:
         >>> [request] = llm.requests([5, 6, 7], SamplingParams(max_tokens=4))
@@ -73,9 +74,11 @@ class Request:
         tenant: Tenant = EVERYBODY,
         bad_sequences: BadSequences | None = None,
         scores: PromptScores | None = None,
+        adapter: str | None = None,
     ):
         self.params = params
         self.tenant = tenant
+        self.adapter = adapter
         self.seed = seed
         self.drafter = drafter
         self.num_prompt = len(prompt)
@@ -185,10 +188,10 @@ class Request:
         return self.length // self.block_size
 
     def digest(self, block: int) -> bytes:
-        """Identify the tenant and the tokens from the first one to the end of a full block."""
+        """Identify the tenant, the adapter and the tokens from the first one to the end of a full block."""
         while len(self._digests) <= block:
             i, size = len(self._digests), self.block_size
-            parent = self._digests[-1] if self._digests else self.tenant.digest
+            parent = self._digests[-1] if self._digests else first_digest(self.tenant, self.adapter)
             self._digests.append(block_digest(parent, self._tokens[i * size : (i + 1) * size]))
         return self._digests[block]
 

@@ -97,14 +97,21 @@ def make_room(
         del values[oldest]
 
 
+def first_digest(tenant: Tenant, adapter: str | None = None) -> bytes:
+    """The parent of a text's first block: whose text it is, and by which adapter its keys are computed."""
+    return hashlib.blake2b(tenant.digest + (adapter or "").encode(), digest_size=16).digest()
+
+
 def block_digest(parent: bytes, tokens: IntArray) -> bytes:
     """Digest of a full block: of its tokens and, through the parent's digest, of all tokens before it."""
     return hashlib.blake2b(parent + tokens.tobytes(), digest_size=16).digest()
 
 
-def prefix_digests(tenant: Tenant, tokens: IntArray, block_size: int) -> Iterator[bytes]:
+def prefix_digests(
+    tenant: Tenant, tokens: IntArray, block_size: int, adapter: str | None = None
+) -> Iterator[bytes]:
     """The digests of all full blocks of a tenant's text, the first block's first."""
-    parent = tenant.digest
+    parent = first_digest(tenant, adapter)
     for end in range(block_size, len(tokens) + 1, block_size):
         parent = block_digest(parent, tokens[end - block_size : end])
         yield parent

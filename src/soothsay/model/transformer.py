@@ -6,7 +6,7 @@ Linear layers and the KV pool have the model's dtype, or the pool has a type of 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import cast
 
@@ -25,6 +25,7 @@ from soothsay.model.decoder.norm import build_norm
 from soothsay.model.decoder.rope import Rope
 from soothsay.model.ops.kernels import Kernels, Outputs, StockKernels
 from soothsay.model.ops.linear import Dense, normal
+from soothsay.model.ops.lora import Adapter, rows_of_adapters
 from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.stage import Layers, PoolSize, Stage
 
@@ -58,6 +59,8 @@ class LocalStage:
     ):
         self.spec, self.kernels, self.blocks = spec, kernels, blocks
         self.ropes, self.layers, self._kv_dtype = ropes, layers, kv_dtype
+        self.adapters: Mapping[str, Adapter] = {}
+        """By the names that requests give."""
 
     @cached_property
     def device(self) -> torch.device:
@@ -112,7 +115,9 @@ class LocalStage:
         ropes = [rope(batch.positions) for rope in self.ropes]
         start, kv = self.layers.start, self._kv(cache, len(x))
         own, tapped = [layer - start for layer in layers], [tap - start for tap in taps]
-        streams = self.blocks(x, ropes, batch, kv, own, tapped, embeddings)
+        adapted = rows_of_adapters(batch.requests) if self.adapters else {}
+        adapters = [(self.adapters[name], rows) for name, rows in adapted.items()]
+        streams = self.blocks(x, ropes, batch, kv, own, tapped, embeddings, adapters)
         return {number + start: stream for number, stream in streams.items()}
 
     def _kv(self, cache: KVPool | None, rows: int) -> Sequence[LayerMemory] | None:

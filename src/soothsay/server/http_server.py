@@ -87,7 +87,7 @@ class Server:
     def __init__(self, fleet: Fleet, config: ServerConfig, keys: KeyRing | None = None):
         self.fleet, self.model, self.config = fleet, fleet.model, config
         self.metrics = Metrics(config.name)
-        self.metrics.describe(self.model.block_size, self.model.num_blocks)
+        self.metrics.describe(self.model.block_size, self.model.num_blocks, self.model.adapters)
         self.loop = EngineLoop(fleet, self.metrics, config)
         self.service = Service(self.loop, self.model, config)
         self.watch = Watch(self.loop, fleet, config)

@@ -18,6 +18,7 @@ from soothsay.model.decoder.layer_pass import LayerPass
 from soothsay.model.decoder.norm import RMSNorm, UnitNorm, Vector, build_norm
 from soothsay.model.decoder.parts import build_mixer, build_mlp
 from soothsay.model.ops.kernels import Kernels, RecordedBlocks
+from soothsay.model.ops.lora import Adapter, Places, with_adapters
 from soothsay.model.ops.operands import Ropes
 from soothsay.model.specs.model_spec import LayerSpec, ModelSpec
 
@@ -144,6 +145,7 @@ class Blocks(nn.ModuleList):
         layers: Sequence[int],
         taps: Collection[int] = (),
         embeddings: Tensor | None = None,
+        adapters: Sequence[tuple[Adapter, Places | None]] = (),
     ) -> dict[int, Tensor]:
         """One pass through some blocks.
 
@@ -155,12 +157,16 @@ class Blocks(nn.ModuleList):
             layers: the blocks to run, in order.
             taps: those of `layers` whose input is returned.
             embeddings: `[layers, N, size]` float32 of all layers, if they read embeddings of their own.
+            adapters: of some rows; None: of all rows.
 
         Returns:
             `[N, width]` float32 inputs by tap, and the last output by the number of blocks.
         """
-        if self.recorded is not None:
-            return self.recorded(x, ropes, batch, kv, layers, taps, None, embeddings)
+        recorded = None if adapters else self.recorded
+        if adapters and adapters[0][1] is None:
+            recorded = adapters[0][0].recorded
+        if recorded is not None:
+            return recorded(x, ropes, batch, kv, layers, taps, None, embeddings)
         streams = {}
         for layer in layers:
             if layer in taps:
@@ -168,7 +174,12 @@ class Blocks(nn.ModuleList):
             block = cast(DecoderBlock, self[layer])
             own = None if kv is None else kv[layer]
             embedding = None if embeddings is None else embeddings[layer]
-            x = block(x, ropes[block.rope_number], batch, own, None, embedding)
+            rope = ropes[block.rope_number]
+            if adapters:
+                ops = with_adapters(block.kernels, *((one.parts, rows) for one, rows in adapters))
+                x = block.compute(ops, x, LayerPass.of(batch, rope, own, None, embedding))
+            else:
+                x = block(x, rope, batch, own, None, embedding)
         return {**streams, len(self): x}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from ctypes import Array, addressof, byref, sizeof
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -116,13 +116,19 @@ class NativeBlocks:
     Args:
         run: the library's `soothsay_run`.
         blocks: of one decoder.
+        adapt: see `Kernels.record`.
     """
 
-    def __init__(self, run: Callable[..., None], blocks: Sequence[DecoderBlock]):
+    def __init__(
+        self,
+        run: Callable[..., None],
+        blocks: Sequence[DecoderBlock],
+        adapt: Callable[[Any], Any] = lambda ops: ops,
+    ):
         self._run, self._width = run, blocks[0].width
         self.count = len(blocks)
         kinds = (None,) if blocks[0].in_features is None else (torch.float32, torch.bfloat16)
-        self._programs = {kind: [_program(block, kind) for block in blocks] for kind in kinds}
+        self._programs = {kind: [_program(block, kind, adapt) for block in blocks] for kind in kinds}
         self._plans: dict[tuple[torch.dtype | None, tuple[int, ...]], _Plan] = {}
 
     def programs(self, inputs: torch.dtype | None = None) -> list[NativeProgram]:
@@ -187,10 +193,14 @@ def _place(memory: LayerMemory) -> _Place:
     return (None, None, fields) if kv is None else (kv.data_ptr(), kv.dtype, fields)
 
 
-def _program(block: DecoderBlock, inputs: torch.dtype | None) -> NativeProgram:
+def _program(block: DecoderBlock, inputs: torch.dtype | None, adapt: Callable[[Any], Any]) -> NativeProgram:
     """The program of a block; `inputs`: the element type of the rows of its own that attention reads."""
     own = None if inputs is None or block.in_features is None else (block.in_features, inputs)
-    return NativeProgram(record(block.compute, block.width, block.rope_number, own, block.embedding_size))
+
+    def compute(ops: Any, x: Any, at: Any) -> Any:
+        return block.compute(adapt(ops), x, at)
+
+    return NativeProgram(record(compute, block.width, block.rope_number, own, block.embedding_size))
 
 
 def _compute(cut: Recorded, rows: int, bases: Mapping[int, Tensor | None]) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from ctypes import addressof, byref
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -103,9 +104,11 @@ class NativeKernels(NativeOperations, Library, Kernels):
         """See `Kernels`."""
         return PackedTable(head) if isinstance(head, NativeLinear) else table
 
-    def record(self, blocks: Sequence[DecoderBlock]) -> NativeBlocks:
+    def record(
+        self, blocks: Sequence[DecoderBlock], adapt: Callable[[Any], Any] = lambda ops: ops
+    ) -> NativeBlocks:
         """See `Kernels`."""
-        return NativeBlocks(self._run, blocks)
+        return NativeBlocks(self._run, blocks, adapt)
 
     def pack_rows(
         self, requests: Sequence[Rows], block_size: int, group: int, windows: Windows, device: torch.device

@@ -193,10 +193,13 @@ class Kernels(LayoutOps, AttentionOps, StateOps, RoutingOps):
         """One pass of a model; see `Transformer.run`. A set of kernels may repeat a recorded one."""
         return model.compute(batch, cache, layers, taps)
 
-    def record(self, blocks: Sequence[Any]) -> RecordedBlocks | None:
+    def record(
+        self, blocks: Sequence[Any], adapt: Callable[[Any], Any] = lambda ops: ops
+    ) -> RecordedBlocks | None:
         """Few calls that run `blocks`; None if these kernels have none. Weights must keep their addresses.
 
-        `blocks` are of `soothsay.model.decoder.blocks.DecoderBlock`.
+        `blocks` are of `soothsay.model.decoder.blocks.DecoderBlock`. `adapt` makes the operations that they
+        call of those that are recorded.
         """
         return None
 

@@ -303,8 +303,8 @@ def _refuse_adapter(path: Path) -> None:
     if (path / ADAPTER).is_file():
         base = str(read_json_object(path / ADAPTER).get("base_model_name_or_path") or "its base model")
         raise ModelError(
-            f"{path} holds an adapter (LoRA), and not a model: merge it into {base:.200} once "
-            "(peft: merge_and_unload, then save_pretrained), and give that directory"
+            f"{path} holds an adapter (LoRA), and not a model: load {base:.200}, with this directory as an "
+            "adapter (--lora NAME=PATH, or LLM(adapters=...))"
         )
 
 

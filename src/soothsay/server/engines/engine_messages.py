@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """How the engine shall serve a request. None of this changes the answer."""
+    """How the engine shall serve a request. Only the adapter changes the answer."""
 
     drafter: str | None = None  # by name; None: the model's own
     max_nodes: int | None = None  # limit of draft tokens in a step; None: the engine decides
     traced: bool = False  # whether to report the tree of every step
     priority: int = 0  # lower numbers are served first
     tenant: Tenant = EVERYBODY  # whose request it is
+    adapter: str | None = None  # by name; None: the model alone
     session: str = ""  # requests of a session prefer the same engine; empty: it has none
 
 
@@ -95,6 +96,7 @@ class LoadedModel:
     drafter: str  # for requests that name none
     drafters: tuple[str, ...]  # names, see `drafters_with_files`
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)  # see `LLM.sampling_defaults`
+    adapters: tuple[str, ...] = ()  # names of them
     about: Mapping[str, str] = field(default_factory=dict)  # how the engine runs, for people
 
 

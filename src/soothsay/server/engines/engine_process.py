@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from soothsay.errors import SoothsayError
+from soothsay.options import adapters_of
 from soothsay.own_process import SAFE_PATH
 from soothsay.processors import claim_cores, use_threads
 from soothsay.progress import tell_progress
@@ -166,13 +167,21 @@ class EngineProcess:
         thread.start()
 
 
-def load(model: str, *, cores: int | None = None, threads: int | None = None, **options: Any) -> LLM:
+def load(
+    model: str,
+    *,
+    cores: int | None = None,
+    threads: int | None = None,
+    lora: Sequence[str] | None = None,
+    **options: Any,
+) -> LLM:
     """Make an `LLM`. Imports torch only here, because the server's process works without torch.
 
     Args:
         model: see `LLM`.
         cores: the number of physical cores that the process gets for itself; None: it shares all.
         threads: see `use_threads`.
+        lora: see `adapters_of`.
         options: see `LLM`.
     """
     if cores is not None:
@@ -180,7 +189,7 @@ def load(model: str, *, cores: int | None = None, threads: int | None = None, **
     use_threads(threads)
     from soothsay.llm import LLM
 
-    return LLM(model, **options)
+    return LLM(model, adapters=adapters_of(lora), **options)
 
 
 def pin(cores: int) -> None:

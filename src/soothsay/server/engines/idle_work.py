@@ -26,19 +26,21 @@ def numerics(llm: LLM) -> Numerics:
 
 
 def _probe(llm: LLM) -> str:
-    """A digest of the log-probabilities of a fixed prompt and of the token after it."""
+    """A digest of the log-probabilities of a fixed prompt and of the token after it, by each adapter too."""
     size = min(PROBE, (llm.config.max_context or 2) // 2)
     prompt = [index * 37 % llm.model.spec.vocab_size for index in range(size)]
     params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, logprobs=1, prompt_logprobs=0)
     tenant = Tenant("numeric mode")  # whose blocks nobody shares
     try:
-        (request,) = llm.requests(prompt, params, drafter="none", tenant=tenant)
-        llm.engine.add(request)
-        llm.engine.advance(request)
+        computed = list[object]()
+        for adapter in (None, *sorted(llm.adapters)):
+            (request,) = llm.requests(prompt, params, drafter="none", tenant=tenant, adapter=adapter)
+            llm.engine.add(request)
+            llm.engine.advance(request)
+            computed += [*request.prompt_logprobs, *(piece.logprobs for piece in request.pieces)]
     except Exception:  # the engine may still serve other requests; a canary tells what is wrong
         log.error("probe failed", exc_info=True)
         return ""
-    computed = [*request.prompt_logprobs, *(piece.logprobs for piece in request.pieces)]
     return hashlib.blake2b(repr(computed).encode(), digest_size=8).hexdigest()
 
 

@@ -110,6 +110,7 @@ def _model(llm: LLM) -> messages.LoadedModel:
         drafter=str(llm.drafter),
         drafters=drafters_with_files(llm.engine.target),
         sampling_defaults=llm.sampling_defaults,
+        adapters=tuple(llm.adapters),
         about=llm.about(),
     )
 
@@ -225,7 +226,8 @@ class Worker:
         """Put all requests of a job into the engine's waiting line, or refuse them all."""
         options = submit.options
         drafter = None if options.drafter is None else self._drafters[options.drafter]
-        given = {name: getattr(options, name) for name in ("max_nodes", "priority", "traced", "tenant")}
+        names = "max_nodes", "priority", "traced", "tenant", "adapter"
+        given = {name: getattr(options, name) for name in names}
         requests: list[Request] = []
         try:
             for prompt in submit.prompts:

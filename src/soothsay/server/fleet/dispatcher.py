@@ -278,7 +278,8 @@ class Dispatcher:
 
     def _digests(self, flight: Flight, text: Sequence[int]) -> list[bytes]:
         tokens = np.array(text, dtype=np.int64)
-        return [*prefix_digests(flight.submit.options.tenant, tokens, self._block_size)]
+        options = flight.submit.options
+        return [*prefix_digests(options.tenant, tokens, self._block_size, options.adapter)]
 
     def _flights_at(self, replica: Replica) -> list[Flight]:
         return [one for one in self._flights.values() if replica in (one.runner, one.successor)]

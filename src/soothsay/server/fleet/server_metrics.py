@@ -97,12 +97,12 @@ class Metrics:
         """All metrics in the text format of Prometheus."""
         return generate_latest(self.registry) + generate_latest(self._twins)
 
-    def describe(self, block_size: int, num_blocks: int) -> None:
-        """Record how large the KV pool is, for schedulers that place requests on one of many servers."""
+    def describe(self, block_size: int, num_blocks: int, adapters: Sequence[str] = ()) -> None:
+        """Record the size of the KV pool, and adapters, for schedulers that place requests on servers."""
         pool = {"block_size": str(block_size), "num_gpu_blocks": str(num_blocks)}
         self._info("cache_config_info", "The KV pool", pool)
-        none = {"max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": ""}
-        self._info("lora_requests_info", "Adapters, of which there are none", none)
+        loaded = {"running_lora_adapters": ",".join(adapters), "waiting_lora_adapters": ""}
+        self._info("lora_requests_info", "Adapters", {"max_lora": f"{len(adapters)}", **loaded})
 
     def observe_engine(self, update: EngineUpdate) -> None:
         """Record the engine's load, failed steps and controller decisions."""

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from soothsay.core.params import SamplingParams
+from soothsay.errors import SoothsayError
 from soothsay.server.access.accounts import Account, Charge
 from soothsay.server.engines.engine_messages import LoadedModel, RequestOptions
 from soothsay.server.engines.grammar_checker import GrammarChecker
@@ -86,6 +87,8 @@ class Service:
         self.prompts = PromptReader(model)
         self.bodies = BodyReader(config.max_bodies)
         tokenizer, vocab_size = model.tokenizer, model.vocab_size
+        if taken := {*model.adapters} & {*config.names}:
+            raise SoothsayError(f"{min(taken)!r} is the model's own name; give the adapter another one")
         self._grammars = None if tokenizer is None else GrammarChecker(tokenizer, vocab_size)
 
     def post(
@@ -126,10 +129,26 @@ class Service:
             await self._grammars.stop()
 
     def check_model(self, name: str | None) -> None:
-        """Refuse another model than the server's. See `ServerConfig.serves`."""
-        if not self.config.serves(name):
+        """Refuse another model than the server's and its adapters. See `ServerConfig.serves`."""
+        if self.adapter(name) is None and not self.config.serves(name):
             message = f"there is no model {name!r} here; the model is {self.config.name!r}"
+            if self.model.adapters:
+                message += f", with adapters {', '.join(self.model.adapters)}"
             raise ApiError(404, message, "model_not_found", param="model")
+
+    def adapter(self, name: str | None) -> str | None:
+        """The adapter that a request names as its model, as in vLLM; None: it names none."""
+        short = (name or "").removesuffix(":latest")  # Ollama's clients add it
+        return short if short in self.model.adapters else None
+
+    def reply_name(self, name: str | None) -> str:
+        """The model's name in replies to a request that names this one."""
+        return self.adapter(name) or self.config.name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What requests may name as their model: the model's names, then its adapters."""
+        return *self.config.names, *self.model.adapters
 
     def chat(self, http: Request, body: ChatRequest, reply: ChatReply) -> ReplyPlan:
         """What a conversation asks for. May take long."""
@@ -198,6 +217,7 @@ class Service:
         """The request's options. Refuses what the server or the key does not allow."""
         apart = None if self.config.share_between_keys else account
         options = request_options(body, "" if apart is None else apart.key.sha256)
+        options = replace(options, adapter=self.adapter(body.model))
         if options.drafter not in (None, *self.drafters):
             choices = ", ".join(self.drafters)
             message = f"drafter {options.drafter!r} is not offered here; choose from {choices}"

@@ -106,7 +106,7 @@ ELSEWHERE = {
     "this server has one model; start another server for another one": (
         *("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete"),
     ),
-    "this server has no adapters; merge one into the model's files": (
+    "adapters are loaded at the start: soothsay serve MODEL --lora NAME=PATH": (
         *("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/lora-adapters"),
     ),
 }

@@ -150,10 +150,11 @@ def anthropic_routes(service: Service) -> list[ApiRoute]:
     """The routes of this API."""
     able = service.reasoning is not None
 
-    def reply(parser: MakeParser) -> AnthropicFormat:
-        return AnthropicFormat(service.config.name, service.texts, parser, service.model.max_context)
-
     def answer(http: Request, body: AnthropicRequest) -> ReplyPlan:
+        def reply(parser: MakeParser) -> AnthropicFormat:
+            name = service.reply_name(body.model)
+            return AnthropicFormat(name, service.texts, parser, service.model.max_context)
+
         return service.chat(http, without_traces(body.chat(able=able)), reply)
 
     def count(_: Request, body: PromptRequest) -> Response:

@@ -234,7 +234,7 @@ def _plan(service: Service, http: Request, body: LlamaRequest, prompts: list[Par
     reader, named = service.prompts, service.model.tokenizer is not None
     ids = read_prompts(reader, body, service.checked(prompts))
     texts = [reader.decode(one, skip_special=False) if named else "" for one in ids]
-    reply = LlamaFormat(service.config.name, service.texts, body, texts, reader.room)
+    reply = LlamaFormat(service.reply_name(body.model), service.texts, body, texts, reader.room)
     return service.complete(http, body.completion(ids), lambda _: reply)
 
 

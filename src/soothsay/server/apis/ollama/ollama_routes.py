@@ -174,7 +174,7 @@ def _model_routes(service: Service) -> list[ApiRoute]:
     }
 
     async def tags(_: Request) -> Response:
-        names = map(tagged, service.config.names)
+        names = map(tagged, service.names)
         return JSONResponse({"models": [{**card, "name": name, "model": name} for name in names]})
 
     async def running(_: Request) -> Response:

@@ -24,19 +24,20 @@ from soothsay.server.http.bodies import Json
 
 def openai_routes(service: Service) -> list[ApiRoute]:
     """The routes of this API. llama.cpp's server has the chats at a path of its own too."""
-    name = service.config.name
 
     def chat(http: Request, body: ChatRequest) -> ReplyPlan:
+        name = service.reply_name(body.model)
         return service.chat(http, body, partial(ChatFormat, name, service.texts, body))
 
     def complete(http: Request, body: CompletionRequest) -> ReplyPlan:
+        name = service.reply_name(body.model)
         return service.complete(http, body, partial(CompletionFormat, name, service.texts, body))
 
     def respond(http: Request, body: ResponsesRequest) -> ReplyPlan:
         chat, echo = without_traces(body.chat()), body.echo()
 
         def reply(parser: MakeParser) -> ResponsesFormat:
-            return ResponsesFormat(name, service.texts, parser, echo)
+            return ResponsesFormat(service.reply_name(body.model), service.texts, parser, echo)
 
         return service.chat(http, chat, reply)
 
@@ -50,7 +51,7 @@ def openai_routes(service: Service) -> list[ApiRoute]:
 
 def _model_routes(service: Service) -> list[ApiRoute]:
     """The routes that describe the model. Its card also has the fields that Anthropic's clients read."""
-    started, names = int(time.time()), service.config.names
+    started, names = int(time.time()), service.names
 
     def card(name: str) -> Json:
         return {
@@ -63,6 +64,7 @@ def _model_routes(service: Service) -> list[ApiRoute]:
             "created_at": datetime.fromtimestamp(started, UTC).isoformat().replace("+00:00", "Z"),
             "max_model_len": service.model.max_context,
             "drafters": list(service.drafters),
+            **({"parent": names[0]} if service.adapter(name) else {}),
         }
 
     async def models(_: Request) -> Response:
@@ -72,7 +74,7 @@ def _model_routes(service: Service) -> list[ApiRoute]:
     async def model(http: Request) -> Response:
         name = http.path_params["name"]
         service.check_model(name)
-        return JSONResponse(card(name if name in names else names[0]))
+        return JSONResponse(card(service.adapter(name) or (name if name in names else names[0])))
 
     return [
         ApiRoute("/v1/models", models, described=True),
