@@ -48,6 +48,7 @@ class Request:
         tenant: whose request it is. It shares nothing with requests of other tenants.
         bad_sequences: the tokens of `params.bad_words`; none of these sequences comes in the answer.
         scores: takes the log-probabilities of the prompt. The other answers to it have the same object.
+        num_source: the first tokens of the prompt, which an encoder reads in both directions.
 
     Example:
         >>> [request] = llm.requests([5, 6, 7], SamplingParams(max_tokens=4))
@@ -73,12 +74,13 @@ class Request:
         tenant: Tenant = EVERYBODY,
         bad_sequences: BadSequences | None = None,
         scores: PromptScores | None = None,
+        num_source: int = 0,
     ):
         self.params = params
         self.tenant = tenant
         self.seed = seed
         self.drafter = drafter
-        self.num_prompt = len(prompt)
+        self.num_prompt, self.num_source = len(prompt), num_source
         self.limit = limit
         self.block_size = block_size
         self.constraint = constraint
@@ -158,6 +160,14 @@ class Request:
         """
         return len(self.prompt_logprobs) if self.num_unscored else self.length - 1
 
+    def whole(self, start: int, count: int) -> int:
+        """How many tokens from `start` on are read at once: `count`, or more, since no source is cut."""
+        return max(count, self.num_source - start)
+
+    def reusable(self, count: int) -> int:
+        """How many of `count` cached tokens at the beginning are of use: none of a part of a source."""
+        return count if count >= self.num_source else 0
+
     @property
     def max_depth(self) -> int:
         """Draft tokens in a row that can be of use: one more token, the bonus, must fit after them."""
@@ -185,12 +195,20 @@ class Request:
         return self.length // self.block_size
 
     def digest(self, block: int) -> bytes:
-        """Identify the tenant and the tokens from the first one to the end of a full block."""
+        """Identify the tenant and the tokens from the first one to the end of a full block.
+
+        Each token of a source sees all of it, so that all blocks depend on the whole source.
+        """
         while len(self._digests) <= block:
             i, size = len(self._digests), self.block_size
-            parent = self._digests[-1] if self._digests else self.tenant.digest
+            parent = self._digests[-1] if self._digests else self._first_digest
             self._digests.append(block_digest(parent, self._tokens[i * size : (i + 1) * size]))
         return self._digests[block]
+
+    @property
+    def _first_digest(self) -> bytes:
+        own = self.tenant.digest
+        return block_digest(own, self._tokens[: self.num_source]) if self.num_source else own
 
     def num_common_blocks(self, other: Request, most: int) -> int:
         """How many full blocks of two requests' tokens are equal, from the first one on; `most` at most."""

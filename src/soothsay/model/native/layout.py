@@ -171,7 +171,7 @@ def native_batch(
     asked: list[int] = []
     num_rows = num_keys = planned = 0
     for request in requests:
-        tokens, start, table, tree, first, first_key, _, _ = request
+        tokens, start, table, tree, first, first_key, *_ = request
         pending, size, leaves = len(tokens), 0, 1
         if first_key > start:
             raise blind(request)

@@ -182,7 +182,8 @@ def misfit(names: Sequence[str], shapes: Sequence[tuple[int, ...]], expected: Te
 
 MEANINGLESS = re.compile(
     r"rotary_emb\.(inv_freq|cos_cached|sin_cached)|(attn|attention)\.(masked_)?bias|[kvq]_(scale|zero_point)|"
-    r"[a-z]+put_(scale|zero_point|global_scale)|(weight_)?g_idx|qzeros|weight_(zero_point|shape)"
+    r"[a-z]+put_(scale|zero_point|global_scale)|(weight_)?g_idx|qzeros|weight_(zero_point|shape)|"
+    r"EncDecAttention\.relative_attention_bias\.weight"
 )
 """Ends of names of tensors that repeat the configuration, or serve number formats that are not used here.
 
