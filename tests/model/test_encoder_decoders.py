@@ -8,16 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 from encoder_decoders import CASES, START, VOCAB, oracle_answer, oracle_logits, random_sequence_oracle
-from families import load, random_tokens, read_config
+from families import load, random_oracle, random_tokens, read_config
 
-from soothsay import LLM, ModelError, RequestError, SamplingParams
+from soothsay import LLM, DrafterError, ModelError, RequestError, SamplingParams
 from soothsay.core.batch import Rows
 from soothsay.core.tree import DraftTree
 from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.weights.checkpoint import open_checkpoint
 from soothsay.model.weights.load import load_model
+from soothsay.tokenizer import Tokenizer
 
 LENGTHS = (5, 16, 33, 70, 1)
 GREEDY = SamplingParams(temperature=0, max_tokens=26, ignore_eos=True)
@@ -130,6 +132,33 @@ def test_other_numbers_keep_bits_too(t5: Path, dtype: Any, rng: np.random.Genera
             assert (result.token_ids, result.logprobs) == (expected.token_ids, expected.logprobs)
 
 
+def test_texts_and_draft_models_of_other_kinds(t5: Path, tmp_path: Path) -> None:
+    tokenizer = word_tokenizer()
+    llm = LLM(load(t5), tokenizer=tokenizer, drafter="none", kv_tokens=256, max_context=128)
+    result = llm.generate("w5 w6 w7 w5", GREEDY)
+    assert result.prompt_token_ids == [5, 6, 7, 5, 1, START]
+    expected = oracle_answer(random_sequence_oracle("t5"), [5, 6, 7, 5, 1], len(result.token_ids))
+    assert result.token_ids == expected
+    assert result.text == tokenizer.decode(expected)
+    random_oracle("llama1").save_pretrained(tmp_path)
+    decoder = LLM(load(tmp_path), drafter="none", kv_tokens=256)
+    with pytest.raises(DrafterError, match="encoder-decoders"):
+        decoder.generate([5], GREEDY, drafter=f"draft-model(model={t5})")
+    plain = llm.generate("w9 w4", SAMPLED)
+    drafted = llm.generate("w9 w4", SAMPLED, drafter=f"draft-model(model={tmp_path})")
+    assert (drafted.token_ids, drafted.logprobs) == (plain.token_ids, plain.logprobs)
+
+
+def word_tokenizer() -> Tokenizer:
+    """Words w2, w3, ... and an end token after a text, as T5 has it."""
+    words = {"<pad>": 0, "</s>": 1} | {f"w{number}": number for number in range(2, VOCAB)}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<pad>"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    backend.add_special_tokens(["<pad>", "</s>"])
+    backend.post_processor = tokenizers.processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", 1)])
+    return Tokenizer(backend)
+
+
 def test_weights_that_are_untied_in_the_file_stay_so(small: Path, tmp_path: Path) -> None:
     """transformers 5 writes that all heads of T5 are tied."""
     assert read_config(small)["tie_word_embeddings"] is True
@@ -154,6 +183,6 @@ def test_what_cannot_be_is_refused(t5: Path, tmp_path: Path) -> None:
     ):
         with pytest.raises(ModelError, match=words):
             parse_model_config({**config, **change})
-    del config["d_kv"]
-    with pytest.raises(ModelError, match="d_kv"):
+    del config["d_ff"]
+    with pytest.raises(ModelError, match="intermediate_size"):
         parse_model_config(config)

@@ -113,7 +113,7 @@ class Request:
         self.awaited: tuple[Request, int] | None = None  # computes this many tokens first; see `Scheduler`
         self.num_prefix_hits = 0  # tokens whose KV the prefix cache had when the request was first admitted
         self.prompt_logprobs = PromptScores() if scores is None else scores  # filled if they are requested
-        self.answer = AnswerText(tokenizer, prompt, params)
+        self.answer = AnswerText(tokenizer, prompt[num_source:], params)  # a source is a text of its own
         self.stats = SpeculationStats()
         self.finish_reason: FinishReason | None = None
         self.failure: Exception | None = None  # why the finish reason is "error"

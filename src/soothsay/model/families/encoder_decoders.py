@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from soothsay.model.families.decoder import activation
+from soothsay.model.families.decoder import activation, norm_eps
 from soothsay.model.families.fields import require
-from soothsay.model.families.layer_fields import Raw
+from soothsay.model.families.layer_fields import Raw, count, heads_of
 from soothsay.model.specs.attention_spec import AttentionSpec, RelativeSpec
 from soothsay.model.specs.feed_forward_spec import DenseSpec
 from soothsay.model.specs.model_spec import HeadSpec, ModelSpec, NormSpec, SequenceLayerSpec, SourceSpec
@@ -18,6 +18,14 @@ T5_PROJECTIONS = {
     **{"gated-gelu": "gelu_tanh", "gated-gelu_new": "gelu_tanh", "gated-silu": "silu"},
 }
 """From `feed_forward_proj` to our activations."""
+
+
+KEYS = {
+    **{"d_model": "hidden_size", "num_layers": "num_hidden_layers", "num_heads": "num_attention_heads"},
+    **{"d_kv": "head_dim", "d_ff": "intermediate_size", "n_positions": "max_position_embeddings"},
+    **{"layer_norm_epsilon": "rms_norm_eps"},
+}
+"""Keys that these families have in place of the usual ones."""
 
 
 def t5(raw: Raw) -> ModelSpec:
@@ -41,26 +49,28 @@ def _scaled(raw: Raw) -> bool:
 
 
 def _t5(raw: Raw, *, scaled: bool, shares: bool = True) -> ModelSpec:
-    hidden, heads, encoded = int(raw["d_model"]), int(raw["num_heads"]), int(raw["num_layers"])
-    norm = NormSpec(float(raw.get("layer_norm_epsilon", 1e-6)))
-    plain = AttentionSpec(heads, heads, HeadRotation(NO_ROTATION, int(raw["d_kv"])), scale=1.0)
-    dense = DenseSpec(int(raw["d_ff"]), activation({"hidden_act": raw["feed_forward_proj"]}, T5_PROJECTIONS))
+    raw = {**raw, **{KEYS[key]: raw[key] for key in raw if key in KEYS}}
+    hidden, (heads, _, size) = int(raw["hidden_size"]), heads_of(raw)
+    norm = NormSpec(norm_eps(raw))
+    plain = AttentionSpec(heads, heads, HeadRotation(NO_ROTATION, size), scale=1.0)
+    kind = activation({"hidden_act": raw["feed_forward_proj"]}, T5_PROJECTIONS)
+    dense = DenseSpec(int(raw["intermediate_size"]), kind)
     buckets = int(raw.get("relative_attention_num_buckets", 32))
     most = int(raw.get("relative_attention_max_distance", 128))
     require(
-        4 <= buckets <= 2 * most,
+        4 <= buckets < 2 * most,
         f"relative_attention_num_buckets {buckets} does not fit relative_attention_max_distance {most}",
     )
 
-    def layers(count: int, *, both_ways: bool, cross: AttentionSpec | None) -> Sequence[SequenceLayerSpec]:
-        places = [0 if shares else layer for layer in range(count)]
+    def layers(number: int, *, both_ways: bool, cross: AttentionSpec | None) -> Sequence[SequenceLayerSpec]:
+        places = [0 if shares else layer for layer in range(number)]
         own = [replace(plain, relative=RelativeSpec(buckets, most, both_ways, place)) for place in places]
         return [SequenceLayerSpec(mixer, dense, norm, cross=cross) for mixer in own]
 
-    encoder = layers(encoded, both_ways=True, cross=None)
-    decoder = layers(int(raw.get("num_decoder_layers", encoded)), both_ways=False, cross=plain)
+    encoder = layers(count(raw), both_ways=True, cross=None)
+    decoder = layers(int(raw.get("num_decoder_layers", count(raw))), both_ways=False, cross=plain)
     head = HeadSpec(bool(raw.get("tie_word_embeddings", True)), scale=hidden**-0.5 if scaled else 1.0)
-    context = 2 * int(raw.get("n_positions", 512))  # of source and target: distances have no limit
+    context = 2 * int(raw.get("max_position_embeddings", 512))  # of source and target; it has no limit
     spec = ModelSpec("t5", int(raw["vocab_size"]), hidden, tuple(decoder), context, norm, head=head)
     start = int(raw.get("decoder_start_token_id", raw.get("pad_token_id", 0)))
     return _with_encoder(spec, encoder, (start,))
