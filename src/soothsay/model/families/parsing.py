@@ -96,10 +96,12 @@ FAMILIES: dict[str, Callable[[Raw], ModelSpec]] = {
 _SPARSE = "its attention reads keys that an indexer chooses"
 _BLOCKS = "its attention reads chosen blocks of keys"
 _RECURRENT = "it has Mamba layers"
+_SOURCE = "of encoder-decoders, only T5 and its relatives run"
 UNSUPPORTED: dict[str, str] = {  # by `model_type`
     "apertus": "its feed-forward parts have an activation of their own (xIELU)",
     "bamba": _RECURRENT,
     "bert": "it is an encoder",
+    **dict.fromkeys(("bart", "mbart", "marian", "m2m_100", "pegasus", "blenderbot", "t5gemma"), _SOURCE),
     "deepseek_ref": "it is DeepSeek-V4 in its authors' own format",
     "deepseek_v32": _SPARSE,
     "deepseek_v4": "its attention runs over compressed keys, and its layers have several residual streams",
