@@ -25,6 +25,9 @@ ASKED = [REPEATED, [5, 6, 7], [*REPEATED[:30], 9], [*range(60)], [3]]
 MODES = [replace(mode, max_tokens=12) for mode in (GREEDY, SAMPLED, GREEDY, SAMPLED, GREEDY)]
 CHUNKS = (7, 64, 512)
 REFUSED = {("latent", "assistant")}  # it would read keys and values
+HEADS = ("eagle", "eagle2", "eagle3", "mtp", "assistant", "medusa", "hydra", "block", "dflash", "peagle")
+WITH_SOURCE = "encoder and decoder"  # whose prompts share their keys as wholes: these here are all different
+REFUSED |= {(WITH_SOURCE, name) for name in (*HEADS, "redrafter")}
 SELDOM = ("none", "auto", "ngram", "rest", "prompt-lookup")
 """Drafters that may have nothing to propose to these prompts."""
 
@@ -65,7 +68,7 @@ def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def assert_answers_stay(kind: Kind, dtype: str, drafters: Sequence[str], chunk: int) -> None:
     """Answer all prompts at once, with so little memory that requests are preempted, and prefix hits."""
-    llm = LLM(model_of(kind.directory, dtype), drafter="none", kv_tokens=72, block_size=8, max_rows=chunk)
+    llm = LLM(model_of(kind.directory, dtype), drafter="none", kv_tokens=80, block_size=8, max_rows=chunk)
     requests = watch(llm)
     for name in drafters:
         results = llm.generate(ASKED, MODES, drafter=kind.drafters[name])
@@ -74,7 +77,7 @@ def assert_answers_stay(kind: Kind, dtype: str, drafters: Sequence[str], chunk: 
         drafted = sum(result.stats.drafted for result in results)
         assert drafted > 0 or chunk == 1 or name in SELDOM, name
     assert chunk == 1 or sum(request.num_preemptions for request in requests) > 0
-    assert chunk == 1 or sum(request.num_prefix_hits > 0 for request in requests) > 0
+    assert chunk == 1 or kind.name == WITH_SOURCE or any(request.num_prefix_hits for request in requests)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +89,8 @@ def test_each_drafter_with_one_size_of_chunks(kind: Kind, place: int) -> None:
 
 
 def test_chunks_of_one_token_where_nothing_is_drafted(kind: Kind) -> None:
-    assert_answers_stay(kind, KINDS[kind.name][1], ["mtp"], 1)
+    name = next(name for name in ("mtp", "draft-model") if name in kind.fitting)
+    assert_answers_stay(kind, KINDS[kind.name][1], [name], 1)
 
 
 @pytest.mark.slow

@@ -93,6 +93,7 @@ class CheckedPrompt:
     ids: list[int]
     params: SamplingParams
     limit: int  # largest number of tokens of prompt and answer together
+    num_source: int = 0  # the first tokens, which an encoder reads
 
 
 class RequestBuilder:
@@ -117,7 +118,11 @@ class RequestBuilder:
 
         Raises `TypeError` if it is no prompt.
         """
-        ids = self._encode(prompt)
+        ids, num_source = self._encode(prompt), 0
+        if (source := self.model.source) is not None:
+            if params.prompt_logprobs is not None:
+                raise RequestError("prompt_logprobs: an encoder reads the prompt, and gives no probabilities")
+            ids, num_source = [*ids, *source.start], len(ids)
         limit = self._limit(ids, params)
         vocab_size = self.model.vocab_size
         params.check_tokens(vocab_size)
@@ -130,7 +135,7 @@ class RequestBuilder:
                 raise RequestError(
                     f"{name}={getattr(params, name)} is more than the {vocab_size} tokens of the vocabulary"
                 )
-        return CheckedPrompt(ids, params, limit)
+        return CheckedPrompt(ids, params, limit, num_source)
 
     def build(
         self,
@@ -169,6 +174,7 @@ class RequestBuilder:
                 bad_sequences=bad_sequences,
                 scores=scores,
                 adapter=adapter,
+                num_source=checked.num_source,
             )
             for index in range(params.n)
         ]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from encoder_decoders import random_sequence_oracle
 from families import VOCAB, load, random_oracle
 from heads import makers, random_dflash, random_peagle, write_assistant
 from mxfp4_models import quantized_oracle
@@ -31,6 +32,7 @@ KINDS = {  # kind -> a case of `families`, and the dtype of the quick tests
     "latent": ("deepseek_v3", "bfloat16"),
     "experts": ("qwen3_moe", "int8"),
     "learned positions": ("gpt2", "int8"),
+    "encoder and decoder": ("t5", "int8"),
 }
 
 SIZES = {
@@ -58,6 +60,8 @@ def make_kind(kind: str, directory: Path) -> dict[str, str]:
     case, _ = KINDS[kind]
     if kind == "sinks":
         quantized_oracle(directory, intermediate_size=96, max_position_embeddings=POSITIONS)
+    elif kind == "encoder and decoder":
+        random_sequence_oracle(case).save_pretrained(directory)
     else:
         random_oracle(case, max_position_embeddings=POSITIONS, **SIZES.get(kind, {})).save_pretrained(
             directory

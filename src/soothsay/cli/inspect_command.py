@@ -242,6 +242,9 @@ def architecture(c: ModelSpec) -> Rows:
     yield "family", c.family
     units = f", {' and '.join(f'{size:,}' for size in sizes)} feed-forward" if sizes else ""
     yield "layers", f"{c.num_layers} of {c.hidden_size:,} hidden{units}"
+    if c.source is not None:
+        count = c.source.encoder.num_layers
+        yield "encoder", f"{count} layers, which read the prompt as a whole; the answer is written to it"
     if mixtures:
         e = c.first(ExpertsSpec)
         beside = "" if e.shared is None else f", and {e.shared.size:,} for all tokens"
@@ -299,6 +302,7 @@ def _rotary(c: ModelSpec) -> Rows:
         scaling += f", {which} factors (short with max_context={rope.original_max_positions} or less)"
     part = "" if main.rotated is None else f", {main.rotated} of {main.size} dimensions"
     none = "none" if c.embedding.positions is None else "none, positions are learned"
+    none += ", scores have numbers by distance" if c.source is not None else ""
     yield "rotary", none if kind == "none" else f"base {rope.theta:,.0f}, {scaling}{part}"
     for other, count in counts.items():
         if other != main:

@@ -56,6 +56,7 @@ class Rows(NamedTuple):
     state: int | None = None  # the slot of the request's state, for models that have states
     marks: Marks = ()
     adapter: str | None = None  # by name, as in `soothsay.model.ops.lora`; None: the model alone
+    source: int = 0  # the first tokens, which an encoder reads; see `soothsay.core.sides`
 
     @property
     def num_rows(self) -> int:
@@ -136,6 +137,7 @@ class Batch(HasForms):
     requests: Sequence[Rows] = field(default=(), kw_only=True)
     stacked: Sequence[Tensor] = field(default=(), kw_only=True)  # `Layout.lanes` on the device
     inputs: Tensor | None = field(default=None, kw_only=True)  # [N, H], what heads read beside the tokens
+    across: Batch | None = field(default=None, kw_only=True)  # the same rows over the keys of their sources
 
     @classmethod
     def pack(

@@ -49,6 +49,7 @@ class Request:
         bad_sequences: the tokens of `params.bad_words`; none of these sequences comes in the answer.
         scores: takes the log-probabilities of the prompt. The other answers to it have the same object.
         adapter: the name of the model's adapter that answers it; None: the model alone does.
+        num_source: the first tokens of the prompt, which an encoder reads in both directions.
 
     Example:
         >>> [request] = llm.requests([5, 6, 7], SamplingParams(max_tokens=4))
@@ -75,13 +76,14 @@ class Request:
         bad_sequences: BadSequences | None = None,
         scores: PromptScores | None = None,
         adapter: str | None = None,
+        num_source: int = 0,
     ):
         self.params = params
         self.tenant = tenant
         self.adapter = adapter
         self.seed = seed
         self.drafter = drafter
-        self.num_prompt = len(prompt)
+        self.num_prompt, self.num_source = len(prompt), num_source
         self.limit = limit
         self.block_size = block_size
         self.constraint = constraint
@@ -114,7 +116,7 @@ class Request:
         self.awaited: tuple[Request, int] | None = None  # computes this many tokens first; see `Scheduler`
         self.num_prefix_hits = 0  # tokens whose KV the prefix cache had when the request was first admitted
         self.prompt_logprobs = PromptScores() if scores is None else scores  # filled if they are requested
-        self.answer = AnswerText(tokenizer, prompt, params)
+        self.answer = AnswerText(tokenizer, prompt[num_source:], params)  # a source is a text of its own
         self.stats = SpeculationStats()
         self.finish_reason: FinishReason | None = None
         self.failure: Exception | None = None  # why the finish reason is "error"
@@ -161,6 +163,14 @@ class Request:
         """
         return len(self.prompt_logprobs) if self.num_unscored else self.length - 1
 
+    def whole(self, start: int, count: int) -> int:
+        """How many tokens from `start` on are read at once: `count`, or more, since no source is cut."""
+        return max(count, self.num_source - start)
+
+    def reusable(self, count: int) -> int:
+        """How many of `count` cached tokens at the beginning are of use: none of a part of a source."""
+        return count if count >= self.num_source else 0
+
     @property
     def max_depth(self) -> int:
         """Draft tokens in a row that can be of use: one more token, the bonus, must fit after them."""
@@ -188,12 +198,20 @@ class Request:
         return self.length // self.block_size
 
     def digest(self, block: int) -> bytes:
-        """Identify the tenant, the adapter and the tokens from the first one to the end of a full block."""
+        """Identify the tenant, the adapter and the tokens from the first one to the end of a full block.
+
+        Each token of a source sees all of it, so that all blocks depend on the whole source.
+        """
         while len(self._digests) <= block:
             i, size = len(self._digests), self.block_size
-            parent = self._digests[-1] if self._digests else first_digest(self.tenant, self.adapter)
+            parent = self._digests[-1] if self._digests else self._first_digest
             self._digests.append(block_digest(parent, self._tokens[i * size : (i + 1) * size]))
         return self._digests[block]
+
+    @property
+    def _first_digest(self) -> bytes:
+        own = first_digest(self.tenant, self.adapter)
+        return block_digest(own, self._tokens[: self.num_source]) if self.num_source else own
 
     def num_common_blocks(self, other: Request, most: int) -> int:
         """How many full blocks of two requests' tokens are equal, from the first one on; `most` at most."""

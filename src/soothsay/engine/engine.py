@@ -264,7 +264,8 @@ class Engine:
             turn.rows = slice(row, row := row + count + max(size - 1, 0))
             turn.nodes = slice(node, node := node + size)
             own = request.pending(count), request.cached, request.table, tree
-            rows.append(Rows(*own, 1, 0, request.state, tuple(request.marks), request.adapter))
+            marks = tuple(request.marks)
+            rows.append(Rows(*own, 1, 0, request.state, marks, request.adapter, request.num_source))
         layers = sorted({tap for drafter in drafters for tap in drafter.taps})
         batch = self.model.pack(rows, self.config.block_size)
         hidden, tapped, logits = self.model.run(batch, self.cache, taps=layers)

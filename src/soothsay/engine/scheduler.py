@@ -141,10 +141,10 @@ class Scheduler:
         share = max(num_rows // 2 // max(len(pending) - pending.count(1) - 1, 1), 1)
         kept = sum(map(min, pending, repeat(share)))  # for those whose turn is to come
         for request, own in zip([*requests], pending, strict=True):
-            if num_rows == 0 or not request.blocks:  # it was preempted, and so were all after it
+            if num_rows <= 0 or not request.blocks:  # it was preempted, and so were all after it
                 break
             kept -= min(own, share)
-            num_tokens = min(own, max(num_rows - kept, 1))
+            num_tokens = request.whole(request.cached, min(own, max(num_rows - kept, 1)))
             if self._missing_blocks(request, num_tokens) > 0 and not self._grow(request, num_tokens):
                 break  # it was the last one, and there is no room even for it
             num_rows -= num_tokens
@@ -231,7 +231,8 @@ class Scheduler:
         """
         digests = [request.digest(i) for i in range(request.num_sharable // self.allocator.block_size)]
         found = self.allocator.find(digests)
-        return found, self.snapshots.usable(digests[: request.drafter.num_known(request, found)])
+        usable = self.snapshots.usable(digests[: request.drafter.num_known(request, found)])
+        return found, request.reusable(usable * self.allocator.block_size) // self.allocator.block_size
 
     def _find_awaited(self, request: Request) -> tuple[Request, int] | None:
         """A request that is about to compute what a waiting one needs next, and the length of their common
@@ -249,7 +250,7 @@ class Scheduler:
         for other in others:
             if other.cached < (usable + 1) * size <= len(other.tokens):
                 common = request.num_common_blocks(other, (request.length - 1) // size)
-                if common > usable:
+                if request.reusable(common * size) > usable * size:
                     return other, common * size
         return None
 

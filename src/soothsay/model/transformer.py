@@ -16,10 +16,12 @@ from torch import Tensor, nn
 from soothsay.core.accepted import Accepted
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.cache import KVPool, LayerMemory, Move
+from soothsay.core.sides import Sides
 from soothsay.core.states import StatePool
 from soothsay.model.decoder.attention_layer import RecurrentLayer
 from soothsay.model.decoder.blocks import Block, Blocks, build_layer, build_stream
 from soothsay.model.decoder.embedding import Embedding, LayerEmbeddings
+from soothsay.model.decoder.encoder import Encoder
 from soothsay.model.decoder.feed_forward import Experts
 from soothsay.model.decoder.norm import build_norm
 from soothsay.model.decoder.rope import Rope
@@ -183,6 +185,7 @@ class Transformer(nn.Module):
         self.ropes = nn.ModuleList(Rope(rotation) for rotation in spec.rotations)
         self.stream = build_stream(spec)
         self.layer_embeddings = None if own is None else LayerEmbeddings(own, spec, kernels)
+        self.encoder = None if spec.source is None else Encoder(spec.source.encoder, kernels)
         self._mixtures = tuple(part for part in self.blocks.modules() if isinstance(part, Experts))
         ropes = [rope for rope in self.ropes if isinstance(rope, Rope)]
         self.own = LocalStage(spec, kernels, self.blocks, ropes, layers, kv_dtype)
@@ -258,11 +261,27 @@ class Transformer(nn.Module):
         Returns:
             `[N, hidden]` normed final states, and `[N, hidden]` for each tap; float32.
 
+        With an encoder, rows of sources have no final states: they are zeros. See `soothsay.core.sides`.
+
         Raises:
             ValueError: the batch was packed for a larger pool, or for a pool where `cache` is None; or a
                 request has no slot for its state, or a larger tree than the slot has room for.
+            ModelError: there is an encoder, and a request has no source.
             StageError: a process that runs some of the layers has ended.
         """
+        if self.encoder is None:
+            return self._decode(batch, cache, layers, taps)
+        sides, cache = Sides.of(batch), cache or self.new_cache(batch.num_slots, 1)
+        self.encoder.read(sides, self.embedding, self.blocks, cache)
+        if sides.target is None:
+            none = self.norm.weight.new_zeros(len(batch.tokens), self.spec.hidden_size)
+            return none, (none,) * len(taps)
+        hidden, tapped = self._decode(sides.target, cache, layers, taps)
+        return sides.spread(hidden), tuple(map(sides.spread, tapped))
+
+    def _decode(
+        self, batch: Batch, cache: KVPool | None, layers: Sequence[int] | None, taps: Sequence[int]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         x, last = self.embed(batch), self.spec.num_layers
         own = None if self.layer_embeddings is None else self.layer_embeddings(batch.tokens, x)
         layers, streams = range(last) if layers is None else layers, dict[int, Tensor]()

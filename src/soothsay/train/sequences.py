@@ -227,7 +227,12 @@ def at(x: Tensor, columns: Tensor) -> Tensor:
 
 
 def head_weight(model: Transformer) -> Tensor:
-    """The weight of an output head, `[V, H]`. Raises `TrainingError` if the head has a bias."""
+    """The weight of an output head, `[V, H]`.
+
+    Raises `TrainingError` if the head has a bias, or the model has an encoder.
+    """
+    if model.spec.source is not None:
+        raise TrainingError(f"models of family {model.spec.family!r} cannot be trained: they have an encoder")
     if model.spec.head.biased:
         raise TrainingError(f"models of family {model.spec.family!r} cannot be trained: the head has a bias")
     return weight_of(model.head)

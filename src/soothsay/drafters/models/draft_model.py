@@ -87,7 +87,7 @@ def draft_model(
     loaded = load_model(checkpoint, dtype, device, kernels, context, coarse=True, tokens=tokens)
     if translation is None:
         return DraftModel(target, loaded, depth, shape.width, shape.branch, tokens)
-    _check_states(loaded)
+    _check_kind(loaded)
     return UniversalDraftModel(target, loaded, translation, depth)
 
 
@@ -123,7 +123,7 @@ class DraftModel(GrownDrafter[None], ReadingDrafter):
         tokens: Tensor | None = None,
     ):
         check_at_least_one("draft-model", depth=depth, width=width, branch=branch)
-        _check_states(model)
+        _check_kind(model, reads_sources=target.model.spec.source is not None)
         if (longest := model.spec.max_positions) < (target.config.max_context or 0):
             raise DrafterError(
                 f"the draft model has a context of {longest} tokens, the target's is "
@@ -203,8 +203,13 @@ def common_tokens(checkpoint: Checkpoint, count: int) -> Tensor | None:
     return torch.tensor([*range(count), *sorted(added)])
 
 
-def _check_states(model: Transformer) -> None:
-    """Raise `DrafterError` if the draft model has states."""
+def _check_kind(model: Transformer, *, reads_sources: bool = False) -> None:
+    """Raise `DrafterError` if the draft model has states, or an encoder where the target reads no sources."""
+    if model.spec.source is not None and not reads_sources:
+        raise DrafterError(
+            f"a draft model of family {model.spec.family!r} drafts for encoder-decoders with its own "
+            "vocabulary only: choose a decoder"
+        )
     if model.spec.states:
         raise DrafterError(
             f"a draft model of family {model.spec.family!r} keeps states instead of keys and values, which "

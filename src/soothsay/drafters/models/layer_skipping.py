@@ -183,8 +183,8 @@ class LayerSkip(GrownDrafter[None]):
         rows = []
         for g in growing:
             tokens = g.request.tokens
-            start, state = len(tokens) - 1, g.request.state
-            rows.append(Rows(tokens[-1:], start, g.request.table, g.expanded, state=state))
+            own = tokens[-1:], len(tokens) - 1, g.request.table, g.expanded
+            rows.append(Rows(*own, state=g.request.state, source=g.request.num_source))
         return self._logits(rows), None
 
     def expand_nodes(self, growing: Sequence[GrowingTree], states: None) -> tuple[Tensor, None]:

@@ -168,7 +168,8 @@ class GrowingTree:
         """Return the frontier as rows of a pass. They do not see keys at offsets below `first_key`."""
         r = self.request
         first = self.frontier.start
-        return Rows(_NO_TOKENS, len(r.tokens), r.table, self.expanded, first, first_key, r.state)
+        own = _NO_TOKENS, len(r.tokens), r.table, self.expanded, first, first_key
+        return Rows(*own, r.state, source=r.num_source)
 
     def add_level(self, best: Sequence[tuple[list[float], list[int]]], log_q: Tensor) -> list[Candidate]:
         """Add nodes below the frontier.

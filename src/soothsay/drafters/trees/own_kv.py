@@ -101,7 +101,7 @@ class OwnKV(ABC, Generic[AnyState]):
                 state = self.states[request]
                 left = request.length - state.cached
                 at_end = tree is not None and left + len(tree) - 1 <= room
-                count = left if at_end else min(left - 1, room)
+                count = left if at_end else request.whole(state.cached, min(left - 1, room))
                 if count >= 1:
                     self._add(batch, request, state, count, tree if at_end else None)
                     room -= batch.rows[-1].num_rows
@@ -141,7 +141,8 @@ class OwnKV(ABC, Generic[AnyState]):
         tokens = request.tokens[state.cached : state.cached + count]
         table = np.array(state.blocks, dtype=np.int64)
         batch.requests.append(request)
-        batch.rows.append(Rows(tokens, state.cached, table, tree, first_key=state.first_key))
+        own = tokens, state.cached, table, tree
+        batch.rows.append(Rows(*own, first_key=state.first_key, source=request.num_source))
         self._note(request, state, state.cached + count)
         state.cached += count
 
@@ -203,7 +204,7 @@ class TokenKV(OwnKV[TokenState]):
         state = self.states.get(request)
         if state is None:
             known = self.num_held(request, request.blocks[: request.num_full_blocks])
-            cached = min(known * self.block_size, request.length - 1)
+            cached = request.reusable(min(known * self.block_size, request.length - 1))
             root = DraftTree(request.last_token)
             noted = cached // self.block_size
             state = TokenState(blocks=request.blocks, cached=cached, noted=noted, expanded=root)

@@ -12,6 +12,7 @@ from soothsay.core.states import LayerStates
 from soothsay.model.decoder.layer_pass import LayerPass
 from soothsay.model.decoder.norm import RMSNorm, UnitNorm
 from soothsay.model.decoder.recurrent_layers import ConvolutionLayer, DeltaLayer, StateSpaceLayer
+from soothsay.model.decoder.relative_scores import RelativeScores
 from soothsay.model.decoder.rope import QueryGrowth, Rope
 from soothsay.model.loaded_part import FloatPart, LoadedPart, StoredWeights
 from soothsay.model.ops.kernels import Kernels
@@ -87,6 +88,7 @@ class Attention(nn.Module):
         self.growth = None if c.growth is None else QueryGrowth(c.growth)
         self.sinks = Sinks(c.heads) if c.sinks else None
         self.centre = KeyCentre(c) if KeyCentre.fit(c) else None
+        self.relative = None if c.relative is None else RelativeScores(c.relative, c.heads)
 
     def _norm(self, heads: int) -> Norm | None:
         """The norm of queries or of keys, if there is one."""
@@ -124,7 +126,10 @@ class Attention(nn.Module):
             g = self.growth
             q = ops.grow(q, g.factors, g.span, g.shift, at.batch.positions)
         sinks = None if self.sinks is None else self.sinks.sinks
-        out = ops.attend(q, kv, at.batch, softcap=c.softcap, window=self.window, sinks=sinks)
+        if self.relative is None:
+            out = ops.attend(q, kv, at.batch, softcap=c.softcap, window=self.window, sinks=sinks)
+        else:
+            out = ops.attend_relative(q, kv, at.batch, self.relative.table)
         if gates is not None:
             out = ops.sigmoid_gate(out, ops.flat(gates))
         return ops.apply(self.o, out)

@@ -17,10 +17,11 @@ from soothsay.model.decoder.feed_forward import DenseAndExperts, part_dtype
 from soothsay.model.decoder.layer_pass import LayerPass
 from soothsay.model.decoder.norm import RMSNorm, UnitNorm, Vector, build_norm
 from soothsay.model.decoder.parts import build_mixer, build_mlp
+from soothsay.model.decoder.sequence_block import SequenceBlock
 from soothsay.model.ops.kernels import Kernels, RecordedBlocks
 from soothsay.model.ops.lora import Adapter, Places, with_adapters
 from soothsay.model.ops.operands import Ropes
-from soothsay.model.specs.model_spec import LayerSpec, ModelSpec
+from soothsay.model.specs.model_spec import LayerSpec, ModelSpec, SequenceLayerSpec
 
 
 class Block(DecoderBlock):
@@ -118,7 +119,9 @@ def build_stream(spec: ModelSpec) -> Stream:
 
 
 def build_layer(spec: LayerSpec, hidden: int, kernels: Kernels, rope_number: int) -> DecoderBlock:
-    """A layer of a decoder."""
+    """A layer of a decoder, or of an encoder."""
+    if isinstance(spec, SequenceLayerSpec):
+        return SequenceBlock(spec, hidden, kernels, rope_number)
     if spec.alternating is not None:
         return AlternatingBlock(spec, hidden, kernels, rope_number)
     kind = Block if spec.mixer is not None and spec.mlp is not None else SinglePart

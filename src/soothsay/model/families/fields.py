@@ -112,19 +112,19 @@ _NAMES: dict[Rule, str] = {
     TEXT: (
         "model_type hidden_act hidden_activation position_embedding_type topk_method "
         "hybrid_override_pattern mlp_hidden_act mamba_hidden_act rope_type type soothsay_method "
-        "speculators_model_type activation_function activation"
+        "speculators_model_type activation_function activation feed_forward_proj"
     ),
     whole(1, 2**24): "vocab_size draft_vocab_size num_centroids centroid_intermediate_top_k",
     _SIZE: (
         "hidden_size moe_intermediate_size intermediate_size_mlp mamba_d_ssm moe_latent_size laurel_rank "
         "block_ff_dim block_multiple_of target_hidden_size block_size conv_kernel_size conv_group_size "
         "selector_rank selector_top_k xpress_rank speculative_tokens backbone_hidden_size n_embd n_inner "
-        "ffn_dim ffn_hidden_size word_embed_proj_dim dim_model_base"
+        "ffn_dim ffn_hidden_size word_embed_proj_dim dim_model_base d_model d_ff"
     ),
     _equal(_SIZE): "intermediate_size",
     whole(1, MAX_LAYERS): (
         "num_hidden_layers no_rope_layer_interval moe_layer_freq interleave_moe_layer_step "
-        "full_attention_interval target_layers num_target_layers n_layer"
+        "full_attention_interval target_layers num_target_layers n_layer num_decoder_layers"
     ),
     whole(1, 65_536): (
         "num_attention_heads num_key_value_heads num_experts n_routed_experts n_group topk_group "
@@ -133,7 +133,7 @@ _NAMES: dict[Rule, str] = {
         "mamba_n_heads mamba_n_groups mamba_d_state mamba_num_heads mamba_head_dim n_groups "
         "ssm_state_size num_heads n_head num_kv_heads"
     ),
-    whole(2, 65_536): "head_dim global_head_dim qk_rope_head_dim rotary_dim",
+    whole(2, 65_536): "head_dim global_head_dim qk_rope_head_dim rotary_dim d_kv",
     _POSITIONS: (
         "max_position_embeddings attention_chunk_size floor_scale original_max_position_embeddings "
         "n_positions"
@@ -152,7 +152,8 @@ _NAMES: dict[Rule, str] = {
         "parallel_drafting is_causal causal sliding_window_non_causal sample_from_anchor "
         "use_ordered_embeddings use_qkv_bias qkv_bias qkv_by_head qk_layernorm use_parallel_residual bias "
         "parallel_attn multi_query new_decoder_architecture alibi do_layer_norm_before enable_bias "
-        "layer_norm_elementwise_affine scale_attn_weights scale_attn_by_inverse_layer_idx add_cross_attention"
+        "layer_norm_elementwise_affine scale_attn_weights scale_attn_by_inverse_layer_idx "
+        "add_cross_attention scale_decoder_outputs"
     ),
     _either(FLAG, TEXT): "use_bidirectional_attention",
     each(TEXT): "architectures layer_types layers_block_type mlp_layer_types",
@@ -187,8 +188,9 @@ _NAMES: dict[Rule, str] = {
     each(real(0, 0.9999)): "activation_sparsity_pattern",
     _BASE: "rope_theta rope_local_base_freq rotary_emb_base",
     whole(1, 1024): "size",
+    whole(2, 2**16): "relative_attention_num_buckets relative_attention_max_distance",
     each(whole(-1, MAX_LAYERS)): "eagle_aux_hidden_state_layer_ids target_layer_ids",
-    _TOKEN: "mask_token_id ptd_token_id pard_token",
+    _TOKEN: "mask_token_id ptd_token_id pard_token decoder_start_token_id pad_token_id",
 }
 """The keys that follow each rule."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from soothsay.errors import ModelError
-from soothsay.model.families import classic, deepseek, gemma, hybrids, llama, qwen
+from soothsay.model.families import classic, deepseek, encoder_decoders, gemma, hybrids, llama, qwen
 from soothsay.model.families.decoder import llama_like
 from soothsay.model.families.fields import checked_fields, require
 from soothsay.model.families.layer_fields import Raw, sizes
@@ -88,15 +88,20 @@ FAMILIES: dict[str, Callable[[Raw], ModelSpec]] = {
     "gemma3n_text": gemma.gemma3n,
     "gemma4_text": gemma.gemma4,
     "gemma4_unified_text": gemma.gemma4_unified,
+    "t5": encoder_decoders.t5,
+    "mt5": encoder_decoders.mt5,
+    "umt5": encoder_decoders.umt5,
 }
 
 _SPARSE = "its attention reads keys that an indexer chooses"
 _BLOCKS = "its attention reads chosen blocks of keys"
 _RECURRENT = "it has Mamba layers"
+_SOURCE = "of encoder-decoders, only T5 and its relatives run"
 UNSUPPORTED: dict[str, str] = {  # by `model_type`
     "apertus": "its feed-forward parts have an activation of their own (xIELU)",
     "bamba": _RECURRENT,
     "bert": "it is an encoder",
+    **dict.fromkeys(("bart", "mbart", "marian", "m2m_100", "pegasus", "blenderbot", "t5gemma"), _SOURCE),
     "deepseek_ref": "it is DeepSeek-V4 in its authors' own format",
     "deepseek_v32": _SPARSE,
     "deepseek_v4": "its attention runs over compressed keys, and its layers have several residual streams",
@@ -116,7 +121,6 @@ UNSUPPORTED: dict[str, str] = {  # by `model_type`
     "phimoe": "its experts are chosen by SparseMixer",
     "rwkv7": "it has no attention",
     "step3p7": "its attention has a gate for each head",
-    "t5": "it has an encoder",
     "whisper": "it reads speech",
 }
 """Why some families do not run that people may try."""

@@ -56,7 +56,8 @@ class GpuKernels(GpuLayers):
     @staticmethod
     def fit(spec: ModelSpec) -> bool:
         """See `Kernels`: dense decoders with attention in every layer."""
-        return spec.hidden_size % SIZES == 0 and all(map(_fits, spec.layers))
+        is_alone = spec.source is None
+        return is_alone and spec.hidden_size % SIZES == 0 and all(map(_fits, spec.layers))
 
     def padded(self, rows: int) -> int:
         """See `LayoutOps`."""

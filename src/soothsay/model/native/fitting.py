@@ -17,6 +17,8 @@ MAX_ROW = 1024
 
 def fits(spec: ModelSpec) -> bool:
     """Whether the kernels can compute a model of these sizes."""
+    if spec.source is not None:
+        return False
     sizes = [spec.hidden_size]
     for layer in spec.layers:
         sizes += [] if layer.input is None else [layer.input.size]

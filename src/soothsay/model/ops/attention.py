@@ -43,6 +43,26 @@ class AttentionOps:
         Returns:
             `[N, H_q * d]` float32.
         """
+        return self._attended(q, kv, batch, softcap, window, sinks)
+
+    def attend_relative(self, q: Tensor, kv: Tensor, batch: Batch, table: Tensor) -> Tensor:
+        """`attend`, with numbers that are added to scores by the distance from a row to its key.
+
+        `table` has them, `[H_q, 2 * most + 1]` float32: for a key that is `most` or more before the row, ...,
+        and `most` or more after it. The first key of each path has position 0.
+        """
+        return self._attended(q, kv, batch, relative=table)
+
+    @staticmethod
+    def _attended(
+        q: Tensor,
+        kv: Tensor,
+        batch: Batch,
+        softcap: float | None = None,
+        window: int | None = None,
+        sinks: Tensor | None = None,
+        relative: Tensor | None = None,
+    ) -> Tensor:
         if len(kv) == 1:
             kv = kv.expand(2, -1, -1)
         heads, d = kv.shape[0] // 2, q.shape[-1]
@@ -57,6 +77,10 @@ class AttentionOps:
             if softcap is not None:
                 scores = torch.tanh(scores / softcap) * softcap
             scores.view(heads, num, m, group, num_keys).add_(lanes.bias[window])
+            if relative is not None:
+                added = _by_distance(relative, batch.positions.index_select(0, lanes.rows), num_keys)
+                added = added.view(heads, group, num, m, num_keys).permute(0, 2, 3, 1, 4)
+                scores.view(heads, num, m, group, num_keys).add_(added)
             if sinks is not None:
                 scores = _after_sinks(scores.view(heads, -1, group, num_keys), sinks).view_as(scores)
             else:
@@ -64,6 +88,13 @@ class AttentionOps:
             out = _weigh(scores, v)  # [H_kv * L, m * G, d]
             outputs.append(out.reshape(heads, num * m, group, d).transpose(0, 1).reshape(num * m, -1))
         return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).index_select(0, batch.lane_rows)
+
+
+def _by_distance(table: Tensor, positions: Tensor, num_keys: int) -> Tensor:
+    """The numbers of a table of `attend_relative` for rows at `positions` `[n]`: `[H_q, n * K]`."""
+    most = table.shape[1] // 2
+    distances = torch.arange(num_keys, device=positions.device) - positions[:, None]
+    return table.index_select(1, (distances.clamp(-most, most) + most).view(-1))
 
 
 def _after_sinks(scores: Tensor, sinks: Tensor) -> Tensor:

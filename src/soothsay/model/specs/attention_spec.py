@@ -22,6 +22,19 @@ class HeadNorms:
 
 
 @dataclass(frozen=True)
+class RelativeSpec:
+    """Each head adds a learned number to a score, by the distance of the key (T5, arXiv 1910.10683).
+
+    Near distances have numbers of their own, farther ones share them in buckets that grow with the distance.
+    """
+
+    buckets: int
+    most: int  # the distance from which on all share one
+    both_ways: bool  # keys after the row have half of the buckets
+    layer: int = 0  # whose numbers they are
+
+
+@dataclass(frozen=True)
 class AttentionSpec:
     """Grouped-query attention with rotary positions."""
 
@@ -42,6 +55,7 @@ class AttentionSpec:
     reads: int | None = None  # Gemma 4: the layer whose keys and values it reads; None: its own
     clip: float | None = None  # OLMo: the largest size of numbers in queries, keys and values
     by_key_head: bool = False  # GPT-NeoX, Falcon: as stored, the rows of each key head stand together
+    relative: RelativeSpec | None = None
 
     @property
     def size(self) -> int:

@@ -126,6 +126,31 @@ class LayerSpec:
 
 
 @dataclass(frozen=True)
+class SequenceLayerSpec(LayerSpec):
+    """A layer of an encoder, or of a decoder that reads what an encoder makes of a source.
+
+    See `soothsay.model.decoder.sequence_block`. The numbers of its heads are those of `mixer`.
+    """
+
+    cross: AttentionSpec | None = None  # reads the source, after the mixer
+    sum_norms: bool = False  # BART: a norm of the stream after each part, in place of one before it
+
+    def num_parameters(self, hidden: int) -> int:
+        """See `LayerSpec`."""
+        return super().num_parameters(hidden) + (
+            0 if self.cross is None else self.cross.num_parameters(hidden)
+        )
+
+
+@dataclass(frozen=True)
+class SourceSpec:
+    """A model reads a source in both directions, and then writes a target (Vaswani et al. 2017)."""
+
+    encoder: ModelSpec  # whose embeddings are the decoder's, and which has no output head
+    start: tuple[int, ...]  # the target's first tokens, which are not generated
+
+
+@dataclass(frozen=True)
 class LayerEmbeddingsSpec:
     """The table of the layers' own embeddings. See `soothsay.model.decoder.layer_embeddings`."""
 
@@ -175,6 +200,7 @@ class ModelSpec:
     head: HeadSpec = field(default=HeadSpec())
     residual_multiplier: float = 1.0  # Granite: what layers add to the stream is multiplied by it
     zero_centred_norms: bool = False  # Gemma: a norm's weight w is stored as w - 1
+    source: SourceSpec | None = None  # an encoder-decoder
 
     @property
     def num_layers(self) -> int:
@@ -272,7 +298,8 @@ class ModelSpec:
         """Weights of the whole model in matrices. Biases and norms are left out."""
         hidden, own = self.hidden_size, self.embedding.layers
         total = self.vocab_size * hidden * (1 if self.head.tied else 2)
-        total += sum(layer.num_parameters(hidden) for layer in self.layers)
+        encoded = () if self.source is None else self.source.encoder.layers
+        total += sum(layer.num_parameters(hidden) for layer in (*self.layers, *encoded))
         if own is not None:  # a table, and its projection
             total += (own.rows + hidden) * own.size * self.num_layers
         total += 0 if self.embedding.positions is None else self.embedding.positions.rows * hidden

@@ -49,6 +49,7 @@ class VerifyPass:
             table=np.arange(cache.num_slots // cache.block_size),
             tree=tree,
             state=0,
+            source=max(context // 2, 1),
         )
 
     @torch.inference_mode()

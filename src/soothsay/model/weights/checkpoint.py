@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -247,6 +248,8 @@ def read_model_config(checkpoint: Checkpoint) -> ModelSpec:
         spec = parse_model_config(checkpoint.config)
     except ModelError as error:
         raise ModelError(f"{checkpoint.path}: {error}") from error
+    if spec.source is not None and "lm_head.weight" in checkpoint.names():
+        spec = replace(spec, head=replace(spec.head, tied=False))  # transformers 5 writes true for all T5
     tensors = len(checkpoint.names())
     modules = spec.num_layers + sum(own.routing.count for own in spec.parts(ExpertsSpec).values())
     if modules > tensors:

@@ -109,6 +109,28 @@ def _renamed(begins: Mapping[str, str], parts: Mapping[str, str] | None = None, 
     return usual | {module.replace("__", "."): (name,) for module, name in own.items()}
 
 
+def _t5(stack: str, mlp: int) -> Names:
+    """The names of a stack, whose feed-forward parts have this place in a layer."""
+    own, across, dense = "layer.0.SelfAttention", "layer.1.EncDecAttention", f"layer.{mlp}.DenseReluDense"
+    return {
+        "embedding": ("shared",),
+        "layers": (f"{stack}.block",),
+        "norm": (f"{stack}.final_layer_norm",),
+        "attention.qkv": (f"{own}.q", f"{own}.k", f"{own}.v"),
+        "attention.o": (f"{own}.o",),
+        "attention.relative": (f"{own}.relative_attention_bias",),
+        "attention_norm": ("layer.0.layer_norm",),
+        "cross.q": (f"{across}.q",),
+        "cross.kv": (f"{across}.k", f"{across}.v"),
+        "cross.o": (f"{across}.o",),
+        "cross_norm": ("layer.1.layer_norm",),
+        "mlp.gate_up": (f"{dense}.wi_0", f"{dense}.wi_1"),
+        "mlp.up": (f"{dense}.wi",),
+        "mlp.down": (f"{dense}.wo",),
+        "mlp_norm": (f"layer.{mlp}.layer_norm",),
+    }
+
+
 _W123 = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 _GEMMA = _renamed({}, mlp_norm="pre_feedforward_layernorm")
 _QWEN3_5 = _renamed({"mlp.shared_experts": "mlp.shared_expert"})
@@ -214,6 +236,8 @@ FAMILY_NAMES: Mapping[str, Names] = {
         mlp_norm="final_layer_norm",
         norm="final_layer_norm",
     ),
+    "t5": _t5("decoder", 2),
+    "t5 encoder": _t5("encoder", 1),
     "hunyuan_v1_dense": _renamed({}, {"q_norm": "query_layernorm", "k_norm": "key_layernorm"}),
 }
 """Names of modules of a family, if they differ from the usual ones."""

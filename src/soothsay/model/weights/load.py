@@ -66,6 +66,8 @@ def load_model(
     names = TensorNames(spec, checkpoint)
     kernels = kernels if isinstance(kernels, Kernels) else chosen_kernels(kernels, spec, device)
     mode = numeric_mode(names, dtype, device, coarse, kernels)
+    if spec.source is not None and layers is not None:
+        raise ModelError(f"{checkpoint.path} has an encoder, so that its layers cannot run in several stages")
     with torch.device("meta"):
         model = Transformer(spec, kernels, layers, mode.kv_dtype(spec, kernels, kv_dtype))
     if not spec.head.tied and mode.format_of(names.all, *names.of("head")) is None:
@@ -127,6 +129,8 @@ def _load_modules(
             model.set_submodule(name, part.load(source, name))
             source.release()
     warn_of_unused(names, source.used, model.own.layers)
+    if names.encoder is not None:
+        warn_of_unused(names.encoder, source.used, range(names.encoder.spec.num_layers))
 
 
 def for_context(spec: ModelSpec, max_context: int | None) -> ModelSpec:

@@ -112,7 +112,9 @@ class NumericMode:
 
     def output(self, module: str, kv_dtype: torch.dtype) -> torch.dtype:
         """Element type of a linear layer's output. Keys and values are rounded once, to that of the pool."""
-        is_exact = module == "head" or (module.endswith(".attention.qkv") and kv_dtype != self.dtype)
+        is_exact = module == "head" or (
+            module.endswith((".attention.qkv", ".cross.kv")) and kv_dtype != self.dtype
+        )
         return torch.float32 if is_exact else self.dtype
 
     def convert(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
@@ -30,8 +32,16 @@ class TensorNames:
         self.layers = self.prefix + self._names["layers"][0]
         """What names of blocks begin with."""
 
+    @cached_property
+    def encoder(self) -> TensorNames | None:
+        """The names of the encoder's tensors, if there is one."""
+        source = self.spec.source
+        return None if source is None else TensorNames(source.encoder, self.checkpoint)
+
     def of(self, module: str) -> list[str]:
         """Names of the tensors, without `.weight` and `.bias`, whose rows in order are those of `module`."""
+        if self.encoder is not None and module.startswith("encoder."):
+            return self.encoder.of(module.removeprefix("encoder."))
         if module == "head":
             if not self.spec.head.tied:
                 return [self._head()]
@@ -47,6 +57,8 @@ class TensorNames:
         mixer = layer.attention
         if part == "attention.qkv" and len(names) == 3 and isinstance(mixer, AttentionSpec):
             names = names[: mixer.projections]
+        if part == "attention.relative" and isinstance(mixer, AttentionSpec) and mixer.relative is not None:
+            number = mixer.relative.layer
         return [f"{self.layers}.{number}.{name}".removesuffix(".") for name in names]
 
     def row_order(self, module: str) -> Tensor | None:

@@ -193,7 +193,8 @@ MEANINGLESS = re.compile(
     r"rotary_emb\.(inv_freq|cos_cached|sin_cached)|(attn|attention)\.(masked_)?bias|[kvq]_(scale|zero_point)|"
     r"[a-z]+put_(scale|zero_point|global_scale)|(weight_)?g_idx|qzeros|weight_(zero_point|shape|format)|"
     r"nbits|group_size|axis|packing|unpack_view_dtype|view_as_float|quant_(scale|zero)|compute_dtype|"
-    r"offload_meta|encoded_state_dict|stores_quant_config|channel_wise|optimize|round_zero"  # of HQQ
+    r"offload_meta|encoded_state_dict|stores_quant_config|channel_wise|optimize|round_zero|"  # of HQQ
+    r"EncDecAttention\.relative_attention_bias\.weight"
 )
 """Ends of names of tensors that repeat the configuration, or serve number formats that are not used here.
 

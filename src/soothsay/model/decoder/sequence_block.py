@@ -1,0 +1,79 @@
+"""Layers of encoder-decoders (Vaswani et al. 2017, arXiv 1706.03762), and the encoder."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from soothsay.model.decoder.decoder_block import DecoderBlock, dtype_of
+from soothsay.model.decoder.layer_pass import LayerPass
+from soothsay.model.decoder.norm import build_norm
+from soothsay.model.decoder.parts import build_mixer, build_mlp
+from soothsay.model.ops.kernels import Kernels
+from soothsay.model.ops.linear import Dense
+from soothsay.model.specs.attention_spec import AttentionSpec
+from soothsay.model.specs.model_spec import SequenceLayerSpec
+
+
+class CrossAttention(nn.Module):
+    """Attention to the keys and values that a layer has made of a source."""
+
+    def __init__(self, spec: AttentionSpec, hidden: int):
+        super().__init__()
+        self.spec, size = spec, spec.size
+        self.q: nn.Module = Dense.random(hidden, spec.heads * size, bias=spec.bias)
+        self.kv: nn.Module = Dense.random(hidden, 2 * spec.kv_heads * size, bias=spec.bias)
+        self.o: nn.Module = Dense.random(spec.heads * size, hidden, bias=spec.o_bias)
+
+    def forward(self, ops: Kernels, x: Tensor, at: LayerPass) -> Tensor:
+        """`[N, hidden] -> [N, hidden]`."""
+        assert at.kv is not None
+        assert at.batch.across is not None
+        q = ops.scale(ops.cast(ops.apply(self.q, x), torch.float32), self.spec.scale)
+        return ops.apply(self.o, ops.attend(ops.heads(q, self.spec.size), at.kv, at.batch.across))
+
+    def read(self, ops: Kernels, encoded: Tensor, kv: Tensor, slots: Tensor) -> None:
+        """Write keys and values of a source's final states `[n, hidden]` to the pool, at `slots` `[n]`."""
+        heads = ops.heads(ops.apply(self.kv, encoded), self.spec.size).float()
+        k, v = ops.split(heads, [self.spec.kv_heads, self.spec.kv_heads])
+        ops.write(k.transpose(0, 1), v.transpose(0, 1), kv, slots)
+
+
+class SequenceBlock(DecoderBlock):
+    """A layer of an encoder or a decoder: parts, one after the other, each of which adds to the stream.
+
+    Each reads the normed stream (T5). Or it reads the stream, and the sum is normed (BART).
+    """
+
+    def __init__(self, spec: SequenceLayerSpec, hidden: int, kernels: Kernels, rope_number: int):
+        super().__init__()
+        assert spec.mixer is not None
+        assert spec.mlp is not None
+        self.rope_number, self.kernels, self.width = rope_number, kernels, hidden
+        self.sum_norms = spec.sum_norms
+        self.attention = build_mixer(spec.mixer, hidden, kernels)
+        self.attention_norm = build_norm(spec.norm, hidden)
+        self.cross = None if spec.cross is None else CrossAttention(spec.cross, hidden)
+        self.cross_norm = None if spec.cross is None else build_norm(spec.norm, hidden)
+        self.mlp = build_mlp(spec.mlp, hidden, spec.norm, kernels)
+        self.mlp_norm = build_norm(spec.norm, hidden)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """See `DecoderBlock`."""
+        return dtype_of(self.attention.o)
+
+    def compute(self, ops: Kernels, x: Tensor, at: LayerPass) -> Tensor:
+        """See `DecoderBlock`."""
+        for part, norm in (
+            (self.attention, self.attention_norm),
+            (self.cross, self.cross_norm),
+            (self.mlp, self.mlp_norm),
+        ):
+            if part is None or norm is None:
+                continue
+            inputs = x if self.sum_norms else ops.norm(x, norm, self.dtype)
+            delta = part(ops, inputs) if part is self.mlp else part(ops, inputs, at)
+            x = ops.add(x, delta, None)
+            x = ops.norm(x, norm, torch.float32) if self.sum_norms else x
+        return x

@@ -1,0 +1,86 @@
+"""Families with an encoder, which reads a source, and a decoder, which writes an answer to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from soothsay.model.families.decoder import activation, norm_eps
+from soothsay.model.families.fields import require
+from soothsay.model.families.layer_fields import Raw, count, heads_of
+from soothsay.model.specs.attention_spec import AttentionSpec, RelativeSpec
+from soothsay.model.specs.feed_forward_spec import DenseSpec
+from soothsay.model.specs.model_spec import HeadSpec, ModelSpec, NormSpec, SequenceLayerSpec, SourceSpec
+from soothsay.model.specs.rope_spec import NO_ROTATION, HeadRotation
+
+T5_PROJECTIONS = {
+    **{"relu": "relu", "gelu_new": "plain_gelu_tanh", "gelu": "plain_gelu"},
+    **{"gated-gelu": "gelu_tanh", "gated-gelu_new": "gelu_tanh", "gated-silu": "silu"},
+}
+"""From `feed_forward_proj` to our activations."""
+
+
+KEYS = {
+    **{"d_model": "hidden_size", "num_layers": "num_hidden_layers", "num_heads": "num_attention_heads"},
+    **{"d_kv": "head_dim", "d_ff": "intermediate_size", "n_positions": "max_position_embeddings"},
+    **{"layer_norm_epsilon": "rms_norm_eps"},
+}
+"""Keys that these families have in place of the usual ones."""
+
+
+def t5(raw: Raw) -> ModelSpec:
+    """T5, T5 1.1, FLAN-T5, UL2: scores are not scaled, and have numbers by distance added."""
+    return _t5({"feed_forward_proj": "relu", **raw}, scaled=_scaled(raw))
+
+
+def mt5(raw: Raw) -> ModelSpec:
+    """mT5: T5 1.1 for many languages."""
+    return _t5({"feed_forward_proj": "gated-gelu", **raw}, scaled=False)
+
+
+def umt5(raw: Raw) -> ModelSpec:
+    """umT5: each layer has numbers of its own by distance."""
+    return _t5({"feed_forward_proj": "gated-gelu", **raw}, scaled=_scaled(raw), shares=False)
+
+
+def _scaled(raw: Raw) -> bool:
+    """Whether logits are divided by the root of the hidden size. Older files do not say so: tied heads do."""
+    return bool(raw.get("scale_decoder_outputs", raw.get("tie_word_embeddings", True)))
+
+
+def _t5(raw: Raw, *, scaled: bool, shares: bool = True) -> ModelSpec:
+    raw = {**raw, **{KEYS[key]: raw[key] for key in raw if key in KEYS}}
+    hidden, (heads, _, size) = int(raw["hidden_size"]), heads_of(raw)
+    norm = NormSpec(norm_eps(raw))
+    plain = AttentionSpec(heads, heads, HeadRotation(NO_ROTATION, size), scale=1.0)
+    kind = activation({"hidden_act": raw["feed_forward_proj"]}, T5_PROJECTIONS)
+    dense = DenseSpec(int(raw["intermediate_size"]), kind)
+    buckets = int(raw.get("relative_attention_num_buckets", 32))
+    most = int(raw.get("relative_attention_max_distance", 128))
+    require(
+        4 <= buckets < 2 * most,
+        f"relative_attention_num_buckets {buckets} does not fit relative_attention_max_distance {most}",
+    )
+
+    def layers(number: int, *, both_ways: bool, cross: AttentionSpec | None) -> Sequence[SequenceLayerSpec]:
+        places = [0 if shares else layer for layer in range(number)]
+        own = [replace(plain, relative=RelativeSpec(buckets, most, both_ways, place)) for place in places]
+        return [SequenceLayerSpec(mixer, dense, norm, cross=cross) for mixer in own]
+
+    encoder = layers(count(raw), both_ways=True, cross=None)
+    decoder = layers(int(raw.get("num_decoder_layers", count(raw))), both_ways=False, cross=plain)
+    head = HeadSpec(bool(raw.get("tie_word_embeddings", True)), scale=hidden**-0.5 if scaled else 1.0)
+    context = 2 * int(raw.get("max_position_embeddings", 512))  # of source and target; it has no limit
+    spec = ModelSpec("t5", int(raw["vocab_size"]), hidden, tuple(decoder), context, norm, head=head)
+    start = int(raw.get("decoder_start_token_id", raw.get("pad_token_id", 0)))
+    return _with_encoder(spec, encoder, (start,))
+
+
+def _with_encoder(spec: ModelSpec, layers: Sequence[SequenceLayerSpec], start: tuple[int, ...]) -> ModelSpec:
+    """A decoder with an encoder of these layers, whose tensors have names of their own."""
+    require(
+        all(0 <= token < spec.vocab_size for token in start),
+        f"decoder_start_token_id {start[0]} is not one of {spec.vocab_size} tokens",
+    )
+    encoder = replace(spec, family=f"{spec.family} encoder", layers=tuple(layers))
+    return replace(spec, source=SourceSpec(encoder, start))
