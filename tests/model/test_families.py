@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -50,6 +50,7 @@ from soothsay.model.ops.linear import InBlocks, Packed
 from soothsay.model.ops.state_space import StateSpace
 from soothsay.model.specs.attention_spec import AttentionSpec, LatentSpec
 from soothsay.model.specs.feed_forward_spec import UNGATED, ExpertsSpec
+from soothsay.model.specs.model_spec import LayerSpec
 from soothsay.model.specs.state_specs import StateSpaceSpec
 from soothsay.model.transformer import Transformer
 from soothsay.model.weights.checkpoint import open_checkpoint
@@ -296,18 +297,6 @@ def test_taps_are_inputs_of_layers(pairs: Pairs, name: str) -> None:
             taps=(0, 1, pair.model.spec.num_layers),
         )
     assert_close([*taps, hidden], pair.expected_states(sequences, (0, 1)))
-
-
-def test_a_short_context_takes_the_short_factors_of_longrope(pairs: Pairs) -> None:
-    """The configured context decides, not a request's length: keys would depend on later tokens."""
-    pair, (sequence,) = pairs("phi4_mini"), random_tokens(np.random.default_rng(5), 32)
-    with torch.no_grad():
-        expected = pair.oracle(torch.tensor([sequence])).logits[0]  # short factors, up to 32 tokens
-    rows = [Rows(array(sequence), 0)]
-    checkpoint = open_checkpoint(pair.directory)
-    for context, is_short in ((32, True), (33, False), (None, False)):
-        model = load_model(checkpoint, "float32", max_context=context)
-        assert ((run(model, rows)[0][0] - expected).abs().max() < TOLERANCE) == is_short
 
 
 def test_dynamic_scaling_ends_where_it_would_begin(pairs: Pairs) -> None:
@@ -583,9 +572,12 @@ def with_scaled_outputs(model: Transformer) -> None:
 def with_sliding_windows(model: Transformer) -> None:
     for block in model.blocks:
         block.attention.window = None if block.attention.window is None else -block.attention.window  # type: ignore[union-attr, operator, assignment]
-    model.spec = model.spec.with_attention(
-        lambda own: replace(own, window=None if own.window is None else -own.window)
-    )
+
+    def sliding(layer: LayerSpec) -> LayerSpec:
+        window = None if layer.window is None else -layer.window
+        return replace(layer, mixer=replace(cast(AttentionSpec, layer.mixer), window=window))
+
+    model.spec = model.spec.with_layers(sliding)
 
 
 def state_spaces(model: Transformer) -> list[StateSpace]:

@@ -36,7 +36,7 @@ from soothsay.model.ops.kernels import Kernels
 from soothsay.model.ops.linear import Dense, normal
 from soothsay.model.specs.attention_spec import ANOTHER_MODEL, AttentionSpec, LatentSpec
 from soothsay.model.specs.feed_forward_spec import ExpertsSpec
-from soothsay.model.specs.model_spec import ModelSpec
+from soothsay.model.specs.model_spec import LayerSpec, ModelSpec
 from soothsay.model.weights.hf_names import names_of
 
 
@@ -173,12 +173,14 @@ def _block(files: DrafterFiles) -> ModelSpec:
     if own.embedding.layers is not None or own.parts(ExpertsSpec) or raw.get("use_double_wide_mlp"):
         raise refusal(files, "it has experts, embeddings for each layer, or wide layers")
 
-    def reading(attention: AttentionSpec) -> AttentionSpec:
+    def reading(layer: LayerSpec) -> LayerSpec:
+        if not isinstance(layer.mixer, AttentionSpec):
+            return layer
         # published assistants see one more token than the target's layers do before the last token
-        window = None if attention.window is None else attention.window + 1
-        return replace(attention, reads=ANOTHER_MODEL, window=window)
+        window = None if layer.window is None else layer.window + 1
+        return replace(layer, mixer=replace(layer.mixer, reads=ANOTHER_MODEL, window=window))
 
-    return own.with_attention(reading)
+    return own.with_layers(reading)
 
 
 def _check_heads(block: ModelSpec, fit: TargetFit) -> None:

@@ -310,12 +310,16 @@ class ModelSpec:
         """The model with each layer changed."""
         return replace(self, layers=tuple(change(layer) for layer in self.layers))
 
-    def with_attention(self, change: Callable[[AttentionSpec], AttentionSpec]) -> ModelSpec:
-        """The model with each layer's attention changed; other mixers stay."""
+    def with_rotations(self, change: Callable[[HeadRotation], HeadRotation]) -> ModelSpec:
+        """The model with the rotation of each part changed that has keys and values."""
 
         def changed(layer: LayerSpec) -> LayerSpec:
-            return (
-                replace(layer, mixer=change(layer.mixer)) if isinstance(layer.mixer, AttentionSpec) else layer
-            )
+            mixer = layer.mixer
+            match mixer:
+                case AttentionSpec() | LatentSpec():
+                    mixer = replace(mixer, rotation=change(mixer.rotation))
+                case BesideStatesSpec(attention=own):
+                    mixer = replace(mixer, attention=replace(own, rotation=change(own.rotation)))
+            return replace(layer, mixer=mixer)
 
         return self.with_layers(changed)

@@ -19,6 +19,7 @@ from soothsay.model.loaded_part import LoadedPart
 from soothsay.model.ops.kernels import Kernels, StockKernels
 from soothsay.model.ops.linear import Dense
 from soothsay.model.specs.model_spec import ModelSpec
+from soothsay.model.specs.rope_spec import HeadRotation
 from soothsay.model.transformer import LocalStage, Transformer
 from soothsay.model.weights.checkpoint import Checkpoint, read_model_config
 from soothsay.model.weights.numeric_mode import BITS, NumericMode, numeric_mode
@@ -136,10 +137,12 @@ def _load_modules(
 def for_context(spec: ModelSpec, max_context: int | None) -> ModelSpec:
     """A model that serves at most `max_context` tokens; None: the model's own limit."""
 
-    if max_context is None or spec.rotation.rope.kind != "longrope":
-        return spec
-    rope = replace(spec.rotation.rope, context=max_context)
-    return spec.with_attention(lambda own: replace(own, rotation=replace(own.rotation, rope=rope)))
+    def serving(own: HeadRotation) -> HeadRotation:
+        if max_context is None or own.rope.kind != "longrope":
+            return own
+        return replace(own, rope=replace(own.rope, context=max_context))
+
+    return spec.with_rotations(serving)
 
 
 def weight_bytes(
