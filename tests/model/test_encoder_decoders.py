@@ -132,6 +132,12 @@ def test_other_numbers_keep_bits_too(t5: Path, dtype: Any, rng: np.random.Genera
             assert (result.token_ids, result.logprobs) == (expected.token_ids, expected.logprobs)
 
 
+def test_adapters_are_refused(t5: Path, tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 4}')
+    with pytest.raises(ModelError, match="encoder-decoders cannot have adapters"):
+        LLM(t5, adapters={"own": tmp_path})
+
+
 def test_texts_and_draft_models_of_other_kinds(t5: Path, tmp_path: Path) -> None:
     tokenizer = word_tokenizer()
     llm = LLM(load(t5), tokenizer=tokenizer, drafter="none", kv_tokens=256, max_context=128)

@@ -40,17 +40,13 @@ class CrossAttention(nn.Module):
 
 
 class SequenceBlock(DecoderBlock):
-    """A layer of an encoder or a decoder: parts, one after the other, each of which adds to the stream.
-
-    Each reads the normed stream (T5). Or it reads the stream, and the sum is normed (BART).
-    """
+    """A layer of an encoder or a decoder: parts in a row, which read the normed stream and add to it."""
 
     def __init__(self, spec: SequenceLayerSpec, hidden: int, kernels: Kernels, rope_number: int):
         super().__init__()
         assert spec.mixer is not None
         assert spec.mlp is not None
         self.rope_number, self.kernels, self.width = rope_number, kernels, hidden
-        self.sum_norms = spec.sum_norms
         self.attention = build_mixer(spec.mixer, hidden, kernels)
         self.attention_norm = build_norm(spec.norm, hidden)
         self.cross = None if spec.cross is None else CrossAttention(spec.cross, hidden)
@@ -72,8 +68,7 @@ class SequenceBlock(DecoderBlock):
         ):
             if part is None or norm is None:
                 continue
-            inputs = x if self.sum_norms else ops.norm(x, norm, self.dtype)
+            inputs = ops.norm(x, norm, self.dtype)
             delta = part(ops, inputs) if part is self.mlp else part(ops, inputs, at)
             x = ops.add(x, delta, None)
-            x = ops.norm(x, norm, torch.float32) if self.sum_norms else x
         return x

@@ -133,7 +133,6 @@ class SequenceLayerSpec(LayerSpec):
     """
 
     cross: AttentionSpec | None = None  # reads the source, after the mixer
-    sum_norms: bool = False  # BART: a norm of the stream after each part, in place of one before it
 
     def num_parameters(self, hidden: int) -> int:
         """See `LayerSpec`."""

@@ -132,6 +132,8 @@ class AdapterFiles:
 
         Raises `ModelError` if it adapts what the model does not have, or what no adapter may change here.
         """
+        if model.spec.source is not None:
+            raise ModelError("encoder-decoders cannot have adapters; merge one into the model's files")
         names = TensorNames(model.spec, checkpoint)
         with torch.device("meta"):
             plain = Transformer(model.spec)
