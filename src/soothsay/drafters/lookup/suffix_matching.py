@@ -9,7 +9,6 @@ other, as with agents.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -36,11 +35,8 @@ OWN_DOUBT, MEMORY_DOUBT, STORE_DOUBT = 2.0, 8.0, 16.0
 in ended requests of its tenant, and in a store. A request repeats its own text more often. With these
 values, estimated and measured acceptance are close, with sibyl and with SmolLM2."""
 
-LIKELY = (0.12, 0.25, 0.5)
-"""Estimated probabilities of the likeliest next token that separate one kind of draft from the next."""
-
-FIRST_GAINS = (0.0, 0.06, 0.18, 0.36, 0.72)
-"""Initial estimate of a draft's right nodes, by kind: its first token. What comes after it is learned."""
+SAMPLED_GAIN = 0.4
+"""Right nodes for each token of a match if the request samples. Greedy answers have one for each token."""
 
 PIECE = 512
 """Maximum number of tokens of ended requests that a step reads before it drafts. It bounds the delay of a
@@ -210,19 +206,15 @@ class Suffix(SignalingDrafter, RememberingDrafter[TextMemory]):
         left = PIECE
         for tenant in dict.fromkeys(request.tenant for request in requests):
             left -= self.memories[tenant].read(left)
-        return [
-            self._grown(request, min(request.max_nodes, self.max_nodes), request.max_depth)
-            for request in requests
-        ]
+        return [self._propose(request) for request in requests]
 
     def signal(self, request: Request) -> int:
-        """How likely the next token is: 1, and 1 more for each of `LIKELY` reached; 0 without a match."""
-        tree = self._grown(request, 2, 1)
-        return 1 + sum([math.exp(tree.scores[1]) >= least for least in LIKELY]) if len(tree) > 1 else 0
+        """The bit length of the longest match's length."""
+        return self._matches(request).longest.bit_length()
 
     def first_gain(self, signal: int, sampled: bool) -> float:
-        """The probability of its first token."""
-        return FIRST_GAINS[signal]
+        """About as many nodes as the match has tokens: measured with SmolLM2."""
+        return 2.0 ** (signal - 1) * (SAMPLED_GAIN if sampled else 1.0)
 
     def release(self, request: Request) -> None:
         """Keep the text of an ended request. A preempted request keeps its automaton."""
@@ -278,9 +270,9 @@ class Suffix(SignalingDrafter, RememberingDrafter[TextMemory]):
                 memory.add(text)
         return memory
 
-    def _grown(self, request: Request, nodes: int, depth: int) -> DraftTree:
-        """The likeliest continuations, of `nodes` nodes at most."""
+    def _propose(self, request: Request) -> DraftTree:
         tree = DraftTree(request.last_token)
+        nodes, depth = min(request.max_nodes, self.max_nodes), request.max_depth
         if nodes > 1 and depth > 0:
             matches = self._matches(request)
             if matches.longest:
