@@ -280,7 +280,7 @@ def test_chat_divides_thoughts_from_the_answer(
     class Said(list[Piece]):
         choice = conversation.llm.generate(PROMPT, GREEDY).choices[0]
 
-    def stream(_ids: list[int], given: SamplingParams, drafter: object) -> Said:
+    def stream(_ids: list[int], given: SamplingParams, drafter: object, adapter: object) -> Said:
         params.append(given)
         texts = ("<th", "ink>\nHe says ", "hello.</th", "ink>\n\nHello, ", "you!")
         return Said(Piece(0, text) for text in texts)
