@@ -23,11 +23,15 @@ WORKFLOW = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_
 
 
 def done(*command: str | Path, folder: Path) -> str:
-    """Run a command in a folder, on the packages of its own. Returns what it prints; fails with that."""
+    """Run a command in a folder, on the packages of its own. Returns what it prints; fails with that.
+
+    A wheel gets the kernels of all instruction sets, as with `make dist`.
+    """
     result = subprocess.run(
         [*map(str, command)],
         cwd=folder,
-        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        | {"SOOTHSAY_KERNELS": "all"},
         capture_output=True,
         text=True,
         check=False,
