@@ -42,7 +42,7 @@ def test_scales_of_any_exponent() -> None:
 
 
 def test_all_scales_of_nvfp4() -> None:
-    """Of the 128 positive ones, the last is no number. llama.cpp takes 0."""
+    """All 128 positive ones. The last is no number, and llama.cpp takes 0 for it."""
     data = random_blocks("NVFP4", 1, 64 * 32)
     data.view(32, 36)[:, :4] = torch.arange(128).view(32, 4)
     expected = torch.from_numpy(dequantize(data.numpy(), GGMLQuantizationType.NVFP4)).float()
@@ -98,7 +98,7 @@ def test_blocks_of_numbers_that_are_none_are_read() -> None:
 
 @pytest.mark.parametrize("kind", DECODERS)
 def test_memory_of_loaded_weights_is_known(kind: str) -> None:
-    """Of a type whose integers are widened, too: those of grids take 4 bits, and those of base 3 take 2."""
+    """Widened integers count as they are kept: those of grids take 4 bits, and those of base 3 take 2."""
     weight = decode(kind, random_blocks(kind, 128, IN))
     layer = NativeKernels("portable").linear(weight, None, torch.float32)
     assert isinstance(layer, NativeLinear)
@@ -123,7 +123,7 @@ def test_types_that_are_widened_are_named() -> None:
 
 
 def test_each_expert_has_its_factor() -> None:
-    """Of a stack in NVFP4; else one factor is that of all."""
+    """A stack of experts in NVFP4 may have a factor for each of them, or one for all."""
     data = random_blocks("NVFP4", 6, 64).numpy()
     stack = Stored("NVFP4", (3, 2, 64), 0, data.nbytes, Path("model"), factors=(1.0, 0.5, 3.0))
     plain = decode("NVFP4", torch.from_numpy(data)).dequantize().view(3, 2, 64)

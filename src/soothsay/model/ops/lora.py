@@ -39,7 +39,7 @@ class Adapter:
     """A loaded adapter of a model."""
 
     digest: str
-    """Of its files."""
+    """Identifies its files."""
     parts: Parts
     recorded: RecordedBlocks | None
     """Runs the blocks of a pass whose rows all have this adapter; None: the kernels record nothing."""
