@@ -19,11 +19,10 @@ from torch import Tensor, nn
 from soothsay.core.batch import Rows
 from soothsay.model.decoder.blocks import Block, unrecord
 from soothsay.model.formats.compressed_tensors import Scheme
-from soothsay.model.formats.weight_format import Reader
+from soothsay.model.formats.weight_format import STAY_PLAIN, Reader
 from soothsay.model.ops.linear import Dense
 from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.transformer import Transformer
-from soothsay.model.weights.numeric_mode import STAY_PLAIN
 from soothsay.model.weights.quantized import Quantized
 from soothsay.model.weights.tensor_names import TensorNames
 

@@ -12,7 +12,7 @@ from blocks import HALVES, random_blocks
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
-from soothsay.model.formats.gguf_blocks import DECODERS, BlockRows, GGUFFormat, decode, loaded
+from soothsay.model.formats.gguf_blocks import DECODERS, BlockRows, decode, gguf_format, loaded
 from soothsay.model.formats.gguf_tensors import Stored
 from soothsay.model.native.library import VARIANTS
 from soothsay.model.native.native_kernels import NativeKernels
@@ -119,7 +119,7 @@ def stored_bytes(kind: str) -> float:
 
 def test_types_that_are_widened_are_named() -> None:
     types = {"a.weight": "IQ2_XS", "b.weight": "Q4_0", "c.weight": "IQ2_XS"}
-    assert GGUFFormat(types, lambda name: None, 1).name == "GGUF's IQ2_XS (in 4 bits), Q4_0"  # type: ignore[arg-type, return-value]
+    assert gguf_format(types, lambda name: None, 1).name == "GGUF's IQ2_XS (in 4 bits), Q4_0"  # type: ignore[arg-type, return-value]
 
 
 def test_each_expert_has_its_factor() -> None:

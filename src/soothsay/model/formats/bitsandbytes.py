@@ -6,14 +6,22 @@ NF4, and the double quantization of its scales: Dettmers et al. 2023, QLoRA, arX
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from soothsay.model.formats.weight_format import FLAGS, Reader, Settings, checked, in_rows, unpack
+from soothsay.model.formats.weight_format import (
+    FLAGS,
+    Reader,
+    Settings,
+    WeightFormat,
+    grouped,
+    in_rows,
+    one_layout,
+    unpack,
+)
 from soothsay.model.weights.quantized import Quantized
 
 STEPS = {"nf4": 112, "fp4": 120}
@@ -27,67 +35,46 @@ MAX_STATE = 4096
 """Limit of the JSON object beside a weight, in bytes. It has 10 entries."""
 
 
-@dataclass(frozen=True, slots=True)
-class BitsAndBytes:
-    """The format of bitsandbytes. Blocks of 4-bit weights run through all rows."""
+def bitsandbytes(settings: Settings) -> WeightFormat:
+    """The format of bitsandbytes. Raises `ModelError` for an unknown setting."""
+    if settings.one_of("load_in_8bit", FLAGS, default=False):
+        return one_layout("INT8 (bitsandbytes)", 8, ("weight", "SCB"), _int8, mark="SCB")
+    settings.one_of("load_in_4bit", {True: True})
+    kind = settings.one_of("bnb_4bit_quant_type", {one: one for one in STEPS}, default="fp4")
+    nested = settings.one_of("bnb_4bit_use_double_quant", FLAGS, default=False)
+    suffixes = ["", f".quant_state.bitsandbytes__{kind}", ".quant_map", ".absmax"]
+    suffixes += [".nested_quant_map", ".nested_absmax"] if nested else []  # scales are quantized too
+    return one_layout(
+        f"{kind.upper()} (bitsandbytes, values rounded to 1 / {STEPS[kind]})",
+        4,
+        [f"weight{suffix}" for suffix in suffixes],
+        partial(_four_bits, kind, nested),
+        mark="weight.absmax",
+    )
 
-    path: Path
-    kind: str  # nf4, fp4 or int8
-    nested: bool  # scales are quantized too
 
-    @classmethod
-    def of(cls, settings: Settings) -> BitsAndBytes:
-        """Read the configuration. Raises `ModelError` for an unknown setting."""
-        if settings.one_of("load_in_8bit", FLAGS, default=False):
-            return cls(settings.path, "int8", nested=False)
-        settings.one_of("load_in_4bit", {True: True})
-        kind = settings.one_of("bnb_4bit_quant_type", {one: one for one in STEPS}, default="fp4")
-        return cls(settings.path, kind, settings.one_of("bnb_4bit_use_double_quant", FLAGS, default=False))
+def _int8(read: Reader) -> Quantized | Tensor:
+    values, scales = read("weight").view(torch.uint8) ^ 128, read("SCB").float()[:, None] / 127
+    return grouped(8, None, values, scales)
 
-    @property
-    def name(self) -> str:
-        """See `WeightFormat`."""
-        rounded = "" if self.kind == "int8" else f", values rounded to 1 / {STEPS[self.kind]}"
-        return f"{self.kind.upper()} (bitsandbytes{rounded})"
 
-    @property
-    def bits(self) -> int:
-        """See `WeightFormat`."""
-        return 8 if self.kind == "int8" else 4
-
-    def holds(self, names: frozenset[str], module: str) -> bool:
-        """See `WeightFormat`."""
-        return f"{module}.{'SCB' if self.kind == 'int8' else 'weight.absmax'}" in names
-
-    def tensors(self, module: str) -> list[str]:
-        """See `WeightFormat`."""
-        if self.kind == "int8":
-            return [f"{module}.weight", f"{module}.SCB"]
-        suffixes = [f".quant_state.bitsandbytes__{self.kind}", ".quant_map", ".absmax"]
-        suffixes += [".nested_quant_map", ".nested_absmax"] if self.nested else []
-        return [f"{module}.weight{suffix}" for suffix in ("", *suffixes)]
-
-    def read(self, read: Reader, module: str) -> Quantized | Tensor:
-        """See `WeightFormat`."""
-        packed, *rest = (read(name) for name in self.tensors(module))
-        if self.kind == "int8":
-            values, scales = packed.view(torch.uint8) ^ 128, rest[0].float()[:, None] / 127
-            return checked(f"{self.path}: {module}", 8, None, values, scales, None)
-        state, table, largest, *nested = rest
-        stated = _State(state)
-        out, size = stated.whole("shape", 0), stated.whole("shape", 1)
-        data = packed.contiguous().view(torch.uint8).flatten()
-        if table.shape != (16,) or not table.abs().max() <= 1 or 2 * len(data) != out * size:
-            raise ValueError(f"{len(data):,} bytes for {[out, size]}, values {list(table.shape)}")
-        if nested:
-            codes, scales = (tensor.float() for tensor in nested)
-            count = len(largest)
-            blocks = in_rows(scales, stated.whole("nested_blocksize"), 1, count).flatten()
-            block = count // len(blocks)
-            largest = codes[largest.long()] * blocks.repeat_interleave(block) + stated.number("nested_offset")
-        scales = in_rows(largest.float(), stated.whole("blocksize"), out, size) / STEPS[self.kind]
-        values = unpack(data[None], 4).view(-1, 2).flip(-1).view(out, size)  # the first in the upper half
-        return Quantized(4, values, scales.contiguous(), table=table.float() * STEPS[self.kind])
+def _four_bits(kind: str, nested: bool, read: Reader) -> Quantized:
+    """Blocks of weights run through all rows."""
+    state = _State(read(f"weight.quant_state.bitsandbytes__{kind}"))
+    table, largest = read("weight.quant_map"), read("weight.absmax")
+    out, size = state.whole("shape", 0), state.whole("shape", 1)
+    data = read("weight").contiguous().view(torch.uint8).flatten()
+    if table.shape != (16,) or not table.abs().max() <= 1 or 2 * len(data) != out * size:
+        raise ValueError(f"{len(data):,} bytes for {[out, size]}, values {list(table.shape)}")
+    if nested:
+        codes, scales = read("weight.nested_quant_map").float(), read("weight.nested_absmax").float()
+        count = len(largest)
+        blocks = in_rows(scales, state.whole("nested_blocksize"), 1, count).flatten()
+        block = count // len(blocks)
+        largest = codes[largest.long()] * blocks.repeat_interleave(block) + state.number("nested_offset")
+    scales = in_rows(largest.float(), state.whole("blocksize"), out, size) / STEPS[kind]
+    values = unpack(data[None], 4).view(-1, 2).flip(-1).view(out, size)  # the first in the upper half
+    return Quantized(4, values, scales.contiguous(), table=table.float() * STEPS[kind])
 
 
 class _State:

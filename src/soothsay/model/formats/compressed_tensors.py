@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,9 +14,11 @@ from soothsay.errors import ModelError
 from soothsay.model.formats.weight_format import (
     FLAGS,
     REORDERED,
+    Layout,
     Reader,
     Settings,
-    checked,
+    WeightFormat,
+    grouped,
     kind,
     pack,
     unpack,
@@ -48,27 +49,25 @@ class Scheme:
         """For people."""
         return kind(self.bits, self.group_size) + REORDERED * self.reordered
 
-    def tensors(self, module: str) -> list[str]:
-        """See `WeightFormat`."""
+    @property
+    def layout(self) -> Layout:
+        """The tensors of a weight."""
         suffixes = ["weight_packed", "weight_shape"] if self.packed else ["weight"]
-        suffixes += ["weight_scale"]
-        suffixes += [] if self.symmetric else ["weight_zero_point"]
-        suffixes += ["weight_g_idx"] if self.reordered else []
-        return [f"{module}.{suffix}" for suffix in suffixes]
+        zeros, groups = ["weight_zero_point"] * (not self.symmetric), ["weight_g_idx"] * self.reordered
+        return Layout((*suffixes, "weight_scale", *zeros, *groups), self.decode)
 
-    def read(self, read: Reader, module: str, path: Path) -> Quantized | Tensor:
-        """See `WeightFormat`."""
-        held = {name.removeprefix(f"{module}."): read(name) for name in self.tensors(module)}
-        zeros = held.get("weight_zero_point")
+    def decode(self, read: Reader) -> Quantized | Tensor:
+        """See `Layout`."""
+        zeros = None if self.symmetric else read("weight_zero_point")
         if self.packed:
-            out, size = (int(number) for number in held["weight_shape"])
-            values = unpack(held["weight_packed"], self.bits)[:, :size]
+            out, size = (int(number) for number in read("weight_shape"))
+            values = unpack(read("weight_packed"), self.bits)[:, :size]
             zeros = None if zeros is None else unpack(zeros.t(), self.bits).t()[:out]
         else:
-            values = held["weight"].view(torch.uint8) ^ 128  # from -128..127 to 0..255
+            values = read("weight").view(torch.uint8) ^ 128  # from -128..127 to 0..255
             zeros = None if zeros is None else zeros.view(torch.uint8) ^ 128
-        scales, groups = held["weight_scale"], held.get("weight_g_idx")
-        return checked(f"{path}: {module}", self.bits, self.group_size, values, scales, zeros, groups)
+        groups = read("weight_g_idx") if self.reordered else None
+        return grouped(self.bits, self.group_size, values, read("weight_scale"), zeros, groups)
 
     def write(self, weight: Quantized, module: str) -> dict[str, Tensor]:
         """The tensors of a symmetric weight by name. Scales are rounded to bfloat16."""
@@ -107,77 +106,49 @@ class Scheme:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class CompressedTensors:
-    """The schemes of a checkpoint, by module."""
+def compressed_tensors(settings: Settings) -> WeightFormat:
+    """The format of a checkpoint of integers. Raises `ModelError` for an unknown setting."""
+    if settings.values.get("transform_config"):
+        raise settings.refusal("compressed-tensors with a transform_config")
+    if settings.part("sparsity_config").values.get("format", "dense") != "dense":
+        raise settings.refusal("compressed-tensors with a sparsity_config")
+    schemes = []  # targets and their scheme
+    for name, group in settings.part("config_groups").values.items():
+        if not isinstance(group, Mapping) or not isinstance(group.get("weights"), Mapping):
+            raise settings.refusal(f"compressed-tensors, where config group {name!r} has no 'weights'")
+        stored = group.get("format") or settings.values.get("format")
+        weights = Settings({**group["weights"], "format": stored}, settings.path)
+        schemes.append((_targets(settings, group.get("targets") or []), _read_scheme(weights)))
+    if not schemes:
+        raise settings.refusal("compressed-tensors without config_groups")
 
-    path: Path
-    schemes: tuple[tuple[tuple[str, ...], Scheme], ...]  # targets and their scheme
+    def layout(module: str) -> Layout:
+        """Of the scheme that names `module`, else of the scheme for all linear layers."""
+        named = (own for targets, own in schemes if any(_names(target, module) for target in targets))
+        general = (own for targets, own in schemes if "Linear" in targets)
+        if (scheme := next(named, None) or next(general, None)) is None:
+            raise ModelError(
+                f"{settings.path}: in quantization_config, no config group has {module} for a target"
+            )
+        return scheme.layout
 
-    @classmethod
-    def of(cls, settings: Settings) -> CompressedTensors:
-        """Read the configuration. Raises `ModelError` for an unknown setting."""
-        if settings.values.get("transform_config"):
-            raise settings.refusal("compressed-tensors with a transform_config")
-        if settings.part("sparsity_config").values.get("format", "dense") != "dense":
-            raise settings.refusal("compressed-tensors with a sparsity_config")
-        schemes = []
-        for name, group in settings.part("config_groups").values.items():
-            if not isinstance(group, Mapping) or not isinstance(group.get("weights"), Mapping):
-                raise settings.refusal(f"compressed-tensors, where config group {name!r} has no 'weights'")
-            stored = group.get("format") or settings.values.get("format")
-            weights = Settings({**group["weights"], "format": stored}, settings.path)
-            schemes.append((_targets(settings, group.get("targets") or []), cls._read_scheme(weights)))
-        if not schemes:
-            raise settings.refusal("compressed-tensors without config_groups")
-        return cls(settings.path, tuple(schemes))
+    kinds = dict.fromkeys(scheme.name for _, scheme in schemes)
+    bits = min(8 if scheme.reordered else scheme.bits for _, scheme in schemes)
+    return WeightFormat(f"{' and '.join(kinds)} (compressed-tensors)", bits, "weight_scale", layout)
 
-    @staticmethod
-    def _read_scheme(settings: Settings) -> Scheme:
-        packed = settings.one_of("format", {"pack-quantized": True, "int-quantized": False})
-        settings.one_of("type", {"int": "int"}, default="int")
-        settings.one_of("strategy", {"group": "group", "channel": "channel"})
-        in_order = dict.fromkeys((None, False, "weight", "static"), False)
-        return Scheme(
-            bits=settings.one_of("num_bits", {2: 2, 4: 4, 8: 8} if packed else {8: 8}),
-            group_size=settings.group_size(),
-            packed=packed,
-            symmetric=settings.one_of("symmetric", FLAGS, default=True),
-            reordered=settings.one_of("actorder", in_order | dict.fromkeys((True, "group", "dynamic"), True)),
-        )
 
-    @property
-    def name(self) -> str:
-        """See `WeightFormat`."""
-        kinds = dict.fromkeys(scheme.name for _, scheme in self.schemes)
-        return f"{' and '.join(kinds)} (compressed-tensors)"
-
-    @property
-    def bits(self) -> int:
-        """See `WeightFormat`."""
-        return min(8 if scheme.reordered else scheme.bits for _, scheme in self.schemes)
-
-    def holds(self, names: frozenset[str], module: str) -> bool:
-        """See `WeightFormat`."""
-        return f"{module}.weight_scale" in names
-
-    def tensors(self, module: str) -> list[str]:
-        """See `WeightFormat`."""
-        return self._scheme(module).tensors(module)
-
-    def read(self, read: Reader, module: str) -> Quantized | Tensor:
-        """See `WeightFormat`."""
-        return self._scheme(module).read(read, module, self.path)
-
-    def _scheme(self, module: str) -> Scheme:
-        """The scheme that names `module`, else the scheme for all linear layers."""
-        for targets, scheme in self.schemes:
-            if any(_names(target, module) for target in targets):
-                return scheme
-        for targets, scheme in self.schemes:
-            if "Linear" in targets:
-                return scheme
-        raise ModelError(f"{self.path}: in quantization_config, no config group has {module} for a target")
+def _read_scheme(settings: Settings) -> Scheme:
+    packed = settings.one_of("format", {"pack-quantized": True, "int-quantized": False})
+    settings.one_of("type", {"int": "int"}, default="int")
+    settings.one_of("strategy", {"group": "group", "channel": "channel"})
+    in_order = dict.fromkeys((None, False, "weight", "static"), False)
+    return Scheme(
+        bits=settings.one_of("num_bits", {2: 2, 4: 4, 8: 8} if packed else {8: 8}),
+        group_size=settings.group_size(),
+        packed=packed,
+        symmetric=settings.one_of("symmetric", FLAGS, default=True),
+        reordered=settings.one_of("actorder", in_order | dict.fromkeys((True, "group", "dynamic"), True)),
+    )
 
 
 def _targets(settings: Settings, targets: Any) -> tuple[str, ...]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from soothsay.model.formats.weight_format import Reader, unpack
+from soothsay.model.formats.weight_format import Reader, one_layout, unpack
 from soothsay.model.weights.quantized import Quantized, table_of
 
 FP4_VALUES = table_of(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
@@ -30,58 +28,54 @@ def fp4_scales(scales: Tensor) -> tuple[Tensor, int]:
     return scales.float() / 2, 16
 
 
-@dataclass(frozen=True, slots=True)
-class FP4:
-    """A format of floats of 4 bits. Tensors are named by suffixes.
+def fp4_weight(
+    read: Reader, values: str, scales: str, whole: str = "", *, divides: bool = False
+) -> Quantized:
+    """A weight of floats of 4 bits, of tensors with these suffixes.
 
-    Values are uint8, two in a byte, the first in its lower half: `[out, in / 2]`, or `[out, groups, 16]` in
-    gpt-oss. Scales are `[out, groups]`: uint8 (E8M0) for 32 inputs (MXFP4), or E4M3 for 16 (NVFP4).
+    Args:
+        read: reads a tensor.
+        values: uint8, two in a byte, the first in its lower half: `[out, in / 2]`, or `[out, groups, 16]` in
+            gpt-oss.
+        scales: `[out, groups]`: uint8 (E8M0) for 32 inputs (MXFP4), or E4M3 for 16 (NVFP4).
+        whole: a factor of the whole weight, one number; empty: there is none.
+        divides: scales are divided by the factor.
+
+    Raises `ValueError` if shapes do not fit each other.
     """
-
-    name: str
-    values: str
-    scales: str
-    whole: str | None = None
-    """A factor of the whole weight, one number."""
-
-    is_divisor: bool = False
-    """Scales are divided by the factor."""
-
-    bits: int = 4
-
-    def holds(self, names: frozenset[str], module: str) -> bool:
-        """See `WeightFormat`."""
-        return f"{module}.{self.whole or self.values}" in names
-
-    def tensors(self, module: str) -> list[str]:
-        """See `WeightFormat`."""
-        return [f"{module}.{suffix}" for suffix in (self.values, self.scales, self.whole) if suffix]
-
-    def read(self, read: Reader, module: str) -> Quantized:
-        """See `WeightFormat`."""
-        packed, stored, *whole = (read(name) for name in self.tensors(module))
-        scales, group = fp4_scales(stored)
-        values = packed.flatten(1)
-        if values.shape != (len(stored), stored.shape[1] * group // 2) or packed.dtype != torch.uint8:
-            raise ValueError(
-                f"values {list(packed.shape)} {packed.dtype}, scales {list(stored.shape)} {stored.dtype}"
-            )
-        for factor in whole:
-            one = factor.float().reshape(())
-            scales = scales / one if self.is_divisor else scales * one
-        return Quantized(4, unpack(values, 4), scales, table=FP4_VALUES)
+    packed, stored = read(values), read(scales)
+    factors, group = fp4_scales(stored)
+    flat = packed.flatten(1)
+    if flat.shape != (len(stored), stored.shape[1] * group // 2) or packed.dtype != torch.uint8:
+        raise ValueError(
+            f"values {list(packed.shape)} {packed.dtype}, scales {list(stored.shape)} {stored.dtype}"
+        )
+    if whole:
+        one = read(whole).float().reshape(())
+        factors = factors / one if divides else factors * one
+    return Quantized(4, unpack(flat, 4), factors, table=FP4_VALUES)
 
 
-EXPERTS = FP4("MXFP4 experts", "blocks", "scales")
+EXPERTS = one_layout(
+    "MXFP4 experts",
+    4,
+    ("blocks", "scales"),
+    lambda read: fp4_weight(read, "blocks", "scales"),
+    usual=lambda module: ".experts." in module,
+)
 """The format that gpt-oss declares, for experts alone. Other layers are plain."""
 
+_PACKED = "weight_packed", "weight_scale"
 PACKED = {
-    "mxfp4-pack-quantized": FP4("MXFP4 (compressed-tensors)", "weight_packed", "weight_scale"),
-    "nvfp4-pack-quantized": FP4(
-        "NVFP4 (compressed-tensors)", "weight_packed", "weight_scale", "weight_global_scale", is_divisor=True
+    "mxfp4-pack-quantized": one_layout(
+        "MXFP4 (compressed-tensors)", 4, _PACKED, lambda read: fp4_weight(read, *_PACKED)
+    ),
+    "nvfp4-pack-quantized": one_layout(
+        "NVFP4 (compressed-tensors)",
+        4,
+        (*_PACKED, "weight_global_scale"),
+        lambda read: fp4_weight(read, *_PACKED, "weight_global_scale", divides=True),
+        mark="weight_global_scale",
     ),
 }
 """By the `format` of compressed-tensors."""
-
-MODELOPT = FP4("NVFP4 (ModelOpt)", "weight", "weight_scale", "weight_scale_2")
-"""The format of NVIDIA's Model Optimizer."""

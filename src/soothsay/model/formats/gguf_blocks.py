@@ -21,7 +21,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 from torch import Tensor
 
 from soothsay.model.formats.four_bit_floats import FP4_VALUES, mxfp4_scales
-from soothsay.model.formats.weight_format import Reader
+from soothsay.model.formats.weight_format import Layout, WeightFormat
 from soothsay.model.weights.quantized import Kind, Quantized, table_of
 
 NON_LINEAR = table_of(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -316,30 +316,25 @@ DECODERS: dict[str, Decode] = {one.__name__[1:].upper(): one for one in _ALL}
 """By GGML's names."""
 
 
-@dataclass(frozen=True)
-class GGUFFormat:
-    """The blocks of a GGUF file. See `WeightFormat`."""
+def gguf_format(
+    types: Mapping[str, str], open: Callable[[str], BlockRows], bytes_each: float
+) -> WeightFormat:
+    """The blocks of a GGUF file.
 
-    types: Mapping[str, str]  # by the tensor's name
-    open: Callable[[str], BlockRows]  # the tensor of this name
-    bytes_each: float  # of a weight, on average
-
-    bits: int = 8
-
-    @property
-    def name(self) -> str:
-        """The types of the blocks, the most common first, and the bits of those that are widened."""
-        widened = {kind: loaded(kind)[0] for kind, _ in Counter(self.types.values()).most_common()}
-        return f"GGUF's {', '.join(f'{k} (in {bits} bits)' if bits else k for k, bits in widened.items())}"
-
-    def holds(self, names: frozenset[str], module: str) -> bool:
-        """See `WeightFormat`."""
-        return f"{module}.weight" in self.types
-
-    def tensors(self, module: str) -> list[str]:
-        """See `WeightFormat`."""
-        return [f"{module}.weight"]
-
-    def read(self, read: Reader, module: str) -> BlockRows:
-        """See `WeightFormat`."""
-        return self.open(f"{module}.weight")
+    Args:
+        types: by the tensor's name.
+        open: returns the tensor of a name.
+        bytes_each: of a weight, on average.
+    """
+    # the types of the blocks, the most common first, and the bits of those that are widened
+    widened = {kind: loaded(kind)[0] for kind, _ in Counter(types.values()).most_common()}
+    named = (f"{kind} (in {bits} bits)" if bits else kind for kind, bits in widened.items())
+    return WeightFormat(
+        f"GGUF's {', '.join(named)}",
+        8,
+        "weight",
+        lambda module: Layout(("weight",), lambda read: open(f"{module}.weight")),
+        usual=lambda module: True,
+        quantized=types,
+        bytes_each=bytes_each,
+    )

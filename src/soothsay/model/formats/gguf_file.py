@@ -19,7 +19,7 @@ from torch import Tensor
 from soothsay.errors import ModelError
 from soothsay.model.families.fields import checked_fields
 from soothsay.model.formats.gguf_architectures import architecture_of, read_config
-from soothsay.model.formats.gguf_blocks import DECODERS, GGUFFormat, loaded
+from soothsay.model.formats.gguf_blocks import DECODERS, gguf_format, loaded
 from soothsay.model.formats.gguf_gemma_keys import gemma4_rotations
 from soothsay.model.formats.gguf_header import TensorPlace, read_parts
 from soothsay.model.formats.gguf_metadata import LONGROPE_FACTORS, ROPE_DIVISORS, Metadata, read_rope_scaling
@@ -110,7 +110,7 @@ class GGUFCheckpoint:
         types = {name: tensor.kind for name, tensor in blocks.items()}
         counts = {name: math.prod(tensor.shape) for name, tensor in blocks.items()}
         each = sum(loaded(types[name])[1] * count for name, count in counts.items()) / sum(counts.values())
-        return GGUFFormat(types, lambda name: blocks[name].blocks(map_file), each)
+        return gguf_format(types, lambda name: blocks[name].blocks(map_file), each)
 
     def num_bytes(self) -> int:
         """Size of all parts in bytes."""

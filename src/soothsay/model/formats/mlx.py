@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from soothsay.model.formats.four_bit_floats import FP4_VALUES, fp4_scales
-from soothsay.model.formats.weight_format import WIDTHS, Reader, Settings, kind, unpack
+from soothsay.model.formats.weight_format import WIDTHS, Layout, Reader, Settings, WeightFormat, kind, unpack
 from soothsay.model.weights.quantized import Kind, Quantized
 
 
@@ -51,8 +51,7 @@ class PackedRows:
         return self.take(rows).dequantize()
 
 
-@dataclass(frozen=True, slots=True)
-class Scheme:
+class Scheme(NamedTuple):
     """How a weight is stored: `weight` `[out, in * bits / 32]` uint32, and its factors.
 
     `scales` and `biases` are `[out, groups]`: `weight = scale * integer + bias`.
@@ -69,8 +68,7 @@ class Scheme:
         widths = settings.one_of("mode", modes, default="affine")
         bits = settings.one_of("bits", {width: width for width in widths}, default=4)
         sizes = {size: size for size in (16, 32, 64, 128)}
-        is_affine = widths is WIDTHS
-        return cls(bits, settings.one_of("group_size", sizes, default=64), is_affine)
+        return cls(bits, settings.one_of("group_size", sizes, default=64), widths is WIDTHS)
 
     @property
     def name(self) -> str:
@@ -79,61 +77,39 @@ class Scheme:
             return f"FP4, groups of {self.group_size}"
         return kind(self.bits, self.group_size)
 
-
-@dataclass(frozen=True, slots=True)
-class MLX:
-    """The format of MLX. Embeddings are quantized too."""
-
-    path: Path
-    usual: Scheme
-    own: Mapping[str, Scheme]  # of single modules
-
-    @classmethod
-    def of(cls, settings: Settings) -> MLX:
-        """Read the configuration. Raises `ModelError` for an unknown setting."""
-        mode = settings.values.get("mode", "affine")
-        parts = {name: value for name, value in settings.values.items() if isinstance(value, Mapping)}
-        own = {
-            name: Scheme.of(Settings({"mode": mode, **part}, settings.path)) for name, part in parts.items()
-        }
-        return cls(settings.path, Scheme.of(settings), own)
-
-    @property
-    def name(self) -> str:
-        """See `WeightFormat`."""
-        kinds = dict.fromkeys(scheme.name for scheme in (self.usual, *self.own.values()))
-        return f"{' and '.join(kinds)} (MLX)"
-
-    @property
-    def bits(self) -> int:
-        """See `WeightFormat`."""
-        return min(WIDTHS[scheme.bits] for scheme in (self.usual, *self.own.values()))
-
-    def holds(self, names: frozenset[str], module: str) -> bool:
-        """See `WeightFormat`."""
-        return f"{module}.scales" in names
-
-    def tensors(self, module: str) -> list[str]:
-        """See `WeightFormat`."""
-        suffixes = ["weight", "scales"] + ["biases"] * self._scheme(module).is_affine
-        return [f"{module}.{suffix}" for suffix in suffixes]
-
-    def read(self, read: Reader, module: str) -> PackedRows:
-        """See `WeightFormat`."""
-        words, scales, *biases = (read(name) for name in self.tensors(module))
-        scheme = self._scheme(module)
-        size = words.shape[1] * 32 / scheme.bits
-        expected = len(words), size / scheme.group_size
+    def decode(self, read: Reader) -> PackedRows:
+        """See `Layout`."""
+        words, scales, *biases = map(read, self.layout.suffixes)
+        size = words.shape[1] * 32 / self.bits
+        expected = len(words), size / self.group_size
         shapes = [tuple(part.shape) for part in (scales, *biases)]
         if words.dtype != torch.uint32 or words.ndim != 2 or any(shape != expected for shape in shapes):
-            raise ValueError(
-                f"words {list(words.shape)} {words.dtype}, {shapes}, {scheme.group_size} a group"
-            )
+            raise ValueError(f"words {list(words.shape)} {words.dtype}, {shapes}, {self.group_size} a group")
         if not biases:
             scales, group = fp4_scales(scales)
-            if group != scheme.group_size:
-                raise ValueError(f"groups of {scheme.group_size}")
-        return PackedRows(scheme.bits, words, scales, biases[0] if biases else None)
+            if group != self.group_size:
+                raise ValueError(f"groups of {self.group_size}")
+        return PackedRows(self.bits, words, scales, biases[0] if biases else None)
 
-    def _scheme(self, module: str) -> Scheme:
-        return self.own.get(re.sub(r"\.experts\.\d+\.", ".switch_mlp.", module), self.usual)
+    @property
+    def layout(self) -> Layout:
+        """The tensors of a weight."""
+        return Layout(("weight", "scales", *["biases"] * self.is_affine), self.decode)
+
+
+def mlx(settings: Settings) -> WeightFormat:
+    """The format of MLX. Embeddings are quantized too. Raises `ModelError` for an unknown setting."""
+    mode, usual = settings.values.get("mode", "affine"), Scheme.of(settings)
+    own = {  # of single modules
+        name: Scheme.of(Settings({"mode": mode, **part}, settings.path))
+        for name, part in settings.values.items()
+        if isinstance(part, Mapping)
+    }
+    schemes = [usual, *own.values()]
+    kinds = dict.fromkeys(scheme.name for scheme in schemes)
+
+    def layout(module: str) -> Layout:
+        return own.get(re.sub(r"\.experts\.\d+\.", ".switch_mlp.", module), usual).layout
+
+    bits = min(WIDTHS[scheme.bits] for scheme in schemes)
+    return WeightFormat(f"{' and '.join(kinds)} (MLX)", bits, "scales", layout)

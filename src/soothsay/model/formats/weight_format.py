@@ -7,10 +7,10 @@ integers of 4 or 8 bits into 32-bit words. They differ in the axis and the order
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,32 +33,81 @@ WIDTHS = {2: 2, 3: 4, 4: 4, 5: 5, 6: 6, 8: 8}
 REORDERED = ", int8 in groups of 32 where inputs are reordered"
 """What the name of a format says of weights whose groups are not runs of inputs."""
 
+STAY_PLAIN = (".router", ".kv_b", ".shared_gate", ".attention.gates")
+"""Linear layers that are not rounded: gates and routers, and those of each head in latent attention."""
 
-class WeightFormat(Protocol):
+
+def usually_quantized(module: str) -> bool:
+    """Whether checkpoints usually store the layer that we call `module` quantized."""
+    return module != "head" and not module.endswith(STAY_PLAIN)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a weight is stored."""
+
+    suffixes: tuple[str, ...]
+    """Ends of the names of its tensors, after the module's and a dot."""
+
+    decode: Callable[[Reader], QuantizedRows | Tensor]
+    """Makes the weight of these tensors, which it reads by their suffixes: in integers; in float32 if it is
+    floats, or if its groups are no runs. Raises `ValueError`, or an error of torch, if they make none."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFormat:
     """How a checkpoint stores its quantized weights."""
 
-    @property
-    def name(self) -> str:
-        """Bits, group size and origin of the format, for people."""
+    name: str
+    """Bits, group size and origin of the format, for people."""
 
-    @property
-    def bits(self) -> int:
-        """2, 4 or 8: the fewest bits to which the other weights of such a checkpoint may be rounded.
+    bits: int
+    """2, 4 or 8: the fewest bits to which the other weights of such a checkpoint may be rounded.
 
-        Floats that `read` returns are rounded to these when they are loaded as integers.
-        """
+    Floats that `read` returns are rounded to these when they are loaded as integers."""
+
+    mark: str
+    """Suffix of the tensor that a quantized module has."""
+
+    layout: Callable[[str], Layout]
+    """The layout of a module."""
+
+    usual: Callable[[str], bool] = usually_quantized
+    """Whether checkpoints usually store the layer that we call so in this format."""
+
+    quantized: Collection[str] | None = None
+    """Names of the tensors that count as marks; None: all that the checkpoint has."""
+
+    bytes_each: float | None = None
+    """Memory of a weight on average, if layers have types of their own, which `name` lists."""
+
+    are_fp8: bool = False
+    """Weights are floats of 8 bits. As integers of 8 bits, they take as much memory."""
 
     def holds(self, names: frozenset[str], module: str) -> bool:
         """Whether a checkpoint with tensors `names` stores `module` quantized. If not, it has a `.weight`."""
+        return f"{module}.{self.mark}" in (names if self.quantized is None else self.quantized)
 
     def tensors(self, module: str) -> list[str]:
         """Names of the tensors that `read` reads."""
+        return [f"{module}.{suffix}" for suffix in self.layout(module).suffixes]
 
     def read(self, read: Reader, module: str) -> QuantizedRows | Tensor:
-        """The weight of `module`, in integers; in float32 if it is floats or its groups are no runs.
+        """The weight of `module`; see `Layout.decode`."""
+        return self.layout(module).decode(lambda suffix: read(f"{module}.{suffix}"))
 
-        Raises `ModelError` if shapes do not fit each other.
-        """
+
+def one_layout(
+    name: str,
+    bits: int,
+    suffixes: Sequence[str],
+    decode: Callable[[Reader], QuantizedRows | Tensor],
+    mark: str = "",
+    **own: Any,
+) -> WeightFormat:
+    """A format in which all weights have one layout. The mark is the first suffix if none is given."""
+    layout = Layout(tuple(suffixes), decode)
+    return WeightFormat(name, bits, mark or suffixes[0], lambda module: layout, **own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,19 +179,17 @@ def unpack(words: Tensor, bits: int) -> Tensor:
     return values.bitwise_and_(2**bits - 1).flatten(1)
 
 
-def checked(
-    where: str,
+def grouped(
     bits: int,
     group_size: int | None,
     values: Tensor,
     scales: Tensor,
-    zeros: Tensor | None,
+    zeros: Tensor | None = None,
     groups: Tensor | None = None,
 ) -> Quantized | Tensor:
     """The weight of these tensors. Integers of 3 bits are widened to 4.
 
     Args:
-        where: path and module, for error messages.
         bits: of an integer.
         group_size: inputs in a group; None: all.
         values: `[out, in]` uint8.
@@ -151,25 +198,20 @@ def checked(
         groups: `[in]`, the group of each input; None: groups are runs of inputs. If they are not, the weight
             is in float32, since kernels need runs.
 
-    Raises `ModelError` if shapes do not fit each other.
+    Raises `ValueError` if shapes do not fit each other.
     """
     out, size = values.shape
     count = 1 if group_size is None else size / group_size
     expected = (out, count)  # a fraction equals no shape
-    shapes = {"scales": scales.shape} | ({} if zeros is None else {"zero points": zeros.shape})
-    for what, shape in shapes.items():
-        if tuple(shape) != expected:
-            raise ModelError(
-                f"{where}: integers {[out, size]} and {what} {list(shape)} do not make a weight "
-                f"of {kind(bits, group_size)}; the file is damaged, or config.json belongs to another model"
+    for what, factors in (("scales", scales), ("zero points", zeros)):
+        if factors is not None and tuple(factors.shape) != expected:
+            raise ValueError(
+                f"integers {[out, size]}, {what} {list(factors.shape)}, {kind(bits, group_size)}"
             )
     if groups is not None and not torch.equal(groups.long(), torch.arange(size) // (group_size or size)):
         groups = groups.long()
         if groups.shape != (size,) or groups.min() < 0 or groups.max() >= count:
-            raise ModelError(
-                f"{where}: its {list(groups.shape)} inputs are not in groups 0 to {count - 1:.0f}; the file "
-                "is damaged"
-            )
+            raise ValueError(f"its {list(groups.shape)} inputs are not in groups 0 to {count - 1:.0f}")
         middle = 2 ** (bits - 1) if zeros is None else zeros.float()[:, groups]
         return (values.float() - middle) * scales.float()[:, groups]
     if zeros is None:  # the middle moves with the width

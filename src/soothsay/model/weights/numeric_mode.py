@@ -14,10 +14,8 @@ from torch import Tensor, nn
 from soothsay import __version__
 from soothsay.config import DType, KVDType
 from soothsay.errors import ModelError
-from soothsay.model.formats.declared import FP8, open_format
-from soothsay.model.formats.four_bit_floats import EXPERTS
-from soothsay.model.formats.gguf_blocks import GGUFFormat
-from soothsay.model.formats.weight_format import WeightFormat
+from soothsay.model.formats.declared import open_format
+from soothsay.model.formats.weight_format import STAY_PLAIN, WeightFormat
 from soothsay.model.ops.kernels import Kernels
 from soothsay.model.ops.linear import Dense, Packed, multiplies_bfloat16
 from soothsay.model.specs.attention_spec import LatentSpec
@@ -32,9 +30,6 @@ GROUP_SIZES = (32, 16)
 
 Activations are rounded in the same groups. Real models have channels of large activations, and those in the
 same group lose their precision (docs/log.md)."""
-
-STAY_PLAIN = (".router", ".kv_b", ".shared_gate", ".attention.gates")
-"""Linear layers that are not rounded: gates and routers, and those of each head in latent attention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +70,7 @@ class NumericMode:
         if self.stored_bits is None:
             return dtype
         kinds = [self.stored.name] if self.stored is not None and self.keeps_integers else []
-        if self.bits is not None or not isinstance(self.stored, GGUFFormat):  # whose name says all
+        if self.bits is not None or self.stored is None or self.stored.bytes_each is None:
             kinds.append("plain" if self.bits is None else f"int{self.bits}")
         return f"{' beside '.join(kinds)} weights, int8 activations, {dtype} between"
 
@@ -85,10 +80,7 @@ class NumericMode:
 
     def usual_format(self, module: str) -> WeightFormat | None:
         """The format in which checkpoints usually store the layer we call `module`; None: it is plain."""
-        if self.stored == EXPERTS:
-            return self.stored if ".experts." in module else None
-        is_plain = module == "head" or module.endswith(STAY_PLAIN)
-        return None if is_plain and not isinstance(self.stored, GGUFFormat) else self.stored
+        return self.stored if self.stored is not None and self.stored.usual(module) else None
 
     def bits_of(self, module: str, held: WeightFormat | None = None) -> int | None:
         """Bits of a linear layer whose weight was floats, plain or `held` in a format; None: it stays plain.
@@ -103,7 +95,7 @@ class NumericMode:
     def bytes_of(self, module: str, linear: Dense, held: WeightFormat | None) -> int:
         """Memory of a linear layer's weights in bytes, scales included. `held`: see `bits_of`."""
         out, size = linear.weight.shape
-        if isinstance(held, GGUFFormat) and self.keeps_integers:
+        if held is not None and held.bytes_each is not None and self.keeps_integers:
             return int(out * size * held.bytes_each)
         bits = self.bits_of(module, held)
         if bits is None:
@@ -154,7 +146,7 @@ def group_size(size: int) -> int | None:
 
 def check_bits(stored: WeightFormat, dtype: str, path: Path) -> None:
     """Raises `ModelError` if `dtype` asks for integers of fewer bits than a checkpoint's own have."""
-    if BITS[dtype] < stored.bits and not isinstance(stored, FP8):
+    if BITS[dtype] < stored.bits and not stored.are_fp8:
         raise ModelError(
             f"{path} is stored as {stored.name}, which cannot become {dtype} without further loss; leave "
             "dtype at auto, or quantize the model that it was made from"
@@ -186,7 +178,7 @@ def numeric_mode(
     if dtype in DTYPES:
         return NumericMode(DTYPES[dtype], stored=stored)
     bits = BITS.get(dtype)
-    if isinstance(stored, FP8) and bits is None:
+    if stored is not None and stored.are_fp8 and bits is None:
         if not on_cpu:
             return NumericMode(torch.bfloat16, stored=stored)
         warnings.warn(
