@@ -29,6 +29,7 @@ from soothsay.model.decoder.rope import QueryGrowth, Rope
 from soothsay.model.native.experts import ACTIVATIONS as NATIVE_ACTIVATIONS
 from soothsay.model.ops.delta_rule import Recurrence
 from soothsay.model.ops.kernels import Kernels
+from soothsay.model.ops.operands import HeadForm, Scoring
 from soothsay.model.ops.state_space import StateSpace
 from soothsay.model.specs.feed_forward_spec import RoutingSpec
 from soothsay.model.specs.rope_spec import HeadRotation, QueryGrowthSpec, RopeSpec
@@ -94,16 +95,17 @@ def test_heads_that_are_normed_turned_and_kept(
 ) -> None:
     """Queries, and the rows of the pool."""
     rope, norms, kept = Rope(HeadRotation(RopeSpec(), 32)), (norm(32), norm(32)), kept or dtype
+    form, growth = HeadForm(0.3, norms, norms[0]), QueryGrowth(QueryGrowthSpec(0.3, 100, 4000))
 
     def run(x: Tensor) -> Tensor:
         positions = (x[:, 0].float().abs() * 1000).long()
-        growth = QueryGrowth(QueryGrowthSpec(0.3, 100, 4000))(positions)
         cos, sin = rope(positions)
         pool = torch.zeros(4, len(x), row_size(32, kept), dtype=kept)
         heads = x.reshape(len(x), 7, 32)
-        q = kernels.rotate_store(heads, norms, (cos, sin), 0.3, pool, torch.arange(len(x)), norms[0])
+        q = kernels.rotate_store(heads, (cos, sin), pool, torch.arange(len(x)), form)
+        q = kernels.grow(q, growth.factors, growth.span, growth.shift, positions)
         pooled = pool.view(torch.uint8).transpose(0, 1).flatten(1)
-        return torch.cat([(q * growth).flatten(1), cos[:, 0], sin[:, 0], pooled.float()], -1)
+        return torch.cat([q.flatten(1), cos[:, 0], sin[:, 0], pooled.float()], -1)
 
     assert_row_bits(run, torch.randn(64, 7 * 32).to(dtype), strided=kernels is STOCK)
 
@@ -129,7 +131,7 @@ def test_attention(kernels: Kernels, dtype: torch.dtype, kind: str) -> None:
             Rows(np.array([1]), int(lengths[n]), tables[40 * n : 40 * n + 40], DraftTree(1)) for n in numbers
         ]
         batch = Batch.pack(requests, block_size=block, group=group, ops=kernels)
-        return kernels.attend(x.view(len(x), heads * group, d), kv, batch, **options)
+        return kernels.attend(x.view(len(x), heads * group, d), kv, batch, Scoring(**options))
 
     rows = torch.randn(64, heads * group * d)
     rows[:, 0] = torch.arange(64) / 64  # the request's number
@@ -181,15 +183,13 @@ RULE = DeltaSpec(key_heads=2, value_heads=4, key_size=32, value_size=48, taps=4,
 @pytest.mark.parametrize("rule", [StateSpace(SPACE), Recurrence(RULE)], ids=["space", "delta"])
 def test_rules_of_states(kernels: Kernels, rule: StateSpace | Recurrence) -> None:
     c = rule.spec
-    width = c.channels + (c.size if isinstance(c, StateSpaceSpec) else c.values)
+    width = c.channels + rule.outputs
     rule.requires_grad_(False)
 
     def run(x: Tensor) -> Tensor:
         strands = Strands(tuple(Strand(i, 1, 0, (), slot=WITHIN) for i in range(len(x))))
         rows, gates = x[:, :width], x[:, width:]
-        if isinstance(rule, StateSpace):
-            return kernels.state_space(rows, gates, rule, None, strands)
-        return kernels.delta_rule(rows, gates, rule, None, strands)
+        return kernels.token_rule(rows, gates, rule, None, strands)
 
     assert_row_bits(run, torch.randn(8, width + c.state.gates))
 
@@ -209,7 +209,7 @@ def test_convolutions(kernels: Kernels) -> None:
 LOGITS: dict[str, tuple[int, Run]] = {
     "softcap": (1003, lambda x: finished_logits(x, 0.7, 6.0)),
     "moments": (1003, lambda x: torch.cat(moments(x), -1)),
-    "multipliers": (1003, Multipliers((0.3, 1.7), (3, 1000))),
+    "multipliers": (1003, lambda x: STOCK.scale(x, Multipliers((0.3, 1.7), (3, 1000)).row)),
     "log-probabilities": (
         40001,
         lambda x: torch.from_numpy(best_logprobs(x, [5] * len(x), 4, STOCK.sampling)[2]),

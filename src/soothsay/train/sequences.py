@@ -18,6 +18,7 @@ from soothsay.errors import TrainingError
 from soothsay.model.decoder.blocks import Block
 from soothsay.model.ops.kernels import StockKernels
 from soothsay.model.ops.linear import Dense
+from soothsay.model.ops.operands import PLAIN, Scoring
 from soothsay.model.transformer import Transformer
 from soothsay.model.weights.quantized import Integers, dequantized
 from soothsay.train.examples import Example
@@ -178,19 +179,10 @@ class TrainingKernels(StockKernels):
         own = kv[:, kv.shape[1] - k.shape[1] :]
         own[: len(k)], own[len(k) :] = k, v
 
-    def attend(
-        self,
-        q: Tensor,
-        kv: Tensor,
-        batch: Batch,
-        *,
-        softcap: float | None = None,
-        window: int | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
+    def attend(self, q: Tensor, kv: Tensor, batch: Batch, how: Scoring = PLAIN) -> Tensor:
         """See `Kernels` and `Sequences`."""
         assert isinstance(batch, Sequences)
-        if softcap is not None or window is not None or sinks is not None:
+        if how != PLAIN:
             raise TrainingError(
                 "models with capped attention scores, sliding windows or sinks cannot be trained"
             )

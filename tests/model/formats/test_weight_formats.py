@@ -276,7 +276,7 @@ def test_gptq_in_the_order_of_activations() -> None:
     exact = (values - 8).float().view(8, 3, 16) * scales(8, 3).float().flip(1)[..., None]
     assert torch.equal(weight, exact.view(8, 48))
     for wrong in (torch.full((48,), 3), torch.full((48,), -1), torch.zeros(47, dtype=torch.int32)):
-        with pytest.raises(ValueError, match="its .* inputs are not in groups 0 to 2"):
+        with pytest.raises(ValueError, match=r"its .* inputs are not in groups 0 to 2"):
             read(settings, {**tensors, "g_idx": wrong})
 
 
@@ -390,7 +390,7 @@ def test_tensors_that_do_not_fit_each_other(name: str, change: Callable[[Tensor]
         "weight_zero_point": pack_rows(integers(3, 10, bits=4), 4).t(),
     }
     tensors[name] = change(tensors[name])
-    with pytest.raises(ValueError, match="(scales|zero points) .*int4, groups of 16"):
+    with pytest.raises(ValueError, match=r"(scales|zero points) .*int4, groups of 16"):
         read(compressed(symmetric=False), tensors)
 
 

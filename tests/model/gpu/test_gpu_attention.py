@@ -21,6 +21,7 @@ from soothsay.model.gpu import gpu_layers, gpu_plan
 from soothsay.model.gpu.gpu_layers import GpuLayers
 from soothsay.model.gpu.source import attention
 from soothsay.model.ops.attention import AttentionOps
+from soothsay.model.ops.operands import Scoring
 
 attend = AttentionOps().attend
 
@@ -212,7 +213,10 @@ def test_attention_is_that_of_stock_operations(form: str, monkeypatch: pytest.Mo
     own = torch.full_like(kv, torch.nan)
     own[:, used] = kv[:, used]
     torch.testing.assert_close(
-        ops.attend(q, own, batch, **FORMS[form]), attend(q, kv, stock, **FORMS[form]), rtol=1e-5, atol=2e-6
+        ops.attend(q, own, batch, Scoring(**FORMS[form])),
+        attend(q, kv, stock, Scoring(**FORMS[form])),
+        rtol=1e-5,
+        atol=2e-6,
     )
 
 
@@ -247,11 +251,11 @@ def test_rows_keep_their_bits_when_their_keys_are_committed(form: str, kind: str
     some = range(len(form) % 3, len(every), 3)  # all rows in the three cases
     alone, copied = committed([every[row] for row in some], kv)
     with interpreter.dots(kind):
-        together = ops.attend(q, kv, batch, **FORMS[form])[some]
+        together = ops.attend(q, kv, batch, Scoring(**FORMS[form]))[some]
         ops, batch = packed(alone)
-        assert torch.equal(ops.attend(q[some], copied, batch, **FORMS[form]), together)
+        assert torch.equal(ops.attend(q[some], copied, batch, Scoring(**FORMS[form])), together)
         ops, batch = packed(alone[-1:])
-        assert torch.equal(ops.attend(q[some[-1:]], copied, batch, **FORMS[form]), together[-1:])
+        assert torch.equal(ops.attend(q[some[-1:]], copied, batch, Scoring(**FORMS[form])), together[-1:])
 
 
 @pytest.mark.usefixtures("small")
@@ -268,7 +272,7 @@ def test_rows_keep_their_bits_in_other_tiles(form: str, monkeypatch: pytest.Monk
         ops.programs = programs
         assert isinstance(batch.paths, gpu_plan.AttentionPlan)
         assert (batch.paths.folds > 0) == (fold == 1)
-        results.append(ops.attend(queries(len(batch.tokens)), kv, batch, **FORMS[form]))
+        results.append(ops.attend(queries(len(batch.tokens)), kv, batch, Scoring(**FORMS[form])))
     assert all(torch.equal(result, results[0]) for result in results)
 
 
@@ -296,8 +300,8 @@ def test_sinks_of_any_size() -> None:
     ops, batch = packed([Rows(np.arange(3), 4, np.arange(3), None)])
     q, kv, each = queries(3), pool(torch.bfloat16), torch.ones(HEADS * GROUP)
     none = ops.attend(q, kv, batch)
-    assert torch.equal(ops.attend(q, kv, batch, sinks=each * -torch.inf), none)
-    assert torch.equal(ops.attend(q, kv, batch, sinks=each * 1e4), torch.zeros_like(none))
+    assert torch.equal(ops.attend(q, kv, batch, Scoring(sinks=each * -torch.inf)), none)
+    assert torch.equal(ops.attend(q, kv, batch, Scoring(sinks=each * 1e4)), torch.zeros_like(none))
 
 
 def test_rows_that_fill_a_pass_are_copies_of_the_last_one() -> None:

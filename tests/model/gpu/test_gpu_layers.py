@@ -20,6 +20,7 @@ from soothsay.model.gpu import gpu_layers
 from soothsay.model.gpu.gpu_layers import GpuLayers
 from soothsay.model.gpu.launching import launch
 from soothsay.model.ops.kernels import StockKernels
+from soothsay.model.ops.operands import HeadForm
 from soothsay.model.specs.feed_forward_spec import CLIPPED
 from soothsay.model.specs.model_spec import PositionsSpec
 from soothsay.model.specs.rope_spec import HeadRotation, RopeSpec
@@ -116,7 +117,7 @@ def test_rotated_and_stored_heads(
     def run(ops: GpuLayers | StockKernels, some: list[int]) -> tuple[Tensor, Tensor]:
         kv, turns = kept.clone(), rope(positions[some])
         own = None if keys else 0
-        q = ops.rotate_store(qkv[some], pair, turns, 0.3, kv, slots[some], values, gates=gates, keys=own)
+        q = ops.rotate_store(qkv[some], turns, kv, slots[some], HeadForm(0.3, pair, values, gates, own))
         return q, kv
 
     (q, kv), (stock_q, stock_kv) = run(OURS, [0, 1, 2, 3]), run(STOCK, [0, 1, 2, 3])
@@ -133,7 +134,7 @@ def test_rotated_and_stored_heads(
 def test_a_pool_in_float16_holds_its_largest_number() -> None:
     rope = torch.ones(1, 1, 16), torch.zeros(1, 1, 16)
     kv = torch.zeros(2, 4, 16, dtype=torch.float16)
-    OURS.rotate_store(torch.full((1, 3, 16), -1e6), None, rope, 1.0, kv, torch.tensor([1]))
+    OURS.rotate_store(torch.full((1, 3, 16), -1e6), rope, kv, torch.tensor([1]), HeadForm())
     assert torch.equal(kv[:, 1], torch.full((2, 16), -65504.0, dtype=torch.float16))
 
 
@@ -160,7 +161,7 @@ def test_sums_have_one_order_on_devices(monkeypatch: pytest.MonkeyPatch) -> None
         OURS.add_norm(x[:, 0], x[:, 1], None, norm(64), torch.bfloat16)
         rope = torch.ones(rows, 1, 64), torch.zeros(rows, 1, 64)
         slots = torch.arange(rows)
-        OURS.rotate_store(x, (norm(64), norm(64)), rope, 1.0, torch.zeros(2, rows, 64), slots)
+        OURS.rotate_store(x, rope, torch.zeros(2, rows, 64), slots, HeadForm(norms=(norm(64), norm(64))))
     assert seen[:2] == seen[2:]
     assert not any(sum(addresses) for *_, addresses in seen)
 

@@ -15,6 +15,7 @@ from soothsay.core.kv_rows import written
 from soothsay.core.tree import DraftTree
 from soothsay.model.native.native_kernels import NativeKernels
 from soothsay.model.ops.attention import AttentionOps
+from soothsay.model.ops.operands import Scoring
 
 attend = AttentionOps().attend
 
@@ -84,11 +85,11 @@ def test_equal_to_stock_operations(
     bound = 0.03 if rounded else bounds.get(dtype, 2e-5)
     for window in WINDOWS:
         for softcap in (None, 2.0):
-            expected = attend(q, kv, batch, softcap=softcap, window=window)
-            result = kernels.attend(q, kv, batch, softcap=softcap, window=window)
+            expected = attend(q, kv, batch, Scoring(softcap, window))
+            result = kernels.attend(q, kv, batch, Scoring(softcap, window))
             assert (result - expected).abs().max() < bound
-        expected = attend(q, kv, batch, window=window, sinks=sinks(*heads))
-        result = kernels.attend(q, kv, batch, window=window, sinks=sinks(*heads))
+        expected = attend(q, kv, batch, Scoring(window=window, sinks=sinks(*heads)))
+        result = kernels.attend(q, kv, batch, Scoring(window=window, sinks=sinks(*heads)))
         assert (result - expected).abs().max() < bound
 
 
@@ -100,7 +101,7 @@ def test_a_sink_is_a_key_without_a_value(softcap: float | None) -> None:
     batch = pack([chunk], group)
     q, kv = inputs(2, group, 32, 90, torch.float32)
     own, kept = sinks(2, group, 32), list[float]()
-    result = attend(q, kv, batch, softcap=softcap, window=70, sinks=own).view(90, 6, 32)
+    result = attend(q, kv, batch, Scoring(softcap, 70, own)).view(90, 6, 32)
     for row in (0, 20, 89):
         seen = slice(max(0, row - 69), row + 1)
         for head in range(6):
@@ -118,9 +119,10 @@ def test_sinks_of_any_size(kernels: NativeKernels, dtype: torch.dtype) -> None:
     batch = pack([Rows(np.arange(100), 0, np.arange(NUM_BLOCKS))], 1)
     q, kv = inputs(1, 1, 32, 100, dtype)
     none = kernels.attend(q, kv, batch)
-    assert torch.equal(kernels.attend(q, kv, batch, sinks=torch.tensor([-1e4])), none)
-    assert torch.equal(kernels.attend(q, kv, batch, sinks=torch.tensor([-torch.inf])), none)
-    assert torch.equal(kernels.attend(q, kv, batch, sinks=torch.tensor([1e4])), torch.zeros_like(none))
+    assert torch.equal(kernels.attend(q, kv, batch, Scoring(sinks=torch.tensor([-1e4]))), none)
+    assert torch.equal(kernels.attend(q, kv, batch, Scoring(sinks=torch.tensor([-torch.inf]))), none)
+    hidden = kernels.attend(q, kv, batch, Scoring(sinks=torch.tensor([1e4])))
+    assert torch.equal(hidden, torch.zeros_like(none))
 
 
 @pytest.mark.parametrize("heads", HEADS, ids=shape)
@@ -134,7 +136,7 @@ def test_bits_do_not_depend_on_company_or_threads(
     together = pack(requests, heads[1])
     q, kv = inputs(*heads, len(together.tokens), dtype)
     for own, window in ((None, None), (sinks(*heads), None), (sinks(*heads), 70)):
-        read = partial(kernels.attend, sinks=own, window=window)
+        read = partial(kernels.attend, how=Scoring(window=window, sinks=own))
         expected = read(q, kv, together)
         torch.set_num_threads(2)
         assert torch.equal(read(q, kv, together), expected)
@@ -176,7 +178,8 @@ def test_paths_get_the_same_bits_with_their_common_context_and_each_by_itself(
     q, kv = inputs(*heads, len(together.tokens), dtype)
     for window in WINDOWS:
         for own in (None, sinks(*heads)):
-            results = [kernels.attend(q, kv, batch, window=window, sinks=own) for batch in (together, apart)]
+            how = Scoring(window=window, sinks=own)
+            results = [kernels.attend(q, kv, batch, how) for batch in (together, apart)]
             assert torch.equal(*results)
 
 

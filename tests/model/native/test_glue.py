@@ -18,6 +18,7 @@ from soothsay.model.kernel_sets import best_kernels
 from soothsay.model.native.experts import ACTIVATIONS as NATIVE_ACTIVATIONS
 from soothsay.model.native.native_kernels import NativeKernels, load_native
 from soothsay.model.ops.kernels import StockKernels
+from soothsay.model.ops.operands import HeadForm
 from soothsay.model.specs.attention_spec import LatentSpec
 from soothsay.model.specs.rope_spec import HeadRotation, RopeSpec
 from soothsay.model.transformer import Transformer
@@ -87,8 +88,8 @@ def test_rotate_and_store(
     norms = (random_norm(d), random_norm(d)) if normed else None
     pools = [torch.zeros(2 * keys, 200, row_size(d, kept), dtype=kept) for _ in range(2)]
     centre = torch.randn(keys, d) if kept is torch.int8 else None
-    result = kernels.rotate_store(qkv, norms, rope, 0.3, pools[0], slots, centre=centre)
-    close(result, STOCK.rotate_store(qkv, norms, rope, 0.3, pools[1], slots, centre=centre))
+    result = kernels.rotate_store(qkv, rope, pools[0], slots, HeadForm(0.3, norms, centre=centre))
+    close(result, STOCK.rotate_store(qkv, rope, pools[1], slots, HeadForm(0.3, norms, centre=centre)))
     if kept in INTEGERS:  # which may differ by one
         whole = keys if kept is torch.int16 else 2 * keys  # rows of integers
         if kept is torch.int16:
@@ -100,7 +101,7 @@ def test_rotate_and_store(
     one = [part[5:6].contiguous() for part in rope]
     pool = torch.zeros_like(pools[0])
     alone = kernels.rotate_store(
-        qkv[5:6].contiguous(), norms, (one[0], one[1]), 0.3, pool, slots[5:6].clone(), centre=centre
+        qkv[5:6].contiguous(), (one[0], one[1]), pool, slots[5:6].clone(), HeadForm(0.3, norms, centre=centre)
     )
     assert torch.equal(alone[0], result[5])
     assert torch.equal(pool[:, slots[5]], pools[0][:, slots[5]])

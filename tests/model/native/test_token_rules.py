@@ -71,9 +71,7 @@ class Rule:
         self, kernels: Kernels, rows: Tensor, gates: Tensor, states: LayerStates | None, plan: Strands
     ) -> Tensor:
         """Outputs of rows and gates."""
-        if isinstance(self.weights, StateSpace):
-            return kernels.state_space(rows, gates, self.weights, states, plan)
-        return kernels.delta_rule(rows, gates, self.weights, states, plan)
+        return kernels.token_rule(rows, gates, self.weights, states, plan)
 
 
 def _weights(config: DeltaSpec | StateSpaceSpec) -> Recurrence | StateSpace:

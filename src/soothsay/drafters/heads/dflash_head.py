@@ -23,6 +23,7 @@ from soothsay.model.decoder.norm import RMSNorm
 from soothsay.model.decoder.rope import Rope
 from soothsay.model.ops.kernels import Kernels
 from soothsay.model.ops.linear import Dense
+from soothsay.model.ops.operands import HeadForm
 from soothsay.model.specs.attention_spec import AttentionSpec
 from soothsay.model.specs.feed_forward_spec import DenseSpec
 from soothsay.model.specs.model_spec import ModelSpec
@@ -131,8 +132,8 @@ class ContextAttention(nn.Module):
     def _store(self, heads: Tensor, rope: tuple[Tensor, ...], slots: Tensor, kv: Tensor) -> Tensor:
         norms = None if self.q_norm is None or self.k_norm is None else (self.q_norm, self.k_norm)
         cos, sin = rope
-        scale = self.spec.scale
-        return self.kernels.rotate_store(heads.contiguous(), norms, (cos, sin), scale, kv, slots)
+        form = HeadForm(self.spec.scale, norms)
+        return self.kernels.rotate_store(heads.contiguous(), (cos, sin), kv, slots, form)
 
 
 class RowConvolution(nn.Module):

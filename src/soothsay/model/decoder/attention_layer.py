@@ -17,7 +17,7 @@ from soothsay.model.decoder.rope import QueryGrowth, Rope
 from soothsay.model.loaded_part import FloatPart, LoadedPart, StoredWeights
 from soothsay.model.ops.kernels import Kernels
 from soothsay.model.ops.linear import Dense
-from soothsay.model.ops.operands import Norm
+from soothsay.model.ops.operands import HeadForm, Norm, Scoring
 from soothsay.model.specs.attention_spec import AttentionSpec
 from soothsay.model.specs.state_specs import BesideStatesSpec
 
@@ -118,18 +118,16 @@ class Attention(nn.Module):
             norms = self.unit, self.unit
         kv, own = at.keys(2 * c.kv_heads, c.size, qkv), 0 if self.shares else c.kv_heads
         centre = None if self.centre is None else self.centre.centre
-        held = norms, at.rope, c.scale, kv, at.batch.slots, self.v_norm
-        q = ops.rotate_store(qkv, *held, gates=self.gates, keys=own, centre=centre)
+        form = HeadForm(c.scale, norms, self.v_norm, self.gates, own, centre)
+        q = ops.rotate_store(qkv, at.rope, kv, at.batch.slots, form)
         if self.unit is not None:
             q = ops.heads(ops.scale(ops.flat(q), self._both_weights()), c.size)
         if self.growth is not None:
             g = self.growth
             q = ops.grow(q, g.factors, g.span, g.shift, at.batch.positions)
         sinks = None if self.sinks is None else self.sinks.sinks
-        if self.relative is None:
-            out = ops.attend(q, kv, at.batch, softcap=c.softcap, window=self.window, sinks=sinks)
-        else:
-            out = ops.attend_relative(q, kv, at.batch, self.relative.table)
+        relative = None if self.relative is None else self.relative.table
+        out = ops.attend(q, kv, at.batch, Scoring(c.softcap, self.window, sinks, relative))
         if gates is not None:
             out = ops.sigmoid_gate(out, ops.flat(gates))
         return ops.apply(self.o, out)

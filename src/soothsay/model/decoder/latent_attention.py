@@ -16,6 +16,7 @@ from soothsay.model.decoder.norm import RMSNorm
 from soothsay.model.loaded_part import StoredWeights
 from soothsay.model.ops.kernels import Kernels
 from soothsay.model.ops.linear import Dense
+from soothsay.model.ops.operands import Scoring
 from soothsay.model.specs.attention_spec import LatentSpec
 
 EPS = 1e-6
@@ -105,7 +106,7 @@ class LatentAttention(nn.Module):
         plain, turning = ops.split_heads(queries, [c.plain, c.rotated])
         turned = ops.rotate(ops.cast(turning, float32), at.rope)
         q = ops.scale(ops.cat_heads([self.kv_b.queries(ops, plain), turned], float32), c.scale)
-        out = ops.attend(q, kv, at.batch, softcap=c.softcap, window=self.window)
+        out = ops.attend(q, kv, at.batch, Scoring(c.softcap, self.window))
         kept, _ = ops.split_heads(ops.heads(out, c.rank + c.rotated), [c.rank, c.rotated])
         return ops.apply(self.o, ops.flat(self.kv_b.values(ops, kept)))
 

@@ -71,10 +71,6 @@ class Multipliers(nn.Module):
         self.register_buffer("row", row, persistent=False)
         self.row: Tensor
 
-    def forward(self, x: Tensor) -> Tensor:
-        """`[N, size] -> [N, size]`, same dtype."""
-        return (x * self.row).to(x.dtype)
-
 
 class Vector(FloatPart):
     """A learned vector or small matrix, which stays plain. It has the `name` that it has in checkpoints."""

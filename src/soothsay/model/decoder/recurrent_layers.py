@@ -41,13 +41,13 @@ class DeltaLayer(nn.Module):
     def forward(self, ops: Kernels, x: Tensor, at: LayerPass) -> Tensor:
         """`[N, in] -> [N, hidden]`. Advances the states of the pass by the rows of committed tokens."""
         qkvz, gates = ops.apply(self.qkvz, x), ops.apply(self.gates, x)
-        out = ops.delta_rule(qkvz, gates, self.recurrence, at.states, at.batch.strands)
+        out = ops.token_rule(qkvz, gates, self.recurrence, at.states, at.batch.strands)
         return ops.apply(self.o, out)
 
     def commit(self, states: LayerStates, accepted: Accepted) -> None:
         """Advance states by accepted rows of trees, from the journal."""
         rows, gates = states.journal[accepted.rows], states.gates[accepted.rows]
-        self.kernels.delta_rule(rows, gates, self.recurrence, states, accepted.strands)
+        self.kernels.token_rule(rows, gates, self.recurrence, states, accepted.strands)
 
 
 class StateSpaceLayer(nn.Module):
@@ -72,12 +72,12 @@ class StateSpaceLayer(nn.Module):
             zxbct = ops.scale(zxbct, self.multipliers.row)
         z, xbc, steps = ops.split(zxbct, self.sizes)
         rows = ops.cat([xbc, z], zxbct.dtype)
-        return ops.apply(self.o, ops.state_space(rows, steps, self.rule, at.states, at.batch.strands))
+        return ops.apply(self.o, ops.token_rule(rows, steps, self.rule, at.states, at.batch.strands))
 
     def commit(self, states: LayerStates, accepted: Accepted) -> None:
         """Advance states by accepted rows of trees, from the journal."""
         rows, steps = states.journal[accepted.rows], states.gates[accepted.rows]
-        self.kernels.state_space(rows, steps, self.rule, states, accepted.strands)
+        self.kernels.token_rule(rows, steps, self.rule, states, accepted.strands)
 
 
 class Taps(FloatPart):

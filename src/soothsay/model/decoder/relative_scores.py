@@ -12,7 +12,7 @@ from soothsay.model.specs.attention_spec import RelativeSpec
 
 
 class RelativeScores(LoadedPart):
-    """A layer's numbers, as `AttentionOps.attend_relative` reads them.
+    """A layer's numbers, as `Scoring.relative` has them.
 
     Buckets of distances are found once, when weights are loaded: a pass only looks numbers up.
     """

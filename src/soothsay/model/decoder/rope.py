@@ -51,11 +51,6 @@ class QueryGrowth(nn.Module):
         self.register_buffer("factors", torch.tensor(factors, device="cpu"), persistent=False)
         self.factors: Tensor  # [spans]
 
-    def forward(self, positions: Tensor) -> Tensor:
-        """`[N]` positions -> `[N, 1, 1]`. Positions beyond the model's context have the last factor."""
-        spans = ((positions + self.shift) // self.span).clamp(max=len(self.factors) - 1)
-        return self.factors[spans][:, None, None]
-
 
 def inverse_frequencies(config: RopeSpec, head_dim: int) -> Tensor:
     """`[d / 2]` radians per position, where d are the dimensions that rotate."""

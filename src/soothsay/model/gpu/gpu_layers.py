@@ -15,7 +15,7 @@ from soothsay.model.gpu import gpu_plan
 from soothsay.model.gpu.launching import launch
 from soothsay.model.gpu.source import attention, glue
 from soothsay.model.ops.kernels import Kernels
-from soothsay.model.ops.operands import Norm, Rotation
+from soothsay.model.ops.operands import PLAIN, HeadForm, Norm, Rotation, Scoring
 
 LARGEST_HEAD = 256
 """Numbers of a head that attention's tiles hold. Larger heads take the stock operations."""
@@ -71,51 +71,29 @@ class GpuLayers(Kernels):
         )
         return total, out
 
-    def rotate_store(
-        self,
-        qkv: Tensor,
-        norms: tuple[Norm, Norm] | None,
-        rope: Rotation,
-        scale: float,
-        kv: Tensor,
-        slots: Tensor,
-        value_norm: Norm | None = None,
-        *,
-        gates: int = 0,
-        keys: int | None = None,
-        centre: Tensor | None = None,
-    ) -> Tensor:
+    def rotate_store(self, qkv: Tensor, rope: Rotation, kv: Tensor, slots: Tensor, form: HeadForm) -> Tensor:
         """See `Kernels`. Keys have no centre, since no KV pool here is in int8."""
         qkv, (cos, sin) = aligned(qkv), map(aligned, rope)
         rows, heads, size = qkv.shape
-        keys = kv.shape[0] // 2 if keys is None else keys
-        queries = heads - gates - 2 * keys
+        queries, keys = form.counts(heads, kv)
         q = qkv.new_empty(rows, queries, size, dtype=kv.dtype)
-        weights, eps = zip(*map(_read, (*(norms or (None, None)), value_norm)), strict=True)
+        weights, eps = zip(*map(_read, (*(form.norms or (None, None)), form.value_norm)), strict=True)
         launch(
             *(glue.rotate_store, (rows, cdiv(queries + 2 * keys, HEADS)), qkv, *weights, cos, sin),
-            *(q, kv, slots, kv.shape[1], queries, gates, keys, *eps, scale),
+            *(q, kv, slots, kv.shape[1], queries, form.gates, keys, *eps, form.scale),
             SIZE=size,
             D=next_power_of_2(size),
             HEADS=HEADS,
         )
         return q
 
-    def attend(
-        self,
-        q: Tensor,
-        kv: Tensor,
-        batch: Batch,
-        *,
-        softcap: float | None = None,
-        window: int | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
+    def attend(self, q: Tensor, kv: Tensor, batch: Batch, how: Scoring = PLAIN) -> Tensor:
         """See `Kernels`."""
+        softcap, window, sinks, _ = how
         size, heads = q.shape[-1], len(kv) // 2
         if size > LARGEST_HEAD or not heads:  # one head that is both keys and values
             stock = batch.form(_listed)
-            return super().attend(q.float(), kv, stock, softcap=softcap, window=window, sinks=sinks)
+            return super().attend(q.float(), kv, stock, how)
         plan, numbers = batch.form(gpu_plan.plan_of)
         q = aligned(q)
         rows, all_heads, _ = q.shape

@@ -9,6 +9,7 @@ from torch import Tensor
 from soothsay.core.states import LayerStates
 from soothsay.model.ops.delta_rule import Recurrence
 from soothsay.model.ops.state_space import StateSpace
+from soothsay.model.ops.token_rule import TokenRule
 
 
 class Convolution(Structure):
@@ -81,3 +82,11 @@ class StateSpaceWeights(Structure):
             None if scale is None else scale.data_ptr(),
             *(c.heads, c.groups, c.head_size, c.state_size, c.taps, c.norm_first, weights.eps),
         )
+
+
+def rule_structure(rule: TokenRule) -> tuple[str, Structure]:
+    """The operation of a layer's rule, and its weights, which have to outlive the structure."""
+    if isinstance(rule, Recurrence):
+        return "delta", Delta.of(rule)
+    assert isinstance(rule, StateSpace)
+    return "state_space", StateSpaceWeights.of(rule)

@@ -15,11 +15,10 @@ from soothsay.core.functions import UNGATED
 from soothsay.core.states import LayerStates
 from soothsay.core.strands import Strands
 from soothsay.model.native.experts import ACTIVATIONS
-from soothsay.model.native.native_states import Convolution, Delta, StateSpaceWeights
+from soothsay.model.native.native_states import Convolution, rule_structure
 from soothsay.model.native.program import Reads
-from soothsay.model.ops.delta_rule import Recurrence
-from soothsay.model.ops.operands import Norm, Rotation
-from soothsay.model.ops.state_space import StateSpace
+from soothsay.model.ops.operands import PLAIN, HeadForm, Norm, Rotation, Scoring
+from soothsay.model.ops.token_rule import TokenRule
 
 NOTHING = Reads()
 
@@ -106,49 +105,27 @@ class NativeOperations(ABC):
         self._emit("add_norm", (x, delta, total, out), held, factors=(norm.eps,))
         return total, out
 
-    def rotate_store(
-        self,
-        qkv: Tensor,
-        norms: tuple[Norm, Norm] | None,
-        rope: Rotation,
-        scale: float,
-        kv: Tensor,
-        slots: Tensor,
-        value_norm: Norm | None = None,
-        *,
-        gates: int = 0,
-        keys: int | None = None,
-        centre: Tensor | None = None,
-    ) -> Tensor:
+    def rotate_store(self, qkv: Tensor, rope: Rotation, kv: Tensor, slots: Tensor, form: HeadForm) -> Tensor:
         """See `Kernels`."""
         qkv = self._whole(qkv)
-        keys = kv.shape[0] // 2 if keys is None else keys
-        heads, d = qkv.shape[1:]
-        queries = heads - gates - 2 * keys
+        d, (queries, keys) = qkv.shape[2], form.counts(qkv.shape[1], kv)
         q = self._new(qkv, torch.float32, queries, d)
-        weights = [None, None] if norms is None else [norm.weight for norm in norms]
-        held = *weights, None if value_norm is None else value_norm.weight, centre
-        eps = next((norm.eps for norm in (*(norms or ()), value_norm) if norm is not None), 0.0)
+        own = *(form.norms or (None, None)), form.value_norm
+        held = *(None if norm is None else norm.weight for norm in own), form.centre
+        eps = next((norm.eps for norm in own if norm is not None), 0.0)
         reads = Reads(rope=rope, slots=slots, kv=kv)
-        self._emit("rotate_store", (qkv, q), held, (queries, gates, keys, d), (eps, scale), reads)
+        numbers = queries, form.gates, keys, d
+        self._emit("rotate_store", (qkv, q), held, numbers, (eps, form.scale), reads)
         return q
 
-    def attend(
-        self,
-        q: Tensor,
-        kv: Tensor,
-        batch: Batch,
-        *,
-        softcap: float | None = None,
-        window: int | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
+    def attend(self, q: Tensor, kv: Tensor, batch: Batch, how: Scoring = PLAIN) -> Tensor:
         """See `Kernels`. Keys are read in place."""
+        assert how.relative is None
         queries, d = q.shape[1:]
         heads, values = max(1, kv.shape[0] // 2), kv.shape[0] // 2
         out = self._new(q, torch.float32, queries * d)
-        numbers = heads, values, queries // heads, d, window or 0
-        self._emit("attend", (q, out), (sinks,), numbers, (softcap or 0.0,), Reads(kv=kv, batch=batch))
+        numbers, factors = (heads, values, queries // heads, d, how.window or 0), (how.softcap or 0.0,)
+        self._emit("attend", (q, out), (how.sinks,), numbers, factors, Reads(kv=kv, batch=batch))
         return out
 
     def sigmoid_gate(self, x: Tensor, gates: Tensor) -> Tensor:
@@ -157,65 +134,31 @@ class NativeOperations(ABC):
         self._emit("sigmoid_gate", (x, gates, out))
         return out
 
-    def delta_rule(
-        self,
-        qkvz: Tensor,
-        gates: Tensor,
-        weights: Recurrence,
-        states: LayerStates | None,
-        strands: Strands,
+    def token_rule(
+        self, rows: Tensor, gates: Tensor, rule: TokenRule, states: LayerStates | None, strands: Strands
     ) -> Tensor:
-        """See `Kernels`."""
-        own, c = Delta.of(weights), weights.spec
-        return self._rule("delta", qkvz, gates, own, c.channels, c.values, states, strands)
-
-    def state_space(
-        self, xbcz: Tensor, steps: Tensor, weights: StateSpace, states: LayerStates | None, strands: Strands
-    ) -> Tensor:
-        """See `Kernels`."""
-        own, c = StateSpaceWeights.of(weights), weights.spec
-        return self._rule("state_space", xbcz, steps, own, c.channels, c.size, states, strands)
-
-    def _rule(
-        self,
-        kind: str,
-        rows: Tensor,
-        gates: Tensor,
-        weights: Delta | StateSpaceWeights,
-        channels: int,
-        size: int,
-        states: LayerStates | None,
-        strands: Strands,
-    ) -> Tensor:
-        """Run a rule over `rows`. Without gates of outputs, outputs are of no use, and are not made."""
+        """See `Kernels`. Without gates of outputs, outputs are of no use, and are not made."""
         rows = self._whole(rows)
         gates = self._whole(self.cast(gates, rows.dtype))
-        out = self._new(rows, torch.float32, size) if rows.shape[1] > channels else None
-        self._emit(kind, (rows, gates, out), (weights,), reads=Reads(states=states, strands=strands))
+        out = self._new(rows, torch.float32, rule.outputs) if rows.shape[1] > rule.shape.channels else None
+        kind, held = rule_structure(rule)
+        self._emit(kind, (rows, gates, out), (held,), reads=Reads(states=states, strands=strands))
         return torch.empty(0) if out is None else out
 
     def convolve(self, x: Tensor, taps: Tensor, states: LayerStates | None, strands: Strands) -> Tensor:
         """See `Kernels`."""
-        return self._convolved(x, taps, states, strands, x.shape[1], False)
+        return self._convolved(x, taps, Reads(states=states, strands=strands), is_gated=False)
 
     def gated_convolve(
         self, bcx: Tensor, taps: Tensor, states: LayerStates | None, strands: Strands
     ) -> Tensor:
         """See `Kernels`. It writes to `bcx`."""
-        return self._convolved(bcx, taps, states, strands, bcx.shape[1] // 3, True)
+        return self._convolved(bcx, taps, Reads(states=states, strands=strands), is_gated=True)
 
-    def _convolved(
-        self,
-        x: Tensor,
-        taps: Tensor,
-        states: LayerStates | None,
-        strands: Strands,
-        channels: int,
-        is_gated: bool,
-    ) -> Tensor:
+    def _convolved(self, x: Tensor, taps: Tensor, reads: Reads, *, is_gated: bool) -> Tensor:
         x = self._whole(x)
-        out, held = self._new(x, torch.float32, channels), (Convolution.of(taps),)
-        self._emit("convolve", (x, out), held, (is_gated,), reads=Reads(states=states, strands=strands))
+        out = self._new(x, torch.float32, taps.shape[1])
+        self._emit("convolve", (x, out), (Convolution.of(taps),), (is_gated,), reads=reads)
         return out
 
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:

@@ -12,21 +12,13 @@ from torch import Tensor
 from soothsay.core.batch import Batch
 from soothsay.core.kv_rows import key_products, read_values
 from soothsay.core.paths import KEY_BLOCK
+from soothsay.model.ops.operands import PLAIN, Scoring
 
 
 class AttentionOps:
     """Attention. Kernels may compute it in another way."""
 
-    def attend(
-        self,
-        q: Tensor,
-        kv: Tensor,
-        batch: Batch,
-        *,
-        softcap: float | None = None,
-        window: int | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
+    def attend(self, q: Tensor, kv: Tensor, batch: Batch, how: Scoring = PLAIN) -> Tensor:
         """Softmax attention of each row to its own path.
 
         Args:
@@ -34,35 +26,12 @@ class AttentionOps:
             kv: `[2 * H_kv, S, row]` keys and values of one layer in a KV pool, including those of this pass.
                 `[1, S, d]`: the rows are both keys and values.
             batch: has the keys that each row sees.
-            softcap: smooth bound of the scores' size (Gemma 2).
-            window: a row sees only the last `window` positions, its own included. Negative: see
-                `AttentionSpec`.
-            sinks: `[H_q]` float32, for each head a score of a key without a value, which all rows see (Xiao
-                et al. 2023, arXiv 2309.17453; gpt-oss learns it).
+            how: scores become weights.
 
         Returns:
             `[N, H_q * d]` float32.
         """
-        return self._attended(q, kv, batch, softcap, window, sinks)
-
-    def attend_relative(self, q: Tensor, kv: Tensor, batch: Batch, table: Tensor) -> Tensor:
-        """`attend`, with numbers that are added to scores by the distance from a row to its key.
-
-        `table` has them, `[H_q, 2 * most + 1]` float32: for a key that is `most` or more before the row, ...,
-        and `most` or more after it. The first key of each path has position 0.
-        """
-        return self._attended(q, kv, batch, relative=table)
-
-    @staticmethod
-    def _attended(
-        q: Tensor,
-        kv: Tensor,
-        batch: Batch,
-        softcap: float | None = None,
-        window: int | None = None,
-        sinks: Tensor | None = None,
-        relative: Tensor | None = None,
-    ) -> Tensor:
+        softcap, window, sinks, relative = how
         if len(kv) == 1:
             kv = kv.expand(2, -1, -1)
         heads, d = kv.shape[0] // 2, q.shape[-1]
@@ -91,7 +60,7 @@ class AttentionOps:
 
 
 def _by_distance(table: Tensor, positions: Tensor, num_keys: int) -> Tensor:
-    """The numbers of a table of `attend_relative` for rows at `positions` `[n]`: `[H_q, n * K]`."""
+    """The numbers of `Scoring.relative` for rows at `positions` `[n]`: `[H_q, n * K]`."""
     most = table.shape[1] // 2
     distances = torch.arange(num_keys, device=positions.device) - positions[:, None]
     return table.index_select(1, (distances.clamp(-most, most) + most).view(-1))

@@ -33,7 +33,7 @@ class Recurrence(TokenRule):
 
     def __init__(self, spec: DeltaSpec):
         super().__init__(spec.state, spec.value_heads, spec.value_size, spec.norm_eps)
-        self.spec = spec
+        self.spec, self.outputs = spec, spec.values
 
     def rule(self, device: torch.device) -> Rule:
         """The rule of one token. It needs no memory of its own."""

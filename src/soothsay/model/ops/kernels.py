@@ -21,7 +21,7 @@ from soothsay.core.sampling_ops import SamplingOps
 from soothsay.model.loaded_part import Table
 from soothsay.model.ops.attention import AttentionOps
 from soothsay.model.ops.linear import stock_linear
-from soothsay.model.ops.operands import Mixture, Norm, Ropes, Rotation
+from soothsay.model.ops.operands import HeadForm, Mixture, Norm, Ropes, Rotation
 from soothsay.model.ops.routing import RoutingOps
 from soothsay.model.ops.state_ops import StateOps
 from soothsay.model.specs.feed_forward_spec import CLIPPED
@@ -99,39 +99,21 @@ class Kernels(LayoutOps, AttentionOps, StateOps, RoutingOps):
         x = self.add(x, delta, post)
         return x, self.norm(x, norm, dtype)
 
-    def rotate_store(
-        self,
-        qkv: Tensor,
-        norms: tuple[Norm, Norm] | None,
-        rope: Rotation,
-        scale: float,
-        kv: Tensor,
-        slots: Tensor,
-        value_norm: Norm | None = None,
-        *,
-        gates: int = 0,
-        keys: int | None = None,
-        centre: Tensor | None = None,
-    ) -> Tensor:
+    def rotate_store(self, qkv: Tensor, rope: Rotation, kv: Tensor, slots: Tensor, form: HeadForm) -> Tensor:
         """Rotate queries and keys, and write keys and values to the pool.
 
         Args:
             qkv: `[N, H_q + gates + 2 * keys, d]`.
-            norms: of queries and keys, applied to each head before rotation.
             rope: cosines and sines, `[N, 1, d]` float32, as `Rope` returns them.
-            scale: factor of the queries.
             kv: `[2 * H_kv, S, row]` of a KV pool; written at `slots`.
             slots: `[N]` int64.
-            value_norm: of values, applied to each head.
-            gates: heads after the queries that are left out.
-            keys: heads of keys in `qkv`; None: all that the pool has. 0: nothing is written.
-            centre: `[H_kv, d]` float32, subtracted from rotated keys; None: zeros.
+            form: what else happens to the heads.
 
         Returns:
             `[N, H_q, d]` float32 queries.
         """
-        keys = kv.shape[0] // 2 if keys is None else keys
-        queries = qkv.shape[1] - gates - 2 * keys
+        scale, norms, value_norm, gates, _, centre = form
+        queries, keys = form.counts(qkv.shape[1], kv)
         heads = qkv.float()
         heads = torch.cat([heads[:, :queries], heads[:, queries + gates :]], dim=1) if gates else heads
         qk, v = heads[:, : queries + keys], heads[:, queries + keys :]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -39,3 +39,45 @@ class Mixture(Protocol):
 
     def mixed(self, x: Tensor, scores: Tensor | None = None) -> Tensor:
         """`[N, in] -> [N, in]` float32, of the router's scores `[N, experts]`."""
+
+
+class HeadForm(NamedTuple):
+    """What becomes of the heads of a product, `[N, H_q + gates + 2 * keys, d]`, before they are used."""
+
+    scale: float = 1.0
+    """Factor of the queries."""
+    norms: tuple[Norm, Norm] | None = None
+    """Of queries and keys, applied to each head before rotation."""
+    value_norm: Norm | None = None
+    """Of values, applied to each head."""
+    gates: int = 0
+    """Heads after the queries that are left out."""
+    keys: int | None = None
+    """Heads of keys; None: all that the pool has. 0: nothing is written."""
+    centre: Tensor | None = None
+    """`[H_kv, d]` float32, subtracted from rotated keys; None: zeros."""
+
+    def counts(self, heads: int, kv: Tensor) -> tuple[int, int]:
+        """How many of `heads` are queries, and how many keys, for a KV pool."""
+        keys = kv.shape[0] // 2 if self.keys is None else self.keys
+        return heads - self.gates - 2 * keys, keys
+
+
+class Scoring(NamedTuple):
+    """How scores of keys become weights."""
+
+    softcap: float | None = None
+    """Smooth bound of the scores' size (Gemma 2)."""
+    window: int | None = None
+    """A row sees only the last `window` positions, its own included. Negative: see `AttentionSpec`."""
+    sinks: Tensor | None = None
+    """`[H_q]` float32, for each head a score of a key without a value, which all rows see (Xiao et al. 2023,
+    arXiv 2309.17453; gpt-oss learns it)."""
+    relative: Tensor | None = None
+    """`[H_q, 2 * most + 1]` float32, added to scores by the distance from a row to its key: for a key that is
+    `most` or more before the row, ..., and `most` or more after it. The first key of each path has position
+    0. Stock operations alone compute it."""
+
+
+PLAIN = Scoring()
+"""Scores become weights by a softmax over all keys."""

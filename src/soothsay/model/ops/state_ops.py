@@ -7,63 +7,39 @@ from torch import Tensor
 
 from soothsay.core.states import LayerStates
 from soothsay.core.strands import WITHIN, Strands
-from soothsay.model.ops.delta_rule import Recurrence
-from soothsay.model.ops.state_space import StateSpace
-from soothsay.model.ops.token_rule import run_rows
+from soothsay.model.ops.token_rule import TokenRule, run_rows
 
 
 class StateOps:
     """The rules of layers that keep states. Kernels may compute them in another way."""
 
-    def delta_rule(
-        self,
-        qkvz: Tensor,
-        gates: Tensor,
-        weights: Recurrence,
-        states: LayerStates | None,
-        strands: Strands,
+    def token_rule(
+        self, rows: Tensor, gates: Tensor, rule: TokenRule, states: LayerStates | None, strands: Strands
     ) -> Tensor:
-        """The gated delta rule; see `soothsay.model.ops.delta_rule`.
+        """A rule for each token: the gated delta rule (`soothsay.model.ops.delta_rule`), or Mamba-2
+        (`soothsay.model.ops.state_space`).
 
         Rows that advance a state are taken into `states`. Nodes of a tree go to the journal there.
 
         Args:
-            qkvz: `[N, channels + H_v * d_v]`: queries, keys and values, then the gates of outputs, which may
+            rows: `[N, channels + outputs]`: inputs of the convolution, then the gates of outputs, which may
                 be left out where outputs are not used.
-            gates: `[N, 2 * H_v]`, how much heads change, then how much they keep.
-            weights: the layer's.
+            gates: `[N, gates]`, by which states change.
+            rule: the layer's.
             states: the layer's; None: states live within the pass.
             strands: the rows of each request.
 
         Returns:
-            `[N, H_v * d_v]` float32; of no use without gates of outputs.
+            `[N, outputs]` float32; of no use without gates of outputs.
         """
-        return run_rows(qkvz, gates, weights, states, strands)
-
-    def state_space(
-        self, xbcz: Tensor, steps: Tensor, weights: StateSpace, states: LayerStates | None, strands: Strands
-    ) -> Tensor:
-        """Mamba-2; see `soothsay.model.ops.state_space`. States and the journal change as in `delta_rule`.
-
-        Args:
-            xbcz: `[N, channels + H * d_x]`: x, B and C, then the gates of outputs, which may be left out
-                where outputs are not used.
-            steps: `[N, H]`.
-            weights: the layer's.
-            states: the layer's; None: states live within the pass.
-            strands: the rows of each request.
-
-        Returns:
-            `[N, H * d_x]` float32; of no use without gates of outputs.
-        """
-        return run_rows(xbcz, steps, weights, states, strands)
+        return run_rows(rows, gates, rule, states, strands)
 
     def convolve(self, x: Tensor, taps: Tensor, states: LayerStates | None, strands: Strands) -> Tensor:
         """A causal convolution over the last tokens of a row's own path, channel by channel.
 
         A row's window are the tokens before it: the nodes above it in a tree, then committed tokens. They are
         picked by number, and the products are added tap by tap. So a row's bits do not depend on the rows
-        beside it. States and the journal change as in `delta_rule`.
+        beside it. States and the journal change as in `token_rule`.
 
         Args:
             x: `[N, channels]`, its inputs.

@@ -28,7 +28,7 @@ class StateSpace(TokenRule):
     def __init__(self, spec: StateSpaceSpec):
         size = spec.size if spec.normed else None
         super().__init__(spec.state, spec.heads, size, spec.norm_eps, bias="conv1d.bias", skips="D")
-        self.spec = spec
+        self.spec, self.outputs = spec, spec.size
         self.bias = nn.Parameter(torch.zeros(spec.channels))
         """`[channels]` of the convolution."""
         self.skips = nn.Parameter(torch.ones(spec.heads))

@@ -47,6 +47,9 @@ class TokenRule(FloatPart, ABC):
         stored: further parameters, and their names in checkpoints.
     """
 
+    outputs: int
+    """Numbers of an output row."""
+
     def __init__(self, shape: StateShape, heads: int, size: int | None, eps: float, **stored: str):
         super().__init__("taps", **STORED, **stored)
         self.shape, self.eps = shape, eps
