@@ -35,7 +35,7 @@ from soothsay.core import verify
 from soothsay.core.verify import VERIFIERS
 from soothsay.drafters import registry
 from soothsay.model.weights.checkpoint import open_checkpoint
-from soothsay.model.weights.known_models import bundled_models
+from soothsay.model.weights.hub import bundled_models
 
 PACKAGE = ROOT / "src" / "soothsay"
 DOCS = ROOT / "docs"

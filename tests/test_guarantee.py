@@ -27,8 +27,8 @@ from soothsay.core.request import Request
 from soothsay.core.turn import Turn
 from soothsay.drafters.heads.checkpoints.head_directory import write_head
 from soothsay.model.ops.linear import Dense, stock_linear
+from soothsay.model.specs.attention_spec import QueryGrowthSpec, RopeSpec
 from soothsay.model.specs.model_spec import PositionsSpec
-from soothsay.model.specs.rope_spec import QueryGrowthSpec, RopeSpec
 from soothsay.model.transformer import Transformer
 from soothsay.model.weights.checkpoint import open_checkpoint
 from soothsay.model.weights.load import load_model

@@ -22,7 +22,7 @@ from test_guarantee import PROMPTS, SAMPLED, preempt_often, same, watch
 from soothsay import LLM, Result, SamplingParams
 from soothsay.core.batch import Rows
 from soothsay.core.tenant import Tenant, prefix_digests
-from soothsay.model.weights.known_models import bundled_path
+from soothsay.model.weights.hub import bundled_path
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*guessed right in:UserWarning")  # untrained heads cause it
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from soothsay import LLM, Drafter, DrafterError, EngineConfig, ModelError, SamplingParams
-from soothsay.core.kv_rows import kv_bytes
+from soothsay.core.cache import kv_bytes
 from soothsay.engine.sizing import WORKING_MEMORY, complete_config
 from soothsay.machine import Memory
 from soothsay.model.ops.kernels import StockKernels

@@ -12,8 +12,8 @@ from torch import nn
 
 from soothsay.chat_layout import conversation
 from soothsay.config import DType, EngineConfig, EngineOptions, KVDType
+from soothsay.core.cache import kv_bytes
 from soothsay.core.constraint import Constraint
-from soothsay.core.kv_rows import kv_bytes
 from soothsay.core.params import SamplingParams
 from soothsay.core.request import Request
 from soothsay.core.tenant import EVERYBODY, Tenant

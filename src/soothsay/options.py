@@ -110,7 +110,7 @@ def drafters_like(incomplete: str) -> list[str]:
 
 def models_like(incomplete: str) -> list[str]:
     """Models that a shell may put in place of `incomplete`: names, GGUF files, and directories."""
-    from soothsay.model.weights.known_models import known_models
+    from soothsay.model.weights.hub import known_models
 
     start = incomplete.rpartition("/")[2]
     folder = incomplete.removesuffix(start)

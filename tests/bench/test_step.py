@@ -20,9 +20,8 @@ from soothsay.cli.app import app
 from soothsay.core.batch import Batch, Rows
 from soothsay.errors import ModelError
 from soothsay.model.ops.linear import Packed, multiplies_bfloat16
-from soothsay.model.specs.attention_spec import AttentionSpec
+from soothsay.model.specs.attention_spec import AttentionSpec, RopeSpec
 from soothsay.model.specs.feed_forward_spec import DenseSpec
-from soothsay.model.specs.rope_spec import RopeSpec
 from soothsay.model.specs.state_specs import DeltaSpec
 from soothsay.model.timing.pass_measuring import VerifyPass, filled_cache
 from soothsay.model.timing.pass_predicting import Work, held_bytes, linear_layers

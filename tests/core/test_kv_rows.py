@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from soothsay.core.cache import KVPool, Move
-from soothsay.core.kv_rows import (
+from soothsay.core.cache import (
+    KVPool,
+    Move,
     integers,
     key_products,
     kv_bytes,

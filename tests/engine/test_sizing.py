@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from soothsay.config import EngineConfig
-from soothsay.core.kv_rows import kv_bytes
+from soothsay.core.cache import kv_bytes
 from soothsay.core.state_shape import StateShape
 from soothsay.core.states import StatePool
 from soothsay.engine import sizing

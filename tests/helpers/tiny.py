@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from soothsay.model.specs.attention_spec import AttentionSpec, HeadNorms
+from soothsay.model.specs.attention_spec import AttentionSpec, HeadNorms, HeadRotation, RopeSpec
 from soothsay.model.specs.feed_forward_spec import DenseSpec, ExpertsSpec, RoutingSpec
 from soothsay.model.specs.model_spec import LayerSpec, MixerSpec, ModelSpec
-from soothsay.model.specs.rope_spec import HeadRotation, RopeSpec
 
 ATTENTION = {
     "num_heads": "heads",

@@ -47,7 +47,7 @@ from soothsay.model.families.parsing import TEXT_DEFAULTS, parse_model_config
 from soothsay.model.formats.stacked_experts import STACKINGS, Stacking
 from soothsay.model.ops.kernels import StockKernels
 from soothsay.model.ops.linear import InBlocks, Packed
-from soothsay.model.ops.state_space import StateSpace
+from soothsay.model.ops.state_ops import StateSpace
 from soothsay.model.specs.attention_spec import AttentionSpec, LatentSpec
 from soothsay.model.specs.feed_forward_spec import UNGATED, ExpertsSpec
 from soothsay.model.specs.model_spec import LayerSpec

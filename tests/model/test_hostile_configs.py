@@ -21,7 +21,7 @@ from soothsay.llm import LLM
 from soothsay.model.families.parsing import FAMILIES, parse_model_config
 from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.weights.checkpoint import open_checkpoint, read_model_config
-from soothsay.model.weights.known_models import bundled_models
+from soothsay.model.weights.hub import bundled_models
 from soothsay.model.weights.load import load_model
 
 HOSTILE: list[Any] = [

@@ -14,7 +14,7 @@ from soothsay.cli.app import app
 from soothsay.errors import ModelError
 from soothsay.model.weights import checkpoint
 from soothsay.model.weights.checkpoint import open_checkpoint
-from soothsay.model.weights.known_models import HUB_NAMES, known_models, known_names, meant
+from soothsay.model.weights.hub import HUB_NAMES, known_models, known_names, meant
 
 
 @pytest.fixture

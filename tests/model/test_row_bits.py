@@ -16,8 +16,8 @@ from row_bits import assert_row_bits
 from torch import Tensor
 
 from soothsay.core.batch import Batch, Rows
+from soothsay.core.cache import row_size, written
 from soothsay.core.functions import UNGATED
-from soothsay.core.kv_rows import row_size, written
 from soothsay.core.params import SamplingParams
 from soothsay.core.sampling_ops import SampledRows
 from soothsay.core.strands import WITHIN, Strand, Strands
@@ -26,13 +26,12 @@ from soothsay.engine.verification import best_logprobs
 from soothsay.model.decoder.feed_forward import moments
 from soothsay.model.decoder.norm import Multipliers, RMSNorm
 from soothsay.model.decoder.rope import QueryGrowth, Rope
-from soothsay.model.native.experts import ACTIVATIONS as NATIVE_ACTIVATIONS
-from soothsay.model.ops.delta_rule import Recurrence
+from soothsay.model.native.native_linear import ACTIVATIONS as NATIVE_ACTIVATIONS
 from soothsay.model.ops.kernels import Kernels
 from soothsay.model.ops.operands import HeadForm, Scoring
-from soothsay.model.ops.state_space import StateSpace
+from soothsay.model.ops.state_ops import Recurrence, StateSpace
+from soothsay.model.specs.attention_spec import HeadRotation, QueryGrowthSpec, RopeSpec
 from soothsay.model.specs.feed_forward_spec import RoutingSpec
-from soothsay.model.specs.rope_spec import HeadRotation, QueryGrowthSpec, RopeSpec
 from soothsay.model.specs.state_specs import DeltaSpec, StateSpaceSpec
 from soothsay.model.transformer import finished_logits
 from soothsay.model.weights.quantized import Quantized

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from soothsay import LLM, SamplingParams, SoothsayError
 from soothsay.cli.app import app
-from soothsay.model.weights.known_models import bundled_path
+from soothsay.model.weights.hub import bundled_path
 from soothsay.server.batch.batch_run import run_batch
 
 PROMPT, CHAT = "A man in a blue shirt", [{"role": "user", "content": "Why is the sky blue?"}]

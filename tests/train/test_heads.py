@@ -10,7 +10,7 @@ import torch
 
 from soothsay.drafters.heads.trained_head import Head
 from soothsay.errors import DrafterError
-from soothsay.model.specs.rope_spec import RopeSpec
+from soothsay.model.specs.attention_spec import RopeSpec
 from soothsay.model.transformer import Transformer
 from soothsay.train import new_heads
 from soothsay.train.examples import Example

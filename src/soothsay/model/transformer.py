@@ -76,7 +76,7 @@ class LocalStage:
 
     @property
     def kv_dtype(self) -> torch.dtype:
-        """Element type of the KV pool; see `soothsay.core.kv_rows`."""
+        """Element type of the KV pool; see `soothsay.core.cache`."""
         return self._kv_dtype or self.dtype
 
     def pack(self, requests: Sequence[Rows], block_size: int = 1) -> Batch:
@@ -207,7 +207,7 @@ class Transformer(nn.Module):
 
     @property
     def kv_dtype(self) -> torch.dtype:
-        """Element type of the KV pool; see `soothsay.core.kv_rows`."""
+        """Element type of the KV pool; see `soothsay.core.cache`."""
         return self.own.kv_dtype
 
     @property

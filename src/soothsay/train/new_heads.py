@@ -26,10 +26,9 @@ from soothsay.errors import DrafterError
 from soothsay.model.decoder.attention_layer import Attention
 from soothsay.model.decoder.blocks import Block
 from soothsay.model.decoder.feed_forward import FeedForward
-from soothsay.model.specs.attention_spec import AttentionSpec
+from soothsay.model.specs.attention_spec import AttentionSpec, HeadRotation, RopeSpec
 from soothsay.model.specs.feed_forward_spec import DenseSpec, ExpertsSpec
 from soothsay.model.specs.model_spec import LayerSpec, ModelSpec, NormSpec
-from soothsay.model.specs.rope_spec import HeadRotation, RopeSpec
 from soothsay.model.transformer import Transformer
 from soothsay.train.examples import Example
 from soothsay.train.features import FeatureStore, LinearGuess, least_squares, linear_guess

@@ -13,10 +13,9 @@ from tokenizers import Tokenizer as Backend
 
 from soothsay.errors import ModelError
 from soothsay.files import check_size, read_json_object, read_model_bytes, read_model_text
-from soothsay.vocabulary.byte_level import SPECIAL, byte_level, tekken
+from soothsay.vocabulary.byte_level import SPECIAL, WORDS, byte_level, tekken
 from soothsay.vocabulary.merges import MAX_TOKEN, check_lengths
 from soothsay.vocabulary.sentencepiece import Kind, SentencePieceModel, sentencepiece
-from soothsay.vocabulary.words import WORDS
 
 MAX_ADDED_ID = 2**20 - 1
 """Limit of ids of added tokens."""

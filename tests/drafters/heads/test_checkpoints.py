@@ -34,7 +34,7 @@ from soothsay.drafters.heads.trained_head import Head, TargetEnds
 from soothsay.errors import DrafterError, ModelError
 from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.ops.kernels import StockKernels
-from soothsay.model.specs.rope_spec import RopeSpec
+from soothsay.model.specs.attention_spec import RopeSpec
 from soothsay.model.transformer import Transformer
 
 LAYERS = 6  # of the target

@@ -33,9 +33,8 @@ from soothsay.model.decoder.rope import Rope, attention_scale, inverse_frequenci
 from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.formats.gguf_file import GGUFCheckpoint
 from soothsay.model.formats.gguf_tokenizer import build_tokenizer, stop_ids
-from soothsay.model.specs.attention_spec import AttentionSpec
+from soothsay.model.specs.attention_spec import AttentionSpec, RopeSpec
 from soothsay.model.specs.feed_forward_spec import DenseSpec
-from soothsay.model.specs.rope_spec import RopeSpec
 from soothsay.model.weights.checkpoint import SafetensorsCheckpoint, open_checkpoint
 from soothsay.model.weights.load import load_model
 from soothsay.tokenizer import Tokenizer

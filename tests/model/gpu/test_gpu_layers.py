@@ -21,9 +21,9 @@ from soothsay.model.gpu.gpu_layers import GpuLayers
 from soothsay.model.gpu.launching import launch
 from soothsay.model.ops.kernels import StockKernels
 from soothsay.model.ops.operands import HeadForm
+from soothsay.model.specs.attention_spec import HeadRotation, RopeSpec
 from soothsay.model.specs.feed_forward_spec import CLIPPED
 from soothsay.model.specs.model_spec import PositionsSpec
-from soothsay.model.specs.rope_spec import HeadRotation, RopeSpec
 from soothsay.model.transformer import Transformer
 
 OURS, STOCK = GpuLayers(), StockKernels()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from soothsay.core.batch import Batch, Rows
-from soothsay.core.kv_rows import written
+from soothsay.core.cache import written
 from soothsay.core.tree import DraftTree
 from soothsay.model.native.native_kernels import NativeKernels
 from soothsay.model.ops.attention import AttentionOps

@@ -10,17 +10,16 @@ import torch
 from tiny import TINY, adapted, mixtures
 from torch import Tensor
 
-from soothsay.core.kv_rows import INTEGERS, read_values, row_size
+from soothsay.core.cache import INTEGERS, read_values, row_size
 from soothsay.model import kernel_sets
 from soothsay.model.decoder.norm import RMSNorm
 from soothsay.model.decoder.rope import Rope
 from soothsay.model.kernel_sets import best_kernels
-from soothsay.model.native.experts import ACTIVATIONS as NATIVE_ACTIVATIONS
 from soothsay.model.native.native_kernels import NativeKernels, load_native
+from soothsay.model.native.native_linear import ACTIVATIONS as NATIVE_ACTIVATIONS
 from soothsay.model.ops.kernels import StockKernels
 from soothsay.model.ops.operands import HeadForm
-from soothsay.model.specs.attention_spec import LatentSpec
-from soothsay.model.specs.rope_spec import HeadRotation, RopeSpec
+from soothsay.model.specs.attention_spec import HeadRotation, LatentSpec, RopeSpec
 from soothsay.model.transformer import Transformer
 from soothsay.model.weights.checkpoint import open_checkpoint
 from soothsay.model.weights.load import load_model

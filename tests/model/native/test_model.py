@@ -12,7 +12,7 @@ from tiny import mixtures
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.tree import DraftTree
 from soothsay.model.native.native_kernels import load_native
-from soothsay.model.specs.rope_spec import RopeSpec
+from soothsay.model.specs.attention_spec import RopeSpec
 from soothsay.model.transformer import Transformer
 
 COMMON = {

@@ -18,16 +18,15 @@ from soothsay.core.states import LayerStates
 from soothsay.core.tree import DraftTree
 from soothsay.model.decoder.attention_layer import Sinks
 from soothsay.model.decoder.blocks import Block, record, unrecord
-from soothsay.model.decoder.decoder_block import DecoderBlock
+from soothsay.model.decoder.decoder_block import DecoderBlock, LayerPass
 from soothsay.model.decoder.feed_forward import Experts
-from soothsay.model.decoder.layer_pass import LayerPass
 from soothsay.model.decoder.norm import RMSNorm, Vector
 from soothsay.model.decoder.rope import Rope
 from soothsay.model.native.native_blocks import NativeBlocks
 from soothsay.model.native.native_kernels import NativeKernels
 from soothsay.model.ops.kernels import Kernels, StockKernels
 from soothsay.model.ops.linear import Dense, Packed
-from soothsay.model.specs.rope_spec import HeadRotation, QueryGrowthSpec, RopeSpec
+from soothsay.model.specs.attention_spec import HeadRotation, QueryGrowthSpec, RopeSpec
 from soothsay.model.specs.state_specs import ConvolutionSpec, DeltaSpec
 from soothsay.model.transformer import Transformer
 from soothsay.model.weights.numeric_mode import NumericMode

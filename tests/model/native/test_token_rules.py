@@ -11,9 +11,8 @@ from torch import Tensor
 from soothsay.core.states import LayerStates, StatePool
 from soothsay.core.strands import Strand, Strands
 from soothsay.model.native.native_kernels import NativeKernels
-from soothsay.model.ops.delta_rule import Recurrence
 from soothsay.model.ops.kernels import Kernels, StockKernels
-from soothsay.model.ops.state_space import StateSpace
+from soothsay.model.ops.state_ops import Recurrence, StateSpace
 from soothsay.model.specs.state_specs import DeltaSpec, StateSpaceSpec
 
 STOCK = StockKernels()

@@ -28,10 +28,9 @@ from soothsay.core.batch import Rows
 from soothsay.core.cache import KVPool, Move
 from soothsay.errors import StageError
 from soothsay.handshake import call
-from soothsay.model.pipeline import pipeline, remote_stage, stage_process
+from soothsay.model.pipeline import pipeline, stage_process
 from soothsay.model.pipeline.frames import Frame, read_moves, receive, send
-from soothsay.model.pipeline.pipeline import StageAddress, load_pipeline, read_key, split_layers
-from soothsay.model.pipeline.remote_stage import RemoteStage
+from soothsay.model.pipeline.pipeline import RemoteStage, StageAddress, load_pipeline, read_key, split_layers
 from soothsay.model.pipeline.stage_process import ServedStage, serve_engine
 from soothsay.model.stage import PoolSize
 from soothsay.model.timing.pass_measuring import measure_passes
@@ -384,7 +383,7 @@ def test_an_engine_that_does_not_wait_for_its_answer_ends_only_its_own_service()
 
 
 def test_a_process_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_stage, "GRACE", 0.01)
+    monkeypatch.setattr(pipeline, "GRACE", 0.01)
     process = Popen(["sleep", "1000"])
     RemoteStage(Pipe()[0], "here", process).close()
     assert process.returncode == -signal.SIGKILL
@@ -413,7 +412,7 @@ def test_pools_have_numbers_of_their_own_and_moves_go_together() -> None:
 
 
 def test_a_stage_that_says_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_stage, "SILENCE", 0.01)
+    monkeypatch.setattr(pipeline, "SILENCE", 0.01)
     ours, theirs = Pipe()
     with theirs, pytest.raises(StageError, match="it has said nothing"):
         RemoteStage(ours, "here").wait("m")

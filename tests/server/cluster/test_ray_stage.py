@@ -16,7 +16,7 @@ from test_guarantee import GREEDY, MIXED, all_same, prompts
 
 from soothsay import LLM
 from soothsay.errors import StageError
-from soothsay.model.pipeline.remote_stage import RemoteStage
+from soothsay.model.pipeline.pipeline import RemoteStage
 
 pytestmark = [
     pytest.mark.slow,

@@ -14,10 +14,9 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from soothsay.model.decoder.decoder_block import DecoderBlock, Stream, dtype_of
+from soothsay.model.decoder.decoder_block import DecoderBlock, LayerPass, Stream, dtype_of
 from soothsay.model.decoder.embedding import LayerInput
 from soothsay.model.decoder.feed_forward import moments
-from soothsay.model.decoder.layer_pass import LayerPass
 from soothsay.model.decoder.norm import RMSNorm, Vector
 from soothsay.model.decoder.parts import build_mixer, build_mlp
 from soothsay.model.ops.kernels import Kernels

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from soothsay.core.batch import Batch
 from soothsay.core.cache import LayerMemory
 from soothsay.model.decoder.alternating import AlternatingBlock, Alternation
-from soothsay.model.decoder.decoder_block import DecoderBlock, Stream, dtype_of
+from soothsay.model.decoder.decoder_block import DecoderBlock, LayerPass, Stream, dtype_of
 from soothsay.model.decoder.embedding import LayerInput
 from soothsay.model.decoder.feed_forward import DenseAndExperts, part_dtype
-from soothsay.model.decoder.layer_pass import LayerPass
 from soothsay.model.decoder.norm import RMSNorm, UnitNorm, Vector, build_norm
 from soothsay.model.decoder.parts import build_mixer, build_mlp
 from soothsay.model.decoder.sequence_block import SequenceBlock

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from soothsay.model.decoder.layer_pass import LayerPass
+from soothsay.model.decoder.decoder_block import LayerPass
 from soothsay.model.decoder.norm import RMSNorm
 from soothsay.model.loaded_part import StoredWeights
 from soothsay.model.ops.kernels import Kernels

@@ -14,18 +14,17 @@ from torch import Tensor, nn
 
 from soothsay.core.accepted import Accepted
 from soothsay.core.states import LayerStates
-from soothsay.model.decoder.layer_pass import LayerPass
+from soothsay.model.decoder.decoder_block import LayerPass
 from soothsay.model.decoder.norm import Multipliers
 from soothsay.model.loaded_part import FloatPart
-from soothsay.model.ops.delta_rule import Recurrence
 from soothsay.model.ops.kernels import Kernels
 from soothsay.model.ops.linear import Dense
-from soothsay.model.ops.state_space import StateSpace
+from soothsay.model.ops.state_ops import Recurrence, StateSpace
 from soothsay.model.specs.state_specs import ConvolutionSpec, DeltaSpec, StateSpaceSpec
 
 
 class DeltaLayer(nn.Module):
-    """The gated delta rule between two products. See `soothsay.model.ops.delta_rule`."""
+    """The gated delta rule between two products. See `soothsay.model.ops.state_ops`."""
 
     window = None
 
@@ -51,7 +50,7 @@ class DeltaLayer(nn.Module):
 
 
 class StateSpaceLayer(nn.Module):
-    """Mamba-2 between two products. See `soothsay.model.ops.state_space`."""
+    """Mamba-2 between two products. See `soothsay.model.ops.state_ops`."""
 
     window = None
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from soothsay.model.specs.rope_spec import HeadRotation, QueryGrowthSpec, RopeSpec
+from soothsay.model.specs.attention_spec import HeadRotation, QueryGrowthSpec, RopeSpec
 
 
 class Rope(nn.Module):

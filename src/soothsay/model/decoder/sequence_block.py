@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from soothsay.model.decoder.decoder_block import DecoderBlock, dtype_of
-from soothsay.model.decoder.layer_pass import LayerPass
+from soothsay.model.decoder.decoder_block import DecoderBlock, LayerPass, dtype_of
 from soothsay.model.decoder.norm import build_norm
 from soothsay.model.decoder.parts import build_mixer, build_mlp
 from soothsay.model.ops.kernels import Kernels

@@ -9,8 +9,8 @@ from soothsay.errors import ModelError
 from soothsay.model.families.decoder import ACTIVATIONS, attentions, decoder, dense
 from soothsay.model.families.fields import require
 from soothsay.model.families.layer_fields import Raw, Windows, every, rotations, windows
+from soothsay.model.specs.attention_spec import HeadRotation
 from soothsay.model.specs.model_spec import EmbeddingSpec, ModelSpec, NormSpec, PositionsSpec
-from soothsay.model.specs.rope_spec import HeadRotation
 
 LAYER_NORM = NormSpec(centred=True, biased=True)
 

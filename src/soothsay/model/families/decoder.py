@@ -19,7 +19,13 @@ from soothsay.model.families.layer_fields import (
     scaled_context,
     windows,
 )
-from soothsay.model.specs.attention_spec import AttentionSpec, HeadNorms, LatentSpec
+from soothsay.model.specs.attention_spec import (
+    AttentionSpec,
+    HeadNorms,
+    HeadRotation,
+    LatentSpec,
+    QueryGrowthSpec,
+)
 from soothsay.model.specs.feed_forward_spec import DenseSpec, ExpertsSpec, RoutingSpec
 from soothsay.model.specs.model_spec import (
     EmbeddingSpec,
@@ -30,7 +36,6 @@ from soothsay.model.specs.model_spec import (
     ModelSpec,
     NormSpec,
 )
-from soothsay.model.specs.rope_spec import HeadRotation, QueryGrowthSpec
 from soothsay.model.specs.state_specs import DeltaSpec, StateSpaceSpec
 
 RMS_NORM = NormSpec()

@@ -8,10 +8,9 @@ from dataclasses import replace
 from soothsay.model.families.decoder import activation, norm_eps
 from soothsay.model.families.fields import require
 from soothsay.model.families.layer_fields import Raw, count, heads_of
-from soothsay.model.specs.attention_spec import AttentionSpec, RelativeSpec
+from soothsay.model.specs.attention_spec import NO_ROTATION, AttentionSpec, HeadRotation, RelativeSpec
 from soothsay.model.specs.feed_forward_spec import DenseSpec
 from soothsay.model.specs.model_spec import HeadSpec, ModelSpec, NormSpec, SequenceLayerSpec, SourceSpec
-from soothsay.model.specs.rope_spec import NO_ROTATION, HeadRotation
 
 T5_PROJECTIONS = {
     **{"relu": "relu", "gelu_new": "plain_gelu_tanh", "gelu": "plain_gelu"},

@@ -18,10 +18,9 @@ from soothsay.model.families.decoder import (
 )
 from soothsay.model.families.fields import require
 from soothsay.model.families.layer_fields import Raw, are, count, every, rotations, sizes
-from soothsay.model.specs.attention_spec import AttentionSpec
+from soothsay.model.specs.attention_spec import AttentionSpec, HeadRotation
 from soothsay.model.specs.feed_forward_spec import SQUARED_RELU
 from soothsay.model.specs.model_spec import EmbeddingSpec, MixerSpec, MLPSpec, ModelSpec
-from soothsay.model.specs.rope_spec import HeadRotation
 from soothsay.model.specs.state_specs import BesideStatesSpec, ConvolutionSpec
 
 MAMBA_DEFAULTS = {

@@ -10,7 +10,7 @@ from typing import Any
 
 from soothsay.errors import ModelError
 from soothsay.model.families.fields import MAX_POSITIONS, require
-from soothsay.model.specs.rope_spec import NO_ROTATION, HeadRotation, RopeSpec
+from soothsay.model.specs.attention_spec import NO_ROTATION, HeadRotation, RopeSpec
 
 Raw = Mapping[str, Any]
 """The content of a `config.json`, its fields checked."""

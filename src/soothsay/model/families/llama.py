@@ -33,10 +33,9 @@ from soothsay.model.families.layer_fields import (
     unrotated,
     windows,
 )
-from soothsay.model.specs.attention_spec import AttentionSpec
+from soothsay.model.specs.attention_spec import AttentionSpec, HeadRotation
 from soothsay.model.specs.feed_forward_spec import CLIPPED, SQUARED_RELU
 from soothsay.model.specs.model_spec import ModelSpec, NormSpec
-from soothsay.model.specs.rope_spec import HeadRotation
 
 
 def phi3(raw: Raw) -> ModelSpec:

@@ -18,11 +18,10 @@ from tokenizers import Tokenizer as Backend
 from soothsay.chat_layout import TEMPLATE_NAMES
 from soothsay.errors import ModelError
 from soothsay.tokenizer import Tokenizer, backend_errors
-from soothsay.vocabulary.byte_level import byte_level
+from soothsay.vocabulary.byte_level import REFUSED, WORDS, byte_level
 from soothsay.vocabulary.directory import surround
 from soothsay.vocabulary.merges import check_lengths
 from soothsay.vocabulary.sentencepiece import add_spaces, merge_bpe, score_bpe
-from soothsay.vocabulary.words import REFUSED, WORDS
 
 _DEFAULT_IDS = {"llama": {"bos": 1, "eos": 2, "unknown": 0}}
 """SentencePiece's defaults, for files that name none."""

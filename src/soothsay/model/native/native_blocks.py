@@ -11,11 +11,10 @@ from torch import Tensor
 
 from soothsay.core.batch import Batch
 from soothsay.core.cache import LayerMemory
-from soothsay.model.decoder.decoder_block import DecoderBlock
-from soothsay.model.decoder.layer_pass import parts_of
+from soothsay.model.decoder.decoder_block import DecoderBlock, parts_of
 from soothsay.model.native.layout import strand_plan
 from soothsay.model.native.native_linear import address
-from soothsay.model.native.native_states import States, places_of
+from soothsay.model.native.operations import States, places_of
 from soothsay.model.native.program import EMBEDDING, INPUTS, KV_FORMATS, SCRATCH, STREAM, LayerRun, Op, Pass
 from soothsay.model.native.recorded import Program, Recorded, Value
 from soothsay.model.native.recorder import record

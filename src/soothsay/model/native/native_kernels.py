@@ -1,4 +1,4 @@
-"""`Kernels` in C: a library for each instruction set, called through ctypes."""
+"""`Kernels` in C: a library for each instruction set, called through ctypes, and the models it fits."""
 
 from __future__ import annotations
 
@@ -14,20 +14,62 @@ from soothsay.core.batch import Batch, Rows, Windows
 from soothsay.mapped_memory import LargePages
 from soothsay.model.decoder.decoder_block import DecoderBlock
 from soothsay.model.loaded_part import Table
-from soothsay.model.native.experts import Routing
-from soothsay.model.native.fitting import fits
 from soothsay.model.native.layout import native_batch
 from soothsay.model.native.library import VARIANTS, Library
 from soothsay.model.native.native_blocks import NativeBlocks
-from soothsay.model.native.native_linear import NativeLinear, PackedTable
+from soothsay.model.native.native_linear import ACTIVATIONS, NativeLinear, PackedTable, Routing
 from soothsay.model.native.native_sampling import NativeSampling
-from soothsay.model.native.native_states import States
-from soothsay.model.native.operations import NOTHING, Held, NativeOperations, address_of
+from soothsay.model.native.operations import NOTHING, Held, NativeOperations, States, address_of
 from soothsay.model.native.program import KV_FORMATS, LayerRun, Op, Operand, Reads
 from soothsay.model.ops.kernels import Kernels
 from soothsay.model.ops.linear import Parts
-from soothsay.model.specs.feed_forward_spec import RoutingSpec
+from soothsay.model.specs.attention_spec import AttentionSpec, LatentSpec
+from soothsay.model.specs.feed_forward_spec import DenseSpec, ExpertsSpec, RoutingSpec
+from soothsay.model.specs.model_spec import ModelSpec, Part
+from soothsay.model.specs.state_specs import ConvolutionSpec, DeltaSpec, StateSpaceSpec
 from soothsay.model.weights.quantized import Integers, Mixed, QuantizedTable
+
+LANES = 16
+"""Sizes of rows must be multiples of this, and head dimensions multiples of twice this."""
+
+MAX_ROW = 1024
+"""Limit of a head's dimensions in the KV pool."""
+
+
+def fits(spec: ModelSpec) -> bool:
+    """Whether the kernels can compute a model of these sizes."""
+    if spec.source is not None:
+        return False
+    sizes = [spec.hidden_size]
+    for layer in spec.layers:
+        sizes += [] if layer.input is None else [layer.input.size]
+        sizes += [] if layer.alternating is None else [layer.alternating.laurel_rank]
+        for part in layer.parts:
+            if not (own := _sizes(part)):
+                return False
+            sizes += own
+    return not any(size % LANES for size in sizes)
+
+
+def _sizes(part: Part) -> list[int]:
+    """The sizes of a part that must be multiples of `LANES`. Empty: the kernels cannot compute it."""
+    match part:
+        case AttentionSpec():
+            return [part.size // 2] if part.size <= MAX_ROW else []
+        case LatentSpec():
+            row = part.rank + part.rotated
+            return [row // 2, part.rank, part.query_rank or 0, part.rotated // 2] if row <= MAX_ROW else []
+        case DeltaSpec():
+            return [part.key_size, part.value_size]
+        case ConvolutionSpec():
+            return [part.channels]
+        case StateSpaceSpec():
+            return [part.head_size, part.state_size]
+        case DenseSpec():
+            return [part.size] if part.activation in ACTIVATIONS else []
+        case ExpertsSpec():
+            shared = [] if part.shared is None else _sizes(part.shared)
+            return [*_sizes(part.expert), *shared, part.latent_size or 0] if _sizes(part.expert) else []
 
 
 class NativeKernels(NativeOperations, Library, Kernels):

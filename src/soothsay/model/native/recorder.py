@@ -12,8 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from soothsay.model.native.experts import Mixture
-from soothsay.model.native.native_linear import NativeLinear
+from soothsay.model.native.native_linear import Mixture, NativeLinear
 from soothsay.model.native.operations import NOTHING, Held, NativeOperations
 from soothsay.model.native.program import EMBEDDING, INPUTS, SCRATCH, STREAM, Reads
 from soothsay.model.native.recorded import Buffer, Program, Recorded, RecordedPass, Value

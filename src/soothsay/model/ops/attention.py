@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from soothsay.core.batch import Batch
-from soothsay.core.kv_rows import key_products, read_values
+from soothsay.core.cache import key_products, read_values
 from soothsay.core.paths import KEY_BLOCK
 from soothsay.model.ops.operands import PLAIN, Scoring
 

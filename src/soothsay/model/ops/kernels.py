@@ -14,9 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from soothsay.core.batch import Batch, LayoutOps
-from soothsay.core.cache import KVPool, LayerMemory
+from soothsay.core.cache import KVPool, LayerMemory, written
 from soothsay.core.functions import ACTIVATIONS, UNGATED, clipped_swiglu, rms_norm, rotate, sigmoid
-from soothsay.core.kv_rows import written
 from soothsay.core.sampling_ops import SamplingOps
 from soothsay.model.loaded_part import Table
 from soothsay.model.ops.attention import AttentionOps
@@ -71,7 +70,7 @@ class Kernels(LayoutOps, AttentionOps, StateOps, RoutingOps):
     sampling = SamplingOps()
     dtype_of_keys: torch.dtype | None = None
     """Element type of the KV pool of a model with weights in integers; int16: see
-    `soothsay.core.kv_rows`; None: that of linear layers' outputs."""
+    `soothsay.core.cache`; None: that of linear layers' outputs."""
     quantizes_kv = True
     """Whether they keep keys and values in int8 if a user wants that."""
     integers_on: tuple[str, ...] = ("cpu",)

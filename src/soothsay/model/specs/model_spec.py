@@ -10,9 +10,8 @@ from typing import TypeVar
 
 from soothsay.core.state_shape import StateShape
 from soothsay.errors import ModelError
-from soothsay.model.specs.attention_spec import AttentionSpec, LatentSpec
+from soothsay.model.specs.attention_spec import NO_ROTATION, AttentionSpec, HeadRotation, LatentSpec
 from soothsay.model.specs.feed_forward_spec import DenseAndExpertsSpec, DenseSpec, ExpertsSpec
-from soothsay.model.specs.rope_spec import NO_ROTATION, HeadRotation
 from soothsay.model.specs.state_specs import BesideStatesSpec, ConvolutionSpec, DeltaSpec, StateSpaceSpec
 
 StateSpec = DeltaSpec | ConvolutionSpec | StateSpaceSpec

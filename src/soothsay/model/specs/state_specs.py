@@ -12,7 +12,7 @@ from soothsay.model.specs.attention_spec import AttentionSpec
 class DeltaSpec:
     """The gated delta rule (Yang et al. 2024, arXiv 2412.06464) after a short convolution.
 
-    See `soothsay.model.ops.delta_rule`.
+    See `soothsay.model.ops.state_ops`.
     """
 
     key_heads: int
@@ -72,7 +72,7 @@ class ConvolutionSpec:
 
 @dataclass(frozen=True)
 class StateSpaceSpec:
-    """Mamba-2 (Dao and Gu 2024, arXiv 2405.21060). See `soothsay.model.ops.state_space`."""
+    """Mamba-2 (Dao and Gu 2024, arXiv 2405.21060). See `soothsay.model.ops.state_ops`."""
 
     heads: int  # each has a state
     head_size: int  # dimensions of a head's inputs and outputs

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from soothsay.core.kv_rows import kv_bytes
+from soothsay.core.cache import kv_bytes
 from soothsay.model.ops.linear import Dense
 from soothsay.model.timing.pass_times import PassTimes
 from soothsay.model.transformer import Transformer

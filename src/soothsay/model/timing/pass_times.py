@@ -19,7 +19,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from soothsay.files import write_json
-from soothsay.model.ops.expert_rows import ExpertRows
+from soothsay.model.ops.routing import ExpertRows
 
 SCALE_WEIGHT = 0.15
 """Weight of a pass that was run, for the scale of all sizes. The speed of a machine changes with time."""

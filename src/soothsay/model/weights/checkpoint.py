@@ -29,8 +29,14 @@ from soothsay.model.specs.feed_forward_spec import ExpertsSpec
 from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.weights.generation_config import FILE as GENERATION_CONFIG
 from soothsay.model.weights.generation_config import recommended, sampling_in_file
-from soothsay.model.weights.hub import download, has_safetensors
-from soothsay.model.weights.known_models import HUB_NAMES, bundled_models, bundled_path, meant
+from soothsay.model.weights.hub import (
+    HUB_NAMES,
+    bundled_models,
+    bundled_path,
+    download,
+    has_safetensors,
+    meant,
+)
 from soothsay.model.weights.packaged import PACKAGED, pull, pulled
 from soothsay.tokenizer import Tokenizer
 from soothsay.vocabulary.directory import tokenizer_files

@@ -18,8 +18,8 @@ from soothsay.model.kernel_sets import chosen_kernels, usable_device
 from soothsay.model.loaded_part import LoadedPart
 from soothsay.model.ops.kernels import Kernels, StockKernels
 from soothsay.model.ops.linear import Dense
+from soothsay.model.specs.attention_spec import HeadRotation
 from soothsay.model.specs.model_spec import ModelSpec
-from soothsay.model.specs.rope_spec import HeadRotation
 from soothsay.model.transformer import LocalStage, Transformer
 from soothsay.model.weights.checkpoint import Checkpoint, read_model_config
 from soothsay.model.weights.numeric_mode import BITS, NumericMode, numeric_mode

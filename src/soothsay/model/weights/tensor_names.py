@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from soothsay.errors import ModelError
-from soothsay.model.specs.attention_spec import AttentionSpec, LatentSpec
+from soothsay.model.specs.attention_spec import AttentionSpec, HeadRotation, LatentSpec
 from soothsay.model.specs.feed_forward_spec import ExpertsSpec
 from soothsay.model.specs.model_spec import LayerSpec, MixerSpec, ModelSpec
-from soothsay.model.specs.rope_spec import HeadRotation
 from soothsay.model.specs.state_specs import BesideStatesSpec, ConvolutionSpec, DeltaSpec, StateSpaceSpec
 from soothsay.model.weights.checkpoint import Checkpoint
 from soothsay.model.weights.hf_names import OUTER_NAMES, names_of

@@ -13,7 +13,7 @@ import ray
 
 from soothsay.errors import ModelError
 from soothsay.handshake import Number, Switchboard, call
-from soothsay.model.pipeline.remote_stage import RemoteStage
+from soothsay.model.pipeline.pipeline import RemoteStage
 from soothsay.server.cluster.ray_engine import end_of, first_call
 
 

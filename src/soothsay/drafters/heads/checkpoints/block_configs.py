@@ -11,10 +11,9 @@ from soothsay.drafters.heads.checkpoints.drafter_files import DrafterFiles
 from soothsay.drafters.heads.checkpoints.stored_head import Names, stored
 from soothsay.errors import DrafterError
 from soothsay.model.families.parsing import parse_model_config
-from soothsay.model.specs.attention_spec import AttentionSpec, HeadNorms
+from soothsay.model.specs.attention_spec import AttentionSpec, HeadNorms, RopeSpec
 from soothsay.model.specs.feed_forward_spec import CLIPPED, DenseSpec
 from soothsay.model.specs.model_spec import EmbeddingSpec, LayerSpec, ModelSpec, NormSpec
-from soothsay.model.specs.rope_spec import RopeSpec
 from soothsay.model.weights.hf_names import names_of
 
 PLAIN = ("llama", "mistral", "qwen2", "qwen3")
