@@ -14,8 +14,7 @@ import pytest
 from safetensors.numpy import load_file, save
 
 from soothsay import LLM, DrafterError, SamplingParams
-from soothsay.core.learned import State
-from soothsay.core.tenant import MAX_TENANTS, Tenant
+from soothsay.core.tenant import MAX_TENANTS, State, Tenant
 from soothsay.drafters import learned_files as files
 from soothsay.drafters.base import Drafter
 from soothsay.drafters.learned_files import LearnedFiles, read_learned, write_learned

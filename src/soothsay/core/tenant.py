@@ -1,6 +1,7 @@
 """Tenants: whose request it is. What the engine learns from a tenant's requests serves that tenant alone.
 
-Without torch, so that a server's process can route requests by the digests of their texts.
+Without torch, so that a server's process can route requests by the digests of their texts. What drafters have
+learned are arrays that can be kept. They may come from a stranger.
 """
 
 from __future__ import annotations
@@ -8,10 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from soothsay.core.arrays import IntArray
+from soothsay.errors import DrafterError
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -115,3 +120,28 @@ def prefix_digests(
     for end in range(block_size, len(tokens) + 1, block_size):
         parent = block_digest(parent, tokens[end - block_size : end])
         yield parent
+
+
+State = Mapping[str, npt.NDArray[Any]]
+"""Arrays by name. What they mean is known to the drafter that made them."""
+
+
+def read_arrays(kind: str, state: State, **forms: tuple[str, int]) -> list[npt.NDArray[Any]]:
+    """Copies of a state's arrays.
+
+    Args:
+        kind: of the state.
+        state: may come from a stranger.
+        forms: the type and the number of dimensions of each array, by name.
+
+    Raises `DrafterError` if an array is missing or has another form.
+    """
+    arrays = [state.get(name, np.empty(())) for name in forms]
+    check_kept(kind, [(array.dtype.name, array.ndim) for array in arrays] == [*forms.values()])
+    return [array.astype(dtype) for array, (dtype, _) in zip(arrays, forms.values(), strict=True)]
+
+
+def check_kept(kind: str, possible: bool) -> None:
+    """Raise `DrafterError` for a state that is not possible."""
+    if not possible:
+        raise DrafterError(f"{kind}: what was kept is damaged, or was made with other options")

@@ -18,9 +18,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from soothsay.config import EngineConfig
 from soothsay.core.cache import KVPool
-from soothsay.core.learned import State
 from soothsay.core.request import Observation, Request
-from soothsay.core.tenant import PerTenant, Tenant
+from soothsay.core.tenant import PerTenant, State, Tenant
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.ops.draft_ops import DraftOps
 from soothsay.errors import DrafterError

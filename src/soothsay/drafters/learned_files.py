@@ -26,9 +26,8 @@ import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from soothsay.core.learned import State
 from soothsay.core.request import RequestDrafter
-from soothsay.core.tenant import Tenant
+from soothsay.core.tenant import State, Tenant
 from soothsay.drafters.base import RememberingDrafter
 from soothsay.errors import DrafterError
 from soothsay.files import user_path, write_bytes

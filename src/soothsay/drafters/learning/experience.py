@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from soothsay.core.arrays import FloatArray
-from soothsay.core.learned import State, check_kept, read_arrays
+from soothsay.core.tenant import State, check_kept, read_arrays
 from soothsay.drafters.lookup.ngram import Counts, Tokens
 from soothsay.drafters.ops.continuations import LEAST, WIDEST
 

@@ -18,10 +18,9 @@ from typing import Any
 
 import torch
 
-from soothsay.core.learned import State
 from soothsay.core.noise import noise_key
 from soothsay.core.request import Observation, Request
-from soothsay.core.tenant import EVERYBODY, PerTenant, Tenant
+from soothsay.core.tenant import EVERYBODY, PerTenant, State, Tenant
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Drafter, LevelwiseDrafter, ReadingDrafter, RememberingDrafter, Target
 from soothsay.drafters.learning.experience import (

@@ -14,9 +14,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from soothsay.core.learned import State, check_kept, read_arrays
 from soothsay.core.request import Request
-from soothsay.core.tenant import PerTenant
+from soothsay.core.tenant import PerTenant, State, check_kept, read_arrays
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import RememberingDrafter, Target, check_at_least_one
 from soothsay.drafters.ops.continuations import WIDEST, Followers, Source, grow_continuations, known_noise

@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from soothsay.core.arrays import IntArray
-from soothsay.core.learned import State, check_kept, read_arrays
 from soothsay.core.noise import noise_key
 from soothsay.core.params import MIN_TEMPERATURE
 from soothsay.core.request import Observation, Request
-from soothsay.core.tenant import PerTenant, Tenant
+from soothsay.core.tenant import PerTenant, State, Tenant, check_kept, read_arrays
 from soothsay.core.transfer import download
 from soothsay.core.tree import DraftTree
 from soothsay.core.verify import Guessing

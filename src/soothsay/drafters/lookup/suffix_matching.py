@@ -19,9 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from soothsay.core.arrays import IntArray
-from soothsay.core.learned import State
 from soothsay.core.request import Request
-from soothsay.core.tenant import EVERYBODY, PerTenant, Tenant
+from soothsay.core.tenant import EVERYBODY, PerTenant, State, Tenant
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import RememberingDrafter, SignalingDrafter, Target, check_at_least_one
 from soothsay.drafters.learned_files import read_learned

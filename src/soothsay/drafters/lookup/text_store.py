@@ -28,7 +28,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from soothsay.core.arrays import IntArray
-from soothsay.core.learned import State, check_kept, read_arrays
+from soothsay.core.tenant import State, check_kept, read_arrays
 from soothsay.drafters.learned_files import FORMAT, array_digest, write_learned
 from soothsay.errors import DrafterError
 from soothsay.files import replacing

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from torch import nn
 
-from soothsay.model.decoder.attention_layer import Attention, AttentionBesideStates, RecurrentLayer
+from soothsay.model.decoder.attention_layer import (
+    Attention,
+    AttentionBesideStates,
+    LatentAttention,
+    RecurrentLayer,
+)
 from soothsay.model.decoder.feed_forward import DenseAndExperts, Experts, dense
-from soothsay.model.decoder.latent_attention import LatentAttention
 from soothsay.model.decoder.recurrent_layers import ConvolutionLayer, DeltaLayer, StateSpaceLayer
 from soothsay.model.ops.kernels import Kernels
 from soothsay.model.specs.attention_spec import AttentionSpec, LatentSpec

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from soothsay.model.formats.four_bit_floats import FP4_VALUES, fp4_scales
 from soothsay.model.formats.weight_format import WIDTHS, Layout, Reader, Settings, WeightFormat, kind, unpack
-from soothsay.model.weights.quantized import Kind, Quantized
+from soothsay.model.weights.quantized import Quantized, QuantizedTable
 
 
 @dataclass(frozen=True, slots=True)
-class PackedRows:
+class PackedRows(QuantizedTable):
     """A weight in words, of which rows are unpacked when they are needed: a table. See `QuantizedTable`."""
 
     bits: int  # of a stored integer
@@ -28,11 +28,6 @@ class PackedRows:
     def shape(self) -> torch.Size:
         """`[out, in]`."""
         return torch.Size([len(self.data), self.data.shape[1] * 32 // self.bits])
-
-    @property
-    def kind(self) -> Kind:
-        """See `QuantizedRows`."""
-        return self.rows(0, 1).kind
 
     def rows(self, begin: int, end: int) -> Quantized:
         """See `QuantizedRows`."""

@@ -34,6 +34,7 @@ class QuantizedRows(Protocol):
     @property
     def kind(self) -> Kind:
         """Bits, groups and so on: what weights have in common that can be one."""
+        return self.rows(0, 1).kind
 
     def rows(self, begin: int, end: int) -> Quantized:
         """The rows from `begin` to `end`."""
@@ -149,7 +150,7 @@ class Quantized:
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class Joined(QuantizedRows):
     """Weights of one kind, one below the other."""
 
     parts: tuple[QuantizedRows, ...]
@@ -158,11 +159,6 @@ class Joined:
     def shape(self) -> torch.Size:
         """`[out, in]`."""
         return torch.Size([sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]])
-
-    @property
-    def kind(self) -> Kind:
-        """See `QuantizedRows`."""
-        return self.parts[0].kind
 
     def rows(self, begin: int, end: int) -> Quantized:
         """See `QuantizedRows`."""
@@ -176,7 +172,7 @@ class Joined:
 
 
 @dataclass(frozen=True, slots=True)
-class Reordered:
+class Reordered(QuantizedRows):
     """Some or all rows of a weight, in another order. See `QuantizedRows`."""
 
     weight: QuantizedRows
@@ -186,11 +182,6 @@ class Reordered:
     def shape(self) -> torch.Size:
         """`[out, in]`."""
         return torch.Size([len(self.order), self.weight.shape[1]])
-
-    @property
-    def kind(self) -> Kind:
-        """See `QuantizedRows`."""
-        return self.weight.kind
 
     def rows(self, begin: int, end: int) -> Quantized:
         """See `QuantizedRows`."""
@@ -225,7 +216,7 @@ Integers = QuantizedRows | Mixed
 
 
 @dataclass(frozen=True, slots=True)
-class Coarser:
+class Coarser(QuantizedRows):
     """A weight in integers, rounded again to fewer bits. See `QuantizedRows`."""
 
     weight: QuantizedRows
@@ -236,11 +227,6 @@ class Coarser:
     def shape(self) -> torch.Size:
         """`[out, in]`."""
         return self.weight.shape
-
-    @property
-    def kind(self) -> Kind:
-        """See `QuantizedRows`."""
-        return self.rows(0, 1).kind
 
     def rows(self, begin: int, end: int) -> Quantized:
         """See `QuantizedRows`."""

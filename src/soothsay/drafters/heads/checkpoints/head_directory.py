@@ -30,13 +30,7 @@ from soothsay.drafters.heads.checkpoints.fit import (
     view_config,
     view_tensors,
 )
-from soothsay.drafters.heads.checkpoints.stored_head import (
-    HeadFormat,
-    Opener,
-    StoredHead,
-    Written,
-    split,
-)
+from soothsay.drafters.heads.checkpoints.stored_head import HeadFormat, Opener, StoredHead, Written, split
 from soothsay.drafters.heads.trained_head import Head
 from soothsay.errors import DrafterError, MissingDrafterError, ModelError
 from soothsay.files import user_path
