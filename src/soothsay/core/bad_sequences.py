@@ -1,7 +1,5 @@
 """Sequences of tokens that an answer must not contain."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 

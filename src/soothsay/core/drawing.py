@@ -5,8 +5,6 @@ that win a race of logits and noise (`SamplingOps.race`), or, with a small top-k
 tokens. What these cannot decide is left to the scores of all tokens.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """How busy an engine is. Without torch, so that a server's process can import it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -1,7 +1,5 @@
 """Values that sets of kernels read in forms of their own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar

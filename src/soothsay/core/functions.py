@@ -6,8 +6,6 @@ a third gelu. Threads share the sum of a single long row. The functions here use
 form, which docs/guarantee.md lists.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -5,8 +5,6 @@ the noise of one token can be computed without that of the others. The logarithm
 IEEE 754 rounds in one way. csrc/noise.h and model/gpu/source/draws.py compute the same bits.
 """
 
-from __future__ import annotations
-
 import math
 from typing import TypeVar
 

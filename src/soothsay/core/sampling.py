@@ -9,8 +9,6 @@ Verifiers other than `match` read log p without noise. Their random decisions ar
 too, and independent of that noise.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Log-probabilities of a prompt's tokens, as arrays. Without torch: the server's process holds them too."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

@@ -13,8 +13,6 @@ Example: a request has 3 source tokens, and a target of which `s` is pending. It
     position       0   1   2   0   1
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Self
 

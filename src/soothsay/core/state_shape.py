@@ -1,7 +1,5 @@
 """The sizes of what a layer keeps of a request instead of keys and values. Without torch, for specs."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

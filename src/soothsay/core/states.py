@@ -1,7 +1,5 @@
 """The memory of states that layers keep instead of keys and values."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple

@@ -4,8 +4,6 @@ Without torch, so that a server's process can route requests by the digests of t
 learned are arrays that can be kept. They may come from a stranger.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import Counter, OrderedDict

@@ -1,7 +1,5 @@
 """Copies between the host and a device: many tensors in one copy. On a CPU, tensors stay as they are."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any

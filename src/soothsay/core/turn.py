@@ -1,7 +1,5 @@
 """One request's part of one step. It travels through the stages of the step, and each fills in a part."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Where the drafters of a target are kept on disk: in `drafters/NAME` beside its weights."""
 
-from __future__ import annotations
-
 from importlib import resources
 from pathlib import Path
 

@@ -317,7 +317,7 @@ def _build(spec: Named | Composed, target: Target) -> Drafter:
         raise DrafterError(f"drafter {name!r} needs {missing[0]}: write {name}({missing[0]}=...)")
     for p in known:
         value = options.get(p.name, 0)
-        if p.annotation in ("int", int, "int | None") and not isinstance(value, int):
+        if p.annotation in ("int", int, "int | None", int | None) and not isinstance(value, int):
             raise DrafterError(f"drafter {name!r}: {p.name}={value!r} is not possible: it must be an integer")
     drafter = make(target, **options)
     if not isinstance(drafter, Drafter):

@@ -1,7 +1,5 @@
 """Checks what a drafter proposes. It may be written by anybody."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TypeVar

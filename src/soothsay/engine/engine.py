@@ -1,7 +1,5 @@
 """The engine: one step at a time, every running request in it."""
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """A lock that also says who must not use an engine any more."""
 
-from __future__ import annotations
-
 import os
 import threading
 

@@ -1,7 +1,5 @@
 """What a step may take while requests decode, learnt from the time that steps take."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from soothsay.core.request import Request

@@ -6,8 +6,6 @@ request that fails alone ends. Answers do not depend on the batch or on preempti
 keep their tokens.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import deque
 from collections.abc import Sequence

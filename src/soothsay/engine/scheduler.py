@@ -4,8 +4,6 @@ The scheduler owns all bookkeeping of requests: admission, shared prefixes, bloc
 rows, and what they are once a step is over.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from bisect import bisect_left, insort

@@ -1,7 +1,5 @@
 """Log-probabilities of prompts, for requests that want them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from torch import Tensor

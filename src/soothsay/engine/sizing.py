@@ -1,7 +1,5 @@
 """Fills in the engine's numbers that depend on the model and on the machine's memory."""
 
-from __future__ import annotations
-
 import platform
 from dataclasses import replace
 

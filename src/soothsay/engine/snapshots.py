@@ -10,8 +10,6 @@ kept. Snapshots are large, so few borders have one:
 - the last border in an answer, for the next turn of a conversation. It moves on with the answer.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 

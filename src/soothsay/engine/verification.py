@@ -1,7 +1,5 @@
 """The verification of a step: from the logits of all trees to one verdict a turn."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections import defaultdict

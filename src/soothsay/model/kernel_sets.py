@@ -1,7 +1,5 @@
 """Where a model runs, and which set of kernels computes it."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from importlib.util import find_spec

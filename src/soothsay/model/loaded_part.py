@@ -1,7 +1,5 @@
 """How the parts of a model read their own weights from a checkpoint."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from typing import Protocol
 

@@ -1,7 +1,5 @@
 """A part of a model: consecutive layers, with what these layers keep of tokens. It may run elsewhere."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol

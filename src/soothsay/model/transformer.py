@@ -4,8 +4,6 @@ It serves decoding, verification, drafting and training. The residual stream, no
 Linear layers and the KV pool have the model's dtype, or the pool has a type of its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import cast

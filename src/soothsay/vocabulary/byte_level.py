@@ -5,8 +5,6 @@ those of the models' own tokenizers (tokenizer.json, or the code of the model's 
 name (`tokenizer.ggml.pre`) means which model.
 """
 
-from __future__ import annotations
-
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Finds the tokenizer of a model's directory, in whichever form it is there, and what is added to it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ A token of n characters can be cut in n - 1 places. A vocabulary of 262,000 toke
 too many for a loop in Python, so numpy compares hashes of all parts at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from typing import overload
 

@@ -6,8 +6,6 @@ These predictions do not depend on each other. A small product of each token wit
 or a recurrent cell along each path (ReDrafter, Cheng et al. 2024, arXiv 2403.09919).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -5,8 +5,6 @@ z-lab, DeepSpec, vLLM, SGLang and speculators write them. The tensors say which 
 configuration stand at the top, in `dflash_config` or in `dspark_config`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -13,8 +13,6 @@ request's slot p + 1 (see `features.FeatureKV`), and those of a block in scratch
     slot       4    5    s    s+1  s+2
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ EAGLE-3.1 is EAGLE-3 with a norm of each layer's feature (`norm_taps="each"`) an
 (`norm_output`). Checkpoints are as SafeAILab, vLLM, SGLang and vLLM's speculators write them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast

@@ -9,8 +9,6 @@ A `FeatureDrafter` has KV of its own, and its head reads the feature of every to
 has none, and its head reads the feature of the last token.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Hydra (Ankner et al. 2024, arXiv 2402.05109): Medusa's heads, each of which reads the tokens above it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -3,8 +3,6 @@
 Each head predicts a token one further ahead than the head before it. No head knows what the others predict.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Drafters whose head predicts all depths in one pass, and reads the target's features: DFlash, P-EAGLE."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

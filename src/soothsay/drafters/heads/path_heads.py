@@ -7,8 +7,6 @@ logits below a node by the node's token, and some also by the tokens above the n
 M are nodes, R blocks of B rows, r is the rank, V_short the number of tokens that can be guessed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast

@@ -3,8 +3,6 @@
 EAGLE-3's block, and more, run over mask rows after the root.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Drafters whose head continues from its own output, token by token: EAGLE, EAGLE-2, EAGLE-3, MTP."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -5,8 +5,6 @@ A gated layer reads the features of the token before the root, and the root's to
 once. The cell refines these guesses along each path, so a tree costs little more than its root.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -6,8 +6,6 @@ state, and corrects the output. xPress (2026) refines so with a low rank; ReDraf
 2403.09919) drafts by a recurrent cell alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -5,8 +5,6 @@ a topic within some tens of answers, as a cache does in language models (Kuhn an
 rates says how far to believe either source. It is learned from every verified token.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections import deque

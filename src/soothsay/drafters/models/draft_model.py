@@ -6,8 +6,6 @@ target would draw if both models agreed (Daliri et al. 2024, arXiv 2408.07978). 
 a tree as EAGLE-2 does (Li et al. 2024, arXiv 2406.16858), and the best nodes are verified.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path

@@ -25,8 +25,6 @@ Above temperature 0, a position has the same noise in every step. So the iterati
 what plain decoding emits. And since noise decides much of a draw, a draw after wrong tokens is often right.
 """
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence

@@ -4,8 +4,6 @@ Two models with different tokenizers have text in common. Timor et al. 2025 (arX
 to do with it: string-level exact match, and token-level intersection.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import takewhile
 

@@ -6,8 +6,6 @@ becomes one over the target's tokens, and the drafter can use the target's own n
 Nothing is lost if both tokenizers have the same tokens under other numbers.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

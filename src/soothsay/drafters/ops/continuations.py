@@ -4,8 +4,6 @@ A method differs in its contexts: all earlier seen suffixes of a text, of any le
 few tokens (`ngram`). The growth of a tree is the same.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence

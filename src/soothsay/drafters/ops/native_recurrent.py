@@ -1,7 +1,5 @@
 """A recurrent head's drafts in one call."""
 
-from __future__ import annotations
-
 from ctypes import CDLL, Structure, addressof, byref, c_double, c_float, c_int, c_int64, c_uint64, c_void_p
 from typing import cast
 

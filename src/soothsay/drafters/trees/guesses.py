@@ -4,8 +4,6 @@ Verifiers that decide at random need the q of each draw. Then a tree's shape and
 drawn tokens: these trees follow `draw_template`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -8,8 +8,6 @@ compute what is missing. `FeatureKV` serves a drafter that reads the target's fe
 it keeps of the target's hidden states at one token.
 """
 
-from __future__ import annotations
-
 from abc import ABC
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

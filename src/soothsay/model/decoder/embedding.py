@@ -5,8 +5,6 @@ layers' embeddings of a token are one row of a table. A projection of the token'
 it once a pass. A layer gates its part by its own output, and adds the result to the residual stream.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """The encoder of an encoder-decoder: layers in which each row sees all rows of its source."""
 
-from __future__ import annotations
-
 from typing import cast
 
 import torch

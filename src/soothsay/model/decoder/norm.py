@@ -1,7 +1,5 @@
 """The weights of norms, and numbers that multiply rows."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

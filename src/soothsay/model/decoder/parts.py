@@ -1,7 +1,5 @@
 """Builds the parts of layers from their specs: the one place that knows which module a spec stands for."""
 
-from __future__ import annotations
-
 from torch import nn
 
 from soothsay.model.decoder.attention_layer import (

@@ -7,8 +7,6 @@
   last inputs of the convolution.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """Layers of encoder-decoders (Vaswani et al. 2017, arXiv 1706.03762), and the encoder."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

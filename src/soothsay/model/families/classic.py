@@ -1,7 +1,5 @@
 """Families with layer norms: those of the years before Llama, and later ones that kept them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A decoder and its parts, by the fields of a config.json. Functions raise `ModelError`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Latent attention: DeepSeek-V2 and V3, Kimi K2, GLM-4.7-Flash and MiniCPM3."""
 
-from __future__ import annotations
-
 from soothsay.errors import ModelError
 from soothsay.model.families.decoder import decoder, dense, experts, latent_attentions
 from soothsay.model.families.fields import require

@@ -1,7 +1,5 @@
 """Gemma 1 to 4."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

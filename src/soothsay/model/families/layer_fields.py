@@ -3,8 +3,6 @@
 Functions return a value for every layer, and raise `ModelError`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How the config.json of each family becomes a `ModelSpec`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from soothsay.errors import ModelError

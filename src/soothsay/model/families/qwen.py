@@ -1,7 +1,5 @@
 """Qwen2 to Qwen3.5."""
 
-from __future__ import annotations
-
 from soothsay.model.families.decoder import (
     attentions,
     decoder,

@@ -3,8 +3,6 @@
 NF4, and the double quantization of its scales: Dettmers et al. 2023, QLoRA, arXiv 2305.14314.
 """
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from typing import Any

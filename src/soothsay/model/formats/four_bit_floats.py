@@ -1,7 +1,5 @@
 """Floats of 4 bits (E2M1) with scales for groups: MXFP4 and NVFP4, as integers with a table."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -3,8 +3,6 @@
 Names and keys are those of llama.cpp's converter (`conversion/`, `gguf-py/gguf/constants.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial

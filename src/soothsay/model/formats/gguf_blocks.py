@@ -7,8 +7,6 @@ IQ1 to IQ3 take vectors of 8 or 4 magnitudes from a grid. They have at most 16 v
 they are integers of 4 bits with a table.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Keys of a Hugging Face config.json that GGUF files of Gemma have. See `gguf_own_keys`."""
 
-from __future__ import annotations
-
 from functools import partial
 from statistics import NormalDist
 

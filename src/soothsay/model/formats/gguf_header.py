@@ -10,8 +10,6 @@ A file may be in several parts, as llama.cpp's `llama-gguf-split` writes them: `
 so on, in one folder. Each has a header with its own tensors. Only the first has the metadata of the model.
 """
 
-from __future__ import annotations
-
 import math
 import mmap
 import struct

@@ -3,8 +3,6 @@
 Keys mean what llama.cpp's converter writes and its runtime computes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path

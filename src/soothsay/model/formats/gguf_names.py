@@ -5,8 +5,6 @@ Only the first bytes say whether a file is one: names may lack the suffix, as in
 `gemma-3-1b.Q4_K_M.gguf` is a whole model, and `qwen3-Q8_0-00002-of-00003.gguf` the second of three parts.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath

@@ -4,8 +4,6 @@ Functions get the metadata, the keys that all files have, and the tensors' shape
 llama.cpp's converter (`conversion/`, `gguf-py/gguf/constants.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -5,8 +5,6 @@ A part stands for our module, which of its tensors it is, and how its name goes 
 A part with its suffix stands for a whole name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 

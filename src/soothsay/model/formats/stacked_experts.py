@@ -18,8 +18,6 @@ MLX stacks each part of all families: `NAME.switch_mlp.gate_proj.weight`, `.scal
 GPT-2's matrices `NAME.c_attn.weight` are `[in, out]`. The loader sees `NAME.linear_attn.weight`, `[out, in]`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`Kernels` in Triton, for NVIDIA GPUs of compute capability 8.0 and later."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

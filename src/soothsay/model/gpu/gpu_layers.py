@@ -1,7 +1,5 @@
 """The operations between linear layers, and attention, on kernels of a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Linear layers on a GPU: weights as the kernels read them, and the module that multiplies rows with them."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -6,8 +6,6 @@ writes the same keys and values to the same slot, and the plan of attention goes
 more. Rows do not see how many there are, so their bits are those of a pass that was not recorded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from weakref import WeakKeyDictionary

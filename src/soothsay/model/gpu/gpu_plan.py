@@ -20,8 +20,6 @@ A tile has: begin of its nodes, `ctx`, shift, chunk; then its rows, -1 for none.
 Chunks of context alone have one tile for all rows of a request. Others have tiles for each path of its tree.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property

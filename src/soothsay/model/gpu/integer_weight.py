@@ -1,7 +1,5 @@
 """Weights in integers, in the order in which a GPU's kernels read them."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

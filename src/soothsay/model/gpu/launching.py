@@ -1,7 +1,5 @@
 """How kernels start. No other module starts one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 OPTIONS = {"enable_fp_fusion": False}

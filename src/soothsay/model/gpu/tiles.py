@@ -4,8 +4,6 @@ Splits decide in which order products are added, so they depend on a weight's sh
 change no bit: any tile may take any number of rows.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 VERSION = 1

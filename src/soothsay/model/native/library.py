@@ -1,7 +1,5 @@
 """Opens a compiled library: one of C functions for each instruction set, called through ctypes."""
 
-from __future__ import annotations
-
 import ctypes
 import platform
 import re

@@ -1,7 +1,5 @@
 """`Kernels` in C: a library for each instruction set, called through ctypes, and the models it fits."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from ctypes import addressof, byref

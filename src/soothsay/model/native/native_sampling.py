@@ -1,7 +1,5 @@
 """The operations of sampling in the library: noise, the largest numbers, races."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Sequence
 

@@ -3,8 +3,6 @@
 Lifetimes of values give them their places in scratch memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any

@@ -4,8 +4,6 @@ This is the reference, in stock operations. A row's bits do not depend on other 
 padding, because each row reads the keys of its own path in order of position.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -4,8 +4,6 @@ A model holds one set of kernels and passes it on. `StockKernels` uses stock ope
 `soothsay.model.native` is a twin in C. With both, a row's bits do not depend on other rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol, cast
 

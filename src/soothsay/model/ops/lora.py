@@ -1,7 +1,5 @@
 """Adapters (LoRA, Hu et al. 2021, arXiv 2106.09685): requests of one pass may have different ones."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain

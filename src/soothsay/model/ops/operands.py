@@ -1,7 +1,5 @@
 """What operations of layers take beside tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 

@@ -1,7 +1,5 @@
 """How rows choose their experts, and what the rows of a pass cost where they share experts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -6,8 +6,6 @@ of one row only. So a row's bits do not depend on the chunks of a prompt, and th
 of the same token in plain decoding.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """Layers that other processes run, as the engine sees them: their processes, and their layers."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

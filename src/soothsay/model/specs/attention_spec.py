@@ -1,7 +1,5 @@
 """Specs of parts in which tokens read the keys and values of tokens before them, and of their positions."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -1,7 +1,5 @@
 """Specs of feed-forward parts: dense, mixtures of experts, or both."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 SQUARED_RELU = "relu2"

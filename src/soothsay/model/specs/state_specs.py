@@ -1,7 +1,5 @@
 """Specs of parts that keep a state instead of keys and values, or beside them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from soothsay.core.state_shape import StateShape

@@ -4,8 +4,6 @@ Nothing is measured while a request runs. A brief measurement belongs to the loa
 are measured in idle time. What other processes disturbed is kept until something better is there.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

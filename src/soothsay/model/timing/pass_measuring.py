@@ -1,7 +1,5 @@
 """Measurements of passes that verify a draft tree: all sizes, or a few while a model is loaded."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Generator, Sequence
 from statistics import median

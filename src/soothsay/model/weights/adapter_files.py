@@ -1,7 +1,5 @@
 """Reads adapters (LoRA) as PEFT writes them: adapter_config.json, and matrices in safetensors or pickles."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import os

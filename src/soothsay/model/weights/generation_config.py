@@ -5,8 +5,6 @@ llama.cpp writes and reads), and `do_sample` has no effect, as in vLLM. Where fi
 words elsewhere count, which `FAMILIES` has.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

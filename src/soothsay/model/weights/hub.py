@@ -1,7 +1,5 @@
 """Models by their names: on the hub, on this machine, short names, and what was probably meant."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import re

@@ -1,7 +1,5 @@
 """The number formats in which a model computes: how they are chosen, and how they are told."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Reads the weights of a model from a checkpoint, module by module, and finds those that nothing reads."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Collection, Mapping, Sequence

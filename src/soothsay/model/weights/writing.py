@@ -1,7 +1,5 @@
 """Writes checkpoints: Hugging Face directories that appear when they are complete."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import tempfile

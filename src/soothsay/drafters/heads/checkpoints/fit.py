@@ -4,8 +4,6 @@ config.json states a view's numbers at `["soothsay"]["view"]`. Its embedding, la
 tensors among the head's own. Their names are those of speculators for copies of a target's tensors.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ refused: it would load, and all its guesses would be wrong. Heads that no other 
 layout: our own names, and config.json says the method.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import MISSING, fields

@@ -1,7 +1,5 @@
 """A head's checkpoint whose layout is known: checked when it is opened, and loaded into a head."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
