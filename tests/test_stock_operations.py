@@ -13,7 +13,7 @@ from places import ROOT
 
 SOURCE = ROOT / "src" / "soothsay"
 OUTSIDE = {
-    *("checkpoint", "described_mode", "expert_rows", "generation_config", "head_order", "hub", "load"),
+    *("checkpoint", "described_mode", "generation_config", "head_order", "hub", "load"),
     *("numeric_mode", "packaged", "pass_measuring", "pass_times", "pass_times_file", "quantized", "rounding"),
     *("tensor_names", "tokenizer_files", "unused", "weight_source", "writing"),
 }
@@ -21,7 +21,7 @@ OUTSIDE = {
 
 PASSES = [
     *sorted(file for file in (SOURCE / "model").glob("*.py") if file.stem not in OUTSIDE),
-    *(SOURCE / "core" / f"{name}.py" for name in ("drawing", "functions", "kv_rows", "noise", "sampling")),
+    *(SOURCE / "core" / f"{name}.py" for name in ("cache", "drawing", "functions", "noise", "sampling")),
     *(SOURCE / file for file in ("core/verify.py", "engine/verification.py")),
 ]
 OURS = {"add", "norm", "select", "__init__"}
