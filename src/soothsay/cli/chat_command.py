@@ -37,9 +37,13 @@ class Chat:
     """Talk with a model. /help lists the commands within a conversation."""
 
     choice: ModelOrSibyl
-    system: str = option("", "The system message.")
-    show_drafted: bool = flag(f"Show accepted draft tokens in {ACCEPTED}.")
-    plain: bool = flag("Show answers as the model writes them, with Markdown as text.", panel="Output")
+    system: str = option("")
+    """The system message."""
+
+    show_drafted: bool = flag(help=f"Show accepted draft tokens in {ACCEPTED}.")
+    plain: bool = flag(panel="Output")
+    """Show answers as the model writes them, with Markdown as text."""
+
     max_tokens: int = common("max_tokens", default=512)
     sampling: SamplingOptions
     options: ModelOptions

@@ -133,13 +133,14 @@ class Demo:
 
     model: str | None = common("named", default=None, show_default="smollm2; sibyl without a network")
     drafter: list[str] | None = optional(
-        "those of auto, suffix and mtp that fit the model",
-        "A drafter to compare. Can be repeated.",
-        "-d",
-        autocompletion=drafters_like,
+        "those of auto, suffix and mtp that fit the model", "-d", autocompletion=drafters_like
     )
+    """A drafter to compare. Can be repeated."""
+
     max_tokens: int = common("max_tokens", default=96, min=1)
-    repeats: int = option(5, "Rounds. Times are the median over them.", min=1)
+    repeats: int = option(5, min=1)
+    """Rounds. Times are the median over them."""
+
     dtype: DType = shared(ModelOptions, "dtype")
     device: str = shared(ModelOptions, "device")
     kernels: str = shared(ModelOptions, "kernels")

@@ -47,15 +47,19 @@ class Verify:
     """
 
     choice: ModelOrSibyl
-    drafter: list[str] | None = optional(
-        "all that need no files", "A drafter to check. Can be repeated.", "-d", autocompletion=drafters_like
-    )
-    prompts: Path | None = optional("built-in prompts", PROMPTS, "-p", exists=True)
-    limit: int | None = optional("all", "Number of prompts, spread evenly over the file.", min=1)
+    drafter: list[str] | None = optional("all that need no files", "-d", autocompletion=drafters_like)
+    """A drafter to check. Can be repeated."""
+
+    prompts: Path | None = optional("built-in prompts", "-p", help=PROMPTS, exists=True)
+    limit: int | None = optional("all", min=1)
+    """Number of prompts, spread evenly over the file."""
+
     max_tokens: int = common("max_tokens", default=128)
     temperature: float = common("temperature", default=0.0, panel=SamplingOptions.PANEL)
     seed: int | None = shared(SamplingOptions, "seed")
-    batch: int = option(8, "Requests in a batch, of all drafters mixed.", min=1)
+    batch: int = option(8, min=1)
+    """Requests in a batch, of all drafters mixed."""
+
     options: LoadOptions
 
     def run(self) -> None:

@@ -132,7 +132,7 @@ class Learn:
     """
 
     model: str = common("model")
-    file: Path = argument(f"The stream. {PROMPTS}", exists=True)
+    file: Path = argument(help=f"The stream. {PROMPTS}", exists=True)
     plan: LearnPlan
     png: Path | None = shared(BenchOptions, "png")
     to_json: Path | None = shared(BenchOptions, "to_json")

@@ -45,14 +45,14 @@ class Spec:
     model: str = common("model", default="sibyl")
     prompts: Path = shared(BenchOptions, "prompts")
     drafter: list[str] | None = optional(
-        f"those of {', '.join(USUAL)} that fit the model, and its trained ones; {MOST} at most",
-        "Drafter to measure; may be repeated.",
-        "-d",
+        f"those of {', '.join(USUAL)} that fit the model, and its trained ones; {MOST} at most", "-d"
     )
+    """Drafter to measure; may be repeated."""
+
     options: SpecOptions
-    never_slower: bool = flag(
-        "Show 95% intervals, and exit with 1 if a drafter is slower than plain decoding."
-    )
+    never_slower: bool = flag()
+    """Show 95% intervals, and exit with 1 if a drafter is slower than plain decoding."""
+
     dtype: DType = shared(ModelOptions, "dtype")
     device: str = shared(ModelOptions, "device")
     kernels: str = shared(ModelOptions, "kernels")
@@ -156,7 +156,9 @@ class Report:
     The exit code is 1 if an answer differed from plain decoding's.
     """
 
-    files: list[Path] = argument("What 'bench spec --json' wrote.", **FILE)
+    files: list[Path] = argument(**FILE)
+    """What 'bench spec --json' wrote."""
+
     markdown: Path | None = shared(BenchOptions, "markdown")
     html: Path | None = shared(BenchOptions, "html")
     never_slower: bool = shared(Spec, "never_slower")

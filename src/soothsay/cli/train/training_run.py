@@ -30,38 +30,65 @@ _training = partial(option, panel="Training")
 class TrainingRun:
     """The options that every training command has, and the work that all of them do."""
 
-    model: str = argument("The target: a Hugging Face directory or a bundled model's name.")
-    data: list[Path] = argument(
-        "Training data: JSON lines with 'messages' or 'text', plain text, a directory that was "
-        "saved by 'datasets', or a folder that 'train data --features' has written.",
-        exists=True,
-    )
-    out: Path = required("The directory to write. A training that was interrupted resumes.", "-o")
-    init: Path | None = option(None, "Begin with the weights of this drafter.", exists=True, file_okay=False)
-    steps: int = _training(1000, "Optimizer steps.", min=1)
-    batch_tokens: int = _training(8192, "Tokens of a step.", min=16)
-    parts: int = _training(2, "Passes of a step. More passes need less memory.", min=1)
-    learning_rate: float = _training(1e-3, "Learning rate of embeddings, norms and output matrices.", min=0)
-    matrix_learning_rate: float = _training(3e-3, "Learning rate of matrices within layers.", min=0)
-    decay: float = _training(
-        0.8, "Share of the steps, at the end, in which the learning rates fall.", min=0, max=1
-    )
-    max_tokens: int = _training(1024, "Longer conversations are cut, at a turn if possible.", min=8)
-    held_out: int = _training(32, "Number of conversations that are kept for evaluation.", min=1)
-    evaluate_every: int = _training(200, "Steps between evaluations.", min=1)
-    save_every: int = _training(100, "Steps between checkpoints.", min=1)
-    stop_after: int | None = _training(
-        None, "Stop after this number of steps. The same command resumes.", min=1
-    )
-    keep_features: float = _training(
-        0.0,
-        "GiB of memory for what the target computes, so that later epochs need not run it. Heads only. A "
-        "run that is interrupted and resumed then differs in the last bits.",
-        min=0,
-    )
-    seed: int = _training(0, "Seed of shuffling and of new weights.")
-    device: str = _training("cpu", "Where to train: cpu or cuda.")
-    compiled: bool = _training(False, "Compile decoder blocks: minutes that pay in a long training on a GPU.")
+    model: str = argument()
+    """The target: a Hugging Face directory or a bundled model's name."""
+
+    data: list[Path] = argument(exists=True)
+    """Training data: JSON lines with 'messages' or 'text', plain text, a directory that was saved by
+    'datasets', or a folder that 'train data --features' has written."""
+
+    out: Path = required("-o")
+    """The directory to write. A training that was interrupted resumes."""
+
+    init: Path | None = option(None, exists=True, file_okay=False)
+    """Begin with the weights of this drafter."""
+
+    steps: int = _training(1000, min=1)
+    """Optimizer steps."""
+
+    batch_tokens: int = _training(8192, min=16)
+    """Tokens of a step."""
+
+    parts: int = _training(2, min=1)
+    """Passes of a step. More passes need less memory."""
+
+    learning_rate: float = _training(1e-3, min=0)
+    """Learning rate of embeddings, norms and output matrices."""
+
+    matrix_learning_rate: float = _training(3e-3, min=0)
+    """Learning rate of matrices within layers."""
+
+    decay: float = _training(0.8, min=0, max=1)
+    """Share of the steps, at the end, in which the learning rates fall."""
+
+    max_tokens: int = _training(1024, min=8)
+    """Longer conversations are cut, at a turn if possible."""
+
+    held_out: int = _training(32, min=1)
+    """Number of conversations that are kept for evaluation."""
+
+    evaluate_every: int = _training(200, min=1)
+    """Steps between evaluations."""
+
+    save_every: int = _training(100, min=1)
+    """Steps between checkpoints."""
+
+    stop_after: int | None = _training(None, min=1)
+    """Stop after this number of steps. The same command resumes."""
+
+    keep_features: float = _training(0.0, min=0)
+    """GiB of memory for what the target computes, so that later epochs need not run it. Heads only. A run
+    that is interrupted and resumed then differs in the last bits."""
+
+    seed: int = _training(0)
+    """Seed of shuffling and of new weights."""
+
+    device: str = _training("cpu")
+    """Where to train: cpu or cuda."""
+
+    compiled: bool = _training(False)
+    """Compile decoder blocks: minutes that pay in a long training on a GPU."""
+
     chat_template: Path | None = shared(ModelOptions, "chat_template")
 
     def checkpoint(self) -> Checkpoint:
