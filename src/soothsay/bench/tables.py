@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,16 +98,6 @@ def escaped(text: str) -> str:
 
 Column = str | Callable[[Any], str]
 """How a cell is made of a record: a format, such as "{.rate:.1f}", or a function."""
-
-
-def numbers_table(names: Iterable[str], numbers: Iterable[str], *, caption: str | None = None) -> Table:
-    """A table with columns of names, and after them columns of numbers, which are aligned to the right."""
-    table = Table(box=box.SIMPLE_HEAD, caption=caption, caption_justify="left")
-    for heading in names:
-        table.add_column(heading, overflow="fold")
-    for heading in numbers:
-        table.add_column(heading, justify="right")
-    return table
 
 
 def records_table(

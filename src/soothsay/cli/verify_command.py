@@ -15,9 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from soothsay.bench.measure import Meter
-from soothsay.bench.prompts import PromptEntry, encode, read_prompts, spread
-from soothsay.bench.tables import numbers_table
-from soothsay.cli.demo_command import TASKS
+from soothsay.bench.prompts import DEMO, PromptEntry, encode, read_prompts, spread
+from soothsay.bench.tables import records_table
 from soothsay.cli.terminal import fitting_drafters, load_llm, progress_bar
 from soothsay.config import EngineConfig
 from soothsay.options import (
@@ -91,18 +90,18 @@ class Verify:
     def _show(self, report: EqualityReport, entries: list[PromptEntry], tokenizer: Tokenizer | None) -> None:
         """Show a table of all drafters, and a second table of the divergences if there are any."""
         console = Console(highlight=False)
-        numbers = "prompts", "tokens compared", "tokens a step", "divergences"
-        table = numbers_table(("drafter",), numbers)
-        for comparison in report.comparisons:
-            count = len(comparison.divergences)
-            table.add_row(
-                Text(comparison.drafter),
-                f"{comparison.prompts:,}",
-                f"{comparison.tokens:,}",
-                f"{comparison.mean_accepted:.2f}",
-                Text(str(count), "bold red" if count else ""),
-            )
-        console.print(table)
+        checks = records_table(
+            report.comparisons,
+            {"drafter": "{.drafter}"},
+            {
+                "prompts": "{.prompts:,}",
+                "tokens compared": "{.tokens:,}",
+                "tokens a step": "{.mean_accepted:.2f}",
+                "divergences": lambda one: str(len(one.divergences)),
+            },
+            style=lambda one: "bold red" if one.divergences else "",
+        )
+        console.print(checks)
         if report.divergences:
             _show_divergences(console, report, entries, tokenizer)
         _, *own = report.comparisons  # the first is "none"
@@ -123,8 +122,8 @@ class Verify:
 
 def _built_in() -> list[PromptEntry]:
     """The demo's prompts, each once in the chat template and once as plain text."""
-    asked = [PromptEntry(({"role": "user", "content": task.prompt},), id=task.name) for task in TASKS]
-    return asked + [PromptEntry(task.prompt, id=f"{task.name}, as text") for task in TASKS]
+    asked = read_prompts(DEMO)
+    return asked + [PromptEntry(one.turns[0], id=f"{one.id}, as text") for one in asked]
 
 
 def _show_divergences(
