@@ -273,14 +273,14 @@ def _fleet(
     with ExitStack() as stack:
         from soothsay.server.engines.engine_process import PORTABLE, load
         from soothsay.server.fleet.engine_fleet import Fleet
-        from soothsay.server.placement import Placement, engines
+        from soothsay.server.placement import engines
 
         shared = placement.shared(bounds.most)
         stages = shared if isinstance(shared, int) else len(shared) + 1
         variables = PORTABLE if placement.portable else {}
-        place = placement.replica_cores, placement.ray_address
+        place = bounds.most, placement.replica_cores, placement.ray_address
         factory = partial(load, model, stages=shared, **arguments)
-        make = stack.enter_context(engines(factory, Placement(bounds.most, *place, variables, stages)))
+        make = stack.enter_context(engines(factory, *place, variables, stages))
         with load_bar(f"loading {model} ..."):
             fleet = stack.enter_context(Fleet(make, bounds))
         yield fleet

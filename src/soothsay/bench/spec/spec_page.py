@@ -215,7 +215,7 @@ def _section(results: SpecResults) -> dict[str, Any]:
         (
             f"Temperature {temperature:g}, batch {batch}",
             _by_task(own),
-            [chart for chart in (_by_depth(own), _by_phase(own), _by_nodes(own)) if chart.series],
+            [*_by_depth(own), *_by_phase(own), *_by_nodes(own)],
         )
         for (temperature, batch), own in by_setting(rows)
     ]
@@ -253,14 +253,15 @@ def _panels(panels: Sequence[tuple[str, Mapping[str, Score]]]) -> list[Chart]:
     ]
 
 
-def _by_depth(rows: Sequence[SpecRow]) -> Chart:
+def _by_depth(rows: Sequence[SpecRow]) -> Iterator[Chart]:
     depths = {row.name: row.overall.by_depth for row in rows if any(row.overall.by_depth)}
     series = {name: list(enumerate(shares, start=1)) for name, shares in depths.items()}
     name = "Steps that accept a draft token at this depth"
-    return _chart(name, lines(series, "depth", "share of steps", percent=True), [*series])
+    if series:
+        yield _chart(name, lines(series, "depth", "share of steps", percent=True), [*series])
 
 
-def _by_nodes(rows: Sequence[SpecRow]) -> Chart:
+def _by_nodes(rows: Sequence[SpecRow]) -> Iterator[Chart]:
     speedups = {row.name: row.overall.by_nodes for row in rows if len(row.overall.by_nodes) > 1}
     series = {name: list(enumerate(values, start=1)) for name, values in speedups.items()}
     name = "Speed-up after the first token that theory expects, by the most nodes of a tree"
@@ -268,17 +269,19 @@ def _by_nodes(rows: Sequence[SpecRow]) -> Chart:
         "The recorded trees are cut to their best nodes, and their verdicts replayed. The time of drafting "
         "stays as it was."
     )
-    return _chart(name, lines(series, "nodes", "speed-up", reference=1.0), [*series], caption)
+    if series:
+        yield _chart(name, lines(series, "nodes", "speed-up", reference=1.0), [*series], caption)
 
 
-def _by_phase(rows: Sequence[SpecRow]) -> Chart:
+def _by_phase(rows: Sequence[SpecRow]) -> Iterator[Chart]:
     phased = [(row.name, row.overall.phases) for row in rows if row.overall.accepted]
-    phases = [*phased[0][1]] if phased else []
     caption = (
         "prefill: until the first token. draft: in the drafter. verify: from the draft to the verdict, which "
         "is the target's pass. other: scheduling, text."
     )
-    return _chart("Milliseconds a token, by phase", stacks(phased, "ms a token"), phases, caption)
+    if phased:
+        phases = [*phased[0][1]]
+        yield _chart("Milliseconds a token, by phase", stacks(phased, "ms a token"), phases, caption)
 
 
 def _curves(rows: Sequence[SpecRow]) -> Iterator[Chart]:

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from soothsay.bench.bench_plans import BenchOptions
 from soothsay.bench.tables import records_table
-from soothsay.cli.bench.bench_options import save_chart, save_numbers
+from soothsay.cli.bench.bench_options import save_chart, save_numbers, show
 from soothsay.cli.terminal import notice, progress_bar
 from soothsay.files import write_text
 from soothsay.options import argument, flag, option, optional, shared
@@ -246,14 +245,10 @@ class ServersUnderLoad:
         """Show tables and notes, and write the page and the chart that were asked for."""
         from soothsay.bench.serve.load_page import load_chart, notes, page, tables
 
-        console = Console(highlight=False)
         if not results.trials:
-            console.print("nothing was measured")
+            print("nothing was measured")
             return
-        for content in tables(results, slo):
-            console.print(content)
-        for note in notes(results, slo):
-            console.print(Text(note), soft_wrap=True)
+        show(*tables(results, slo), *map(Text, notes(results, slo)))
         if self.html is not None:
             write_text(self.html, page(results, slo))
         save_chart(self.png, lambda: load_chart(results), dpi=110)
@@ -307,5 +302,5 @@ class BusyMachine:
             found = asyncio.run(bench_busy(targets, loops, self.rounds, self.max_tokens, progress))
         numbers = {"tokens/s": "{.rate:.1f}", "share": "{.share:.2f}", "longest wait": "{.longest:.1f}"}
         table = records_table(found, {"busy processes": "{.loops}", "server": "{.server}"}, numbers)
-        Console(highlight=False).print(table)
+        show(table)
         save_numbers(self.to_json, [asdict(one) for one in found])

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Literal
 
 import typer
-from rich.console import Console
 
 from soothsay.bench.bench_plans import BenchOptions
 from soothsay.bench.tables import records_table
-from soothsay.cli.bench.bench_options import known_dtypes, row_counts, save_numbers
+from soothsay.cli.bench.bench_options import known_dtypes, row_counts, save_numbers, show
 from soothsay.cli.terminal import notice, progress_bar
 from soothsay.config import DType, KVDType
 from soothsay.options import FILE, ModelOptions, argument, common, option, optional, shared
@@ -61,7 +60,7 @@ class Step:
             model = LlamaShape.parse(self.shape or "1.1B") if self.model is None else self.model
             asked = counts, self.contexts or [128], self.rounds, self.tree
             report = bench_step(model, dtypes, *asked, kernels=self.kernels)
-        Console(highlight=False).print(step_table(report))
+        show(step_table(report))
         save_numbers(self.to_json, asdict(report))
 
 
@@ -100,7 +99,7 @@ class Host:
             situations = self.batch or [1, 32], self.temperature or [0.0, 1.0]
             own = {name: getattr(self, name) for name in ("tokens", "rounds", "kernels")}
             times = bench_host(self.model, drafters, *situations, **own)
-        Console(highlight=False).print(host_table(times, self.rounds))
+        show(host_table(times, self.rounds))
         save_numbers(self.to_json, [asdict(time) for time in times])
 
 
@@ -136,7 +135,7 @@ class Experts:
                 raise typer.BadParameter(f"--shape {self.shape}: it has no experts; write {SHAPE}")
             own = {name: getattr(self, name) for name in ("rounds", "kernels")}
             report = bench_step(sizes, dtypes, counts, dense=sizes.dense, **own)
-        Console(highlight=False).print(step_table(report))
+        show(step_table(report))
         save_numbers(self.to_json, asdict(report))
 
 
@@ -188,5 +187,5 @@ class Quality:
             title=Path(self.model).name,
             caption=f"{found[0].tokens:,} distributions",
         )
-        Console(highlight=False).print(table)
+        show(table)
         save_numbers(self.to_json, [asdict(one) for one in found])
