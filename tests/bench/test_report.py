@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from soothsay.bench.journal import Journal
 from soothsay.bench.spec.run_times import RunTimes
 from soothsay.bench.spec.spec_charts import BAR, WORSE, bars, lines, stacks
-from soothsay.bench.spec.spec_page import markdown, notes, page, table
+from soothsay.bench.spec.spec_page import COLUMNS, markdown, notes, page, table
 from soothsay.bench.spec.spec_results import Lap, SpecResults
 from soothsay.cli.app import app
 from soothsay.plotting import COLOURS, inline_svg
@@ -115,6 +115,11 @@ def test_a_large_page_is_small() -> None:
     text = page([results(drafters, ((0.0, 1),))])
     assert len(text.encode()) < 100_000
     Reader(text)
+
+
+def test_the_page_says_what_every_column_means() -> None:
+    text = page([results()])
+    assert [*COLUMNS] == re.findall(r"<b>([^<]*)</b>: ", text)
 
 
 def test_what_is_not_there_is_not_drawn() -> None:

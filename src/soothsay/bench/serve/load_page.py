@@ -222,7 +222,6 @@ def page(results: LoadResults, slo: Slo) -> str:
         "load.html",
         title="Load",
         about=results.conditions,
-        measures=[(measure.name, measure.meaning) for measure in MEASURES],
         tables=tables(results, slo),
         notes=notes(results, slo),
         chart=drawn(load_chart(results), "distributions of latencies, and what happened over time"),

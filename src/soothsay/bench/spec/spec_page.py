@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +24,6 @@ HEADINGS = {
 """Spec-Bench's tasks, short enough for a terminal."""
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of the table that sums up all tasks."""
-
-    heading: str
-    meaning: str
-    value: str | Callable[[Score], str]  # the name of a ratio of `Score`, or a function that writes a cell
-
-    def cell(self, score: Score) -> str:
-        """The text of the cell for a score. Empty if the value is unknown."""
-        return _number(getattr(score, self.value)) if isinstance(self.value, str) else self.value(score)
-
-
 def _number(value: float) -> str:
     """Format a number; empty if it is unknown, which is 0."""
     return f"{value:.2f}" if value else ""
@@ -50,37 +36,22 @@ def _prediction(score: Score) -> str:
     return f"{score.predicted:.2f} ({score.predicted / score.speedup - 1:+.0%})"
 
 
-COLUMNS = (
-    Column("accepted", "tokens a step, with the bonus token, without the pass over the prompt", "accepted"),
-    Column(
-        OVERALL, "speed-up: mean over questions of tokens/s, over the same mean of plain decoding", "speedup"
-    ),
-    Column("median", "speed-up: median over questions of one rate over the other", "median_speedup"),
-    Column("decode", "speed-up after the first token", "decode_speedup"),
-    Column("CPU", "speed-up by CPU time, which other work on the machine hardly affects", "cpu_speedup"),
-    Column("tokens/s", "mean over questions, with the time of the prompt", lambda s: f"{s.rate:.0f}"),
-    Column(
-        "nodes",
-        "draft tokens verified a step",
-        lambda score: f"{score.drafted:.1f}" if score.accepted else "",
-    ),
-    Column(
-        "predicted",
-        "the overall speed-up that theory expects, and how far it is from the measured one: tokens a step, "
-        "times of passes and of drafting, and plain decoding's own time",
-        _prediction,
-    ),
-    Column(
-        "best nodes",
-        "the largest tree, with its root, that theory expects to be fastest; 1 is plain decoding",
-        lambda score: str(score.best_nodes or ""),
-    ),
-    Column(
-        "equal",
-        "answers that equal plain decoding's, token by token",
-        lambda s: "" if s.different is None else f"{s.answers - s.different}/{s.answers}",
-    ),
-)
+COLUMNS: Mapping[str, Callable[[Score], str]] = {
+    "accepted": lambda score: _number(score.accepted),
+    OVERALL: lambda score: _number(score.speedup),
+    "median": lambda score: _number(score.median_speedup),
+    "decode": lambda score: _number(score.decode_speedup),
+    "CPU": lambda score: _number(score.cpu_speedup),
+    "tokens/s": lambda score: f"{score.rate:.0f}",
+    "nodes": lambda score: f"{score.drafted:.1f}" if score.accepted else "",
+    "predicted": _prediction,
+    "best nodes": lambda score: str(score.best_nodes or ""),
+    "equal": lambda s: "" if s.different is None else f"{s.answers - s.different}/{s.answers}",
+}
+"""The columns of the table that sums up all tasks. A cell is empty if its value is unknown.
+
+`pages/spec.html` says what they mean.
+"""
 
 
 def table(results: SpecResults, setting: tuple[float, int] | None = None) -> ResultTable:
@@ -93,7 +64,7 @@ def table(results: SpecResults, setting: tuple[float, int] | None = None) -> Res
     rows = [row for row in results.rows() if setting in (None, (row.temperature, row.batch))]
     tasks = [task for task in (rows[0].scores if rows else ()) if task != OVERALL]
     tasks = tasks if len(tasks) > 1 else []
-    columns = [one for one in COLUMNS if any(one.cell(row.overall) for row in rows)]
+    columns = {name: cell for name, cell in COLUMNS.items() if any(cell(row.overall) for row in rows)}
     settings, name = ["T", "batch"] if len({row.batch for row in rows}) > 1 else ["T"], ""
     if setting is not None:
         temperature, batch = setting
@@ -103,10 +74,10 @@ def table(results: SpecResults, setting: tuple[float, int] | None = None) -> Res
     def cells(row: SpecRow) -> list[str]:
         chosen = [f"{row.temperature:g}", str(row.batch)][: len(settings)]
         speedups = [_number(row.scores[task].speedup) if task in row.scores else "" for task in tasks]
-        return [row.name, *chosen, *speedups, *(column.cell(row.overall) for column in columns)]
+        return [row.name, *chosen, *speedups, *(cell(row.overall) for cell in columns.values())]
 
     named = [HEADINGS.get(task, task) for task in tasks]
-    headings = ["drafter", *settings, *named, *(column.heading for column in columns)]
+    headings = ["drafter", *settings, *named, *columns]
     left_out = [[drafter, *("" for _ in headings[2:]), "out"] for drafter in results.left_out]
     return ResultTable(headings, [cells(row) for row in rows] + left_out, title=name)
 
@@ -192,7 +163,6 @@ def page(every: Sequence[SpecResults]) -> str:
     return html_page(
         "spec.html",
         title=heading,
-        columns=[(column.heading, column.meaning) for column in COLUMNS],
         overview=_overview(every) if len(every) > 1 else [],
         runs=[_section(results) for results in every],
     )
