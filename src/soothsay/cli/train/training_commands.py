@@ -42,8 +42,9 @@ class LanguageModelTraining(TrainingRun):
         from soothsay.train.whole_models import LanguageModel
 
         examples, held_out = self.examples()
-        own = {name: getattr(self, name) for name in ("fresh", "mtp_modules", "seed", "device")}
-        self.train(LanguageModel(self.checkpoint(), held_out, **own), examples)
+        own = {name: getattr(self, name) for name in ("fresh", "mtp_modules", "device")}
+        model = LanguageModel(self.checkpoint(), held_out, seed=self.config.seed, **own)
+        self.train(model, examples)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +71,7 @@ class HeadTraining(TrainingRun):
         from soothsay.train import heads, new_heads
 
         examples, held_out = self.examples()
-        torch.manual_seed(self.seed)
+        torch.manual_seed(self.config.seed)
         target, make = self.target(), getattr(new_heads, self.head)
         own = self.choices(target, examples)
         given = {"target": target, "examples": examples, **own}
@@ -255,7 +256,7 @@ class DraftModelTraining(TrainingRun):
 
         checkpoint = self.checkpoint()
         config = draft_config(checkpoint.config, self.layers, self.hidden, self.heads, self.intermediate)
-        torch.manual_seed(self.seed)
+        torch.manual_seed(self.config.seed)
         model = Transformer(parse_model_config(config), TrainingKernels()).to(self.device)
         examples, held_out = self.examples()
         recipe = DraftRecipe(
