@@ -21,16 +21,18 @@ from typer.testing import CliRunner, Result
 
 import soothsay
 from soothsay import LLM, Drafter, RequestError, SamplingParams, SoothsayError, Stream
+from soothsay.bench.prompts import DEMO, PromptEntry, read_prompts
 from soothsay.cli import demo_command as demo_module
 from soothsay.cli.app import app
 from soothsay.cli.chat_command import Conversation
-from soothsay.cli.demo_command import TASKS, DemoAnswer
+from soothsay.cli.demo_command import DemoAnswer
 from soothsay.cli.terminal import try_drafters
 from soothsay.core.answer import Piece
 from soothsay.server.tools.reasoning import ReasoningFormat
 
 PROMPT = "A man in a blue shirt is standing"
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
+TASKS = read_prompts(DEMO)
 GREEN = "\x1b[32m"
 RAW = ("generate", "--raw", "-t", "0")
 CHAT = ("generate", "--chat", "-t", "0")
@@ -379,7 +381,7 @@ def test_demo_shows_equal_tokens() -> None:
         r"suffix over all prompts: [\d.]+x as fast as plain, [\d.]+ tokens a step", result.stdout
     )
     assert "temperature 1" in result.stdout
-    assert all(f"\n{task.name} (" in result.stdout for task in TASKS)
+    assert all(f"\n{task.id} (" in result.stdout for task in TASKS)
 
 
 def test_demo_compares_what_is_asked_for() -> None:
@@ -394,9 +396,9 @@ def test_demo_compares_what_is_asked_for() -> None:
 def test_demo_fails_loudly_where_tokens_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     decode = demo_module.decode
 
-    def lie(llm: LLM, task: demo_module.Task, drafter: Callable[..., object], max_tokens: int) -> DemoAnswer:
+    def lie(llm: LLM, task: PromptEntry, drafter: Callable[..., object], max_tokens: int) -> DemoAnswer:
         done = decode(llm, task, drafter, max_tokens)  # type: ignore[arg-type]
-        if task.name == "maths" and max(done.stats.drafted_at, default=0):
+        if task.id == "maths" and max(done.stats.drafted_at, default=0):
             done.pieces[-1] = done.pieces[-1]._replace(token=done.pieces[-1].token + 1)
         return done
 

@@ -6,11 +6,16 @@ The dataclasses hold plain values, and can be made by hand.
 
 from __future__ import annotations
 
+import ast
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, asdict, dataclass, field, replace
-from functools import partial
+from functools import cache, partial
+from inspect import get_annotations, getsource
+from itertools import pairwise
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 from soothsay.config import DType, KVDType, memory_size
@@ -42,57 +47,80 @@ PROMPTS = (
 
 @dataclass(frozen=True)
 class Declaration:
-    """What a command line has to know about a field."""
+    """What a command line has to know about a field, besides its docstring."""
 
-    help: str
     names: tuple[str, ...]  # such as "-d"; without a long one, it is "--" and the field's name
     is_argument: bool
+    help: str  # the text for `--help`; empty: the docstring says it
     settings: Mapping[str, Any]  # bounds and looks, by the names of `typer.Option` and `typer.Argument`
+    origin: tuple[type[Any], str] | None = None  # the class and the name of a field that this one repeats
 
 
-def option(default: Any, help: str, *names: str, **settings: Any) -> Any:
-    """A field that is an option.
+def option(default: Any, *names: str, help: str = "", **settings: Any) -> Any:
+    """A field that is an option. Its docstring is the text for `--help`, see `help_of`.
 
     Args:
         default: its value if it is not given, or `REQUIRED`.
-        help: the text for `--help`.
         names: its names, if they are others than "--" with the field's name. A short one is added to that.
+        help: the text for `--help`, if it is made of other texts.
         settings: see `Declaration`. `panel` names the part of the help in which it stands.
     """
-    return _declared(default, Declaration(help, names, False, settings))
+    return _declared(default, Declaration(names, False, help, settings))
 
 
-def optional(instead: str, help: str, *names: str, **settings: Any) -> Any:
+def optional(instead: str, *names: str, **settings: Any) -> Any:
     """An option that need not be given. Then it is None, and the help shows `instead` as its default."""
-    return option(None, help, *names, show_default=instead, **settings)
+    return option(None, *names, show_default=instead, **settings)
 
 
-def required(help: str, *names: str, **settings: Any) -> Any:
+def required(*names: str, **settings: Any) -> Any:
     """An option that must be given. Arguments are those of `option`."""
-    return option(REQUIRED, help, *names, **settings)
+    return option(REQUIRED, *names, **settings)
 
 
-def flag(help: str, *names: str, **settings: Any) -> Any:
+def flag(*names: str, **settings: Any) -> Any:
     """An option without a value, which is False if it is not given. Arguments are those of `option`."""
-    return option(False, help, *names, **settings)
+    return option(False, *names, **settings)
 
 
-def argument(help: str, *, default: Any = REQUIRED, **settings: Any) -> Any:
+def argument(*, default: Any = REQUIRED, help: str = "", **settings: Any) -> Any:
     """A field that is given by its place. Arguments are those of `option`."""
-    return _declared(default, Declaration(help, (), True, settings))
+    return _declared(default, Declaration((), True, help, settings))
 
 
 def shared(group: type[Any], name: str, **changes: Any) -> Any:
     """A field as `group` declares it, for another dataclass. `changes`: default, help or settings."""
     there = group.__dataclass_fields__[name]
     declaration: Declaration = there.metadata[DECLARED]
-    default, help = changes.pop("default", there.default), changes.pop("help", declaration.help)
+    default, help = changes.pop("default", there.default), changes.pop("help", "")
     settings = {"panel": getattr(group, "PANEL", None), **declaration.settings, **changes}
-    return _declared(default, replace(declaration, help=help, settings=settings))
+    return _declared(default, replace(declaration, help=help, settings=settings, origin=(group, name)))
 
 
 def _declared(default: Any, declaration: Declaration) -> Any:
     return field(default=default, metadata={DECLARED: declaration})
+
+
+def help_of(group: type[Any], name: str) -> str:
+    """The help of an option: the first paragraph of its docstring. It may have that of its origin."""
+    declaration: Declaration = group.__dataclass_fields__[name].metadata[DECLARED]
+    owner = next(kind for kind in group.__mro__ if name in get_annotations(kind))
+    if text := _docstrings(owner).get(name) or declaration.help:
+        return text
+    return "" if declaration.origin is None else help_of(*declaration.origin)
+
+
+@cache
+def _docstrings(owner: type[Any]) -> dict[str, str]:
+    """The first paragraphs of the docstrings of a class's fields, as far as its source is there."""
+    found = dict[str, str]()
+    with suppress(OSError):
+        (made,) = ast.parse(dedent(getsource(owner))).body
+        for field, text in pairwise(made.body if isinstance(made, ast.ClassDef) else ()):
+            match field, text:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(doc))):
+                    found[name] = " ".join(doc.partition("\n\n")[0].split())
+    return found
 
 
 DRAFTERS = (
@@ -124,13 +152,16 @@ def models_like(incomplete: str) -> list[str]:
 class CommonOptions:
     """Options of many commands, which have defaults and bounds of their own: see `shared`."""
 
-    model: str = argument(MODEL, autocompletion=models_like)
-    named: str = option("sibyl", MODEL, "--model", "-m", autocompletion=models_like)
-    max_tokens: int = option(256, "Limit of tokens in an answer.", "-n")
-    temperature: float = option(0.0, "0: always the most likely token.", "-t")
-    served_name: str | None = optional(
-        "the model as given, without its folder", "Name of the model in requests.", "--served-model-name"
-    )
+    model: str = argument(help=MODEL, autocompletion=models_like)
+    named: str = option("sibyl", "--model", "-m", help=MODEL, autocompletion=models_like)
+    max_tokens: int = option(256, "-n")
+    """Limit of tokens in an answer."""
+
+    temperature: float = option(0.0, "-t")
+    """0: always the most likely token."""
+
+    served_name: str | None = optional("the model as given, without its folder", "--served-model-name")
+    """Name of the model in requests."""
 
 
 common = partial(shared, CommonOptions)
@@ -143,14 +174,9 @@ class ModelChoice:
 
     place: str | None = common("model", default=None, metavar="MODEL", show_default=False)
     model: str | None = option(
-        None,
-        "The same as MODEL.",
-        "--model",
-        "-m",
-        panel="Model",
-        show_default=False,
-        autocompletion=models_like,
+        None, "--model", "-m", panel="Model", show_default=False, autocompletion=models_like
     )
+    """The same as MODEL."""
 
     @property
     def name(self) -> str:
@@ -245,63 +271,48 @@ class LoadOptions:
 
     PANEL = "Model"
 
-    dtype: DType = option("auto", "Number format of the linear layers.", panel=MAIN)
-    max_context: int | None = optional(
-        "the model's", "Limit of tokens in prompt and answer together.", min=2, panel=MAIN
-    )
-    threads: int | None = optional(
-        "the physical cores", "Number of threads that compute.", min=1, callback=checked_threads, panel=MAIN
-    )
-    kv_memory: str | None = optional(
-        "25% at most",
-        "Memory of the KV cache: bytes, such as 4GiB, or a share of what is free, such as 50%.",
-        metavar="SIZE",
-        callback=checked_memory,
-        panel=MAIN,
-    )
-    kv_dtype: KVDType = option("auto", "Number format of the KV cache; 'int8' takes about half the memory.")
-    device: str = option(
-        "auto", "Where the model runs: cpu, cuda, cuda:1. 'auto': SOOTHSAY_DEVICE, else cpu."
-    )
-    kernels: str = option(
-        "auto",
-        "What computes: an instruction set such as avx2, or 'stock', PyTorch's operations. 'auto': the "
-        "fastest that run here.",
-        callback=checked_kernels,
-    )
-    lora: list[str] | None = optional(
-        "none",
-        "A LoRA adapter of the model: a directory as PEFT writes it, or OWNER/NAME on the hub. 'generate' "
-        "and 'chat' answer with it, and requests to a server name it as their model. Can be repeated.",
-        metavar="NAME=PATH",
-        callback=checked_adapters,
-    )
-    chat_template: Path | None = optional(
-        "the model's",
-        "A file with a Jinja template for conversations, in place of the model's own ones.",
-        **FILE,
-    )
+    dtype: DType = option("auto", panel=MAIN)
+    """Number format of the linear layers."""
+
+    max_context: int | None = optional("the model's", min=2, panel=MAIN)
+    """Limit of tokens in prompt and answer together."""
+
+    threads: int | None = optional("the physical cores", min=1, callback=checked_threads, panel=MAIN)
+    """Number of threads that compute."""
+
+    kv_memory: str | None = optional("25% at most", metavar="SIZE", callback=checked_memory, panel=MAIN)
+    """Memory of the KV cache: bytes, such as 4GiB, or a share of what is free, such as 50%."""
+
+    kv_dtype: KVDType = option("auto")
+    """Number format of the KV cache; 'int8' takes about half the memory."""
+
+    device: str = option("auto")
+    """Where the model runs: cpu, cuda, cuda:1. 'auto': SOOTHSAY_DEVICE, else cpu."""
+
+    kernels: str = option("auto", callback=checked_kernels)
+    """What computes: an instruction set such as avx2, or 'stock', PyTorch's operations. 'auto': the
+    fastest that run here."""
+
+    lora: list[str] | None = optional("none", metavar="NAME=PATH", callback=checked_adapters)
+    """A LoRA adapter of the model: a directory as PEFT writes it, or OWNER/NAME on the hub. 'generate'
+    and 'chat' answer with it, and requests to a server name it as their model. Can be repeated."""
+
+    chat_template: Path | None = optional("the model's", **FILE)
+    """A file with a Jinja template for conversations, in place of the model's own ones."""
 
 
 @dataclass(frozen=True)
 class ModelOptions(LoadOptions):
     """How a model is loaded and answers."""
 
-    drafter: str = option(
-        "auto",
-        "What proposes draft tokens: a name, name(key=value, ...), FILE.py:CLASS, or several with |, > "
-        "or + between. 'auto' chooses the fastest, 'none' decodes plainly. No drafter changes the answer. "
-        "'soothsay inspect' lists those that fit.",
-        "-d",
-        panel=MAIN,
-        autocompletion=drafters_like,
-    )
-    generation_config: str = option(
-        "auto",
-        "Where defaults of sampling parameters are from: 'auto', the model's own files; a folder "
-        "with a generation_config.json; or 'none'.",
-        panel="Sampling",
-    )
+    drafter: str = option("auto", "-d", panel=MAIN, autocompletion=drafters_like)
+    """What proposes draft tokens: a name, name(key=value, ...), FILE.py:CLASS, or several with |, > or +
+    between. 'auto' chooses the fastest, 'none' decodes plainly. No drafter changes the answer. 'soothsay
+    inspect' lists those that fit."""
+
+    generation_config: str = option("auto", panel="Sampling")
+    """Where defaults of sampling parameters are from: 'auto', the model's own files; a folder with a
+    generation_config.json; or 'none'."""
 
 
 @dataclass(frozen=True)
@@ -311,14 +322,17 @@ class SamplingOptions:
     PANEL = "Sampling"
 
     temperature: float | None = common("temperature", default=None, show_default="the model's", panel=MAIN)
-    top_p: float | None = optional(
-        "the model's", "Keep the most likely tokens, up to this total probability."
-    )
-    top_k: int | None = optional("the model's", "Keep this many of the most likely tokens; 0: all.")
-    min_p: float | None = optional(
-        "the model's", "Keep tokens that are at least this likely, relative to the most likely one."
-    )
-    seed: int | None = optional("random", "The same seed gives the same answer.")
+    top_p: float | None = optional("the model's")
+    """Keep the most likely tokens, up to this total probability."""
+
+    top_k: int | None = optional("the model's")
+    """Keep this many of the most likely tokens; 0: all."""
+
+    min_p: float | None = optional("the model's")
+    """Keep tokens that are at least this likely, relative to the most likely one."""
+
+    seed: int | None = optional("random")
+    """The same seed gives the same answer."""
 
     def given(self, **others: Any) -> dict[str, Any]:
         """The parameters that were given, and `others`. Raises `RequestError` for an impossible value.

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from soothsay.bench.journal import Journal
 from soothsay.bench.spec.run_times import RunTimes
 from soothsay.bench.spec.spec_charts import BAR, WORSE, bars, lines, stacks
-from soothsay.bench.spec.spec_page import legend, markdown, notes, page, table
+from soothsay.bench.spec.spec_page import COLUMNS, markdown, notes, page, table
 from soothsay.bench.spec.spec_results import Lap, SpecResults
 from soothsay.cli.app import app
 from soothsay.plotting import COLOURS, inline_svg
@@ -117,6 +117,11 @@ def test_a_large_page_is_small() -> None:
     Reader(text)
 
 
+def test_the_page_says_what_every_column_means() -> None:
+    text = page([results()])
+    assert [*COLUMNS] == re.findall(r"<b>([^<]*)</b>: ", text)
+
+
 def test_what_is_not_there_is_not_drawn() -> None:
     text = page([results((), ((0.0, 1),))])
     Reader(text)
@@ -201,7 +206,8 @@ def test_series_beyond_the_colours_are_dashed() -> None:
     drawn = [line for line in panel.lines if len(line.get_xdata()) > 1]
     styles = [(to_hex(line.get_color()), line.get_linestyle()) for line in drawn]
     assert len({*styles}) == len(names)
-    beside = re.findall(r"border-top-style:(\w+);border-top-color:(#\w+)", legend(names))
+    text = page([results(tuple(names), ((0.0, 1), (0.0, 4)))])
+    beside = re.findall(r"border-top-style:(\w+);border-top-color:(#\w+)", text)[-len(names) :]
     assert [{"-": "solid", "--": "dashed"}[style] for _, style in styles] == [style for style, _ in beside]
     assert [colour for colour, _ in styles] == [colour for _, colour in beside]
 

@@ -18,19 +18,26 @@ class Size:
 
     PANEL = "Sizes"
 
-    width: int = option(2, "How wide.", min=1)
-    height: int = option(3, "How high.")
+    width: int = option(2, min=1)
+    """How wide.
+
+    The help does not say this."""
+
+    height: int = option(3)
+    """How high."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
     """Draw something."""
 
-    name: str = argument("What to draw.")
+    name: str = argument(help="What to draw.")
     size: Size
-    loud: bool = flag("Say it.", "-l")
-    frame: bool = option(True, "Draw a frame.", "--frame/--no-frame")
-    copies: int = required("How many.", "--times")
+    loud: bool = flag("-l", help="Say it.")
+    frame: bool = option(True, "--frame/--no-frame")
+    """Draw a frame."""
+
+    copies: int = required("--times", help="How many.")
 
     def run(self) -> None:
         """Draw."""
@@ -57,7 +64,9 @@ def test_options_of_a_group_stand_where_the_group_stands() -> None:
     shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "100"}).output
     assert "Draw something." in shown
     assert shown.index("--loud") < shown.index("Sizes") < shown.index("--width") < shown.index("--height")
-    assert "How wide." in shown
+    for told in ("What to draw.", "How wide.", "How high.", "Say it.", "Draw a frame.", "How many."):
+        assert told in shown
+    assert "does not say this" not in shown
     assert "--no-loud" not in shown
 
 
@@ -75,7 +84,7 @@ def test_an_option_has_one_place() -> None:
     class Twice(Draw):
         """Width is declared here too."""
 
-        width: int = option(1, "How wide.")
+        width: int = option(1)
 
     with pytest.raises(ValueError, match="width"):
         as_function(Twice)
@@ -87,6 +96,8 @@ def test_an_option_is_shared_with_another_default() -> None:
         """Draw a line."""
 
         width: int = shared(Size, "width", default=7)
+        height: int = shared(Size, "height")
+        """How long."""
 
         def run(self) -> None:
             """Print the width."""
@@ -98,6 +109,8 @@ def test_an_option_is_shared_with_another_default() -> None:
     assert CliRunner().invoke(lines, ["--width", "0"]).exit_code == 2
     shown = CliRunner().invoke(lines, ["--help"]).output
     assert "How wide." in shown
+    assert "How long." in shown
+    assert "How high." not in shown
     assert "Sizes" in shown
 
 

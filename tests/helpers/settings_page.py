@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from typer import Context
 from typer.core import TyperGroup
 from typer.main import get_command
 
@@ -54,8 +55,9 @@ def _sections(name: str, command: Any) -> Iterator[str]:
         for own, inner in command.commands.items():
             yield from _sections(f"{name} {own}", inner)
         return
-    arguments = [one for one in command.params if one.param_type_name == "argument"]
-    options = [one for one in command.params if one not in arguments and one.name != "help"]
+    shown = command.get_params(Context(command))
+    arguments = [one for one in shown if one.param_type_name == "argument"]
+    options = [one for one in shown if one not in arguments and one.name != "help"]
     asked = (one.metavar if one.required else f"[{one.metavar}]" for one in arguments)
     usage = " ".join((name, *asked))
     yield f"\n## {name}\n\n{_sentence(command.help)}\n\n```text\n{usage}\n```\n\n"

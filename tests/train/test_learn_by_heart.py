@@ -37,7 +37,8 @@ from soothsay.train.heads import (
     RedrafterRecipe,
 )
 from soothsay.train.sequences import TrainingKernels
-from soothsay.train.trainer import Trainer, TrainingConfig
+from soothsay.train.trainer import Trainer
+from soothsay.train.training_config import TrainingConfig
 
 Make = Callable[..., Transformer]
 
@@ -46,7 +47,7 @@ LENGTH = 32
 DEPTH = 3
 STEPS = 40
 CONFIG = TrainingConfig(
-    STEPS,
+    steps=STEPS,
     batch_tokens=2 * (6 + LENGTH),  # both conversations
     parts=1,
     learning_rate=3e-3,

@@ -12,8 +12,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from soothsay.errors import TrainingError
+from soothsay.train import training_config
 from soothsay.train.examples import Example
-from soothsay.train.trainer import Trainer, TrainingConfig
+from soothsay.train.trainer import Trainer
+from soothsay.train.training_config import TrainingConfig
 
 EXAMPLES = [Example(np.arange(i, i + 8) % 16, np.ones(8, dtype=np.bool_)) for i in range(40)]
 CONFIG = TrainingConfig(steps=6, batch_tokens=32, parts=2, evaluate_every=2, save_every=2)
@@ -183,8 +185,9 @@ def test_a_loss_that_is_no_number_ends_it_with_the_last_checkpoint_whole(tmp_pat
     assert all(torch.equal(before[name], tensor) for name, tensor in state(tmp_path).items())
 
 
-def test_the_learning_rate_rises_stays_and_falls() -> None:
-    config = TrainingConfig(steps=100, warmup=0.1, decay=0.5)
+def test_the_learning_rate_rises_stays_and_falls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_config, "WARMUP", 0.1)
+    config = TrainingConfig(steps=100, decay=0.5)
     rates = [config.rate(step) for step in range(100)]
     assert rates[0] == pytest.approx(0.1)
     assert rates[9:51] == [1.0] * 42

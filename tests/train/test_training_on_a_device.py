@@ -24,7 +24,8 @@ from soothsay.train.heads import (
     RedrafterRecipe,
 )
 from soothsay.train.sequences import TrainingKernels
-from soothsay.train.trainer import Trainer, TrainingConfig
+from soothsay.train.trainer import Trainer
+from soothsay.train.training_config import TrainingConfig
 
 RECIPES: dict[str, type[HeadRecipe]] = {
     "medusa": MedusaRecipe,

@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-SPEC_BENCH = Path(__file__).parents[1] / "bundled" / "spec-bench" / "questions.jsonl.gz"
+BUNDLED = Path(__file__).parents[1] / "bundled"
+
+DEMO = BUNDLED / "demo" / "prompts.jsonl"
+"""The prompts of `soothsay demo`."""
+
+SPEC_BENCH = BUNDLED / "spec-bench" / "questions.jsonl.gz"
 """The questions of Spec-Bench (Xia et al. 2024, arXiv 2401.07851)."""
 
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")

@@ -29,16 +29,20 @@ class Batch:
     """
 
     choice: ModelChoice
-    source: str | None = argument(
-        "The requests: a file in the format of OpenAI's batches.", default=None, metavar="INPUT"
-    )
-    output: str | None = argument(
-        "Gets one line for each request, in the order in which answers end.", default=None
-    )
+    source: str | None = argument(default=None, metavar="INPUT")
+    """The requests: a file in the format of OpenAI's batches."""
+
+    output: str | None = argument(default=None)
+    """Gets one line for each request, in the order in which answers end."""
+
     name: str | None = common("served_name")
-    seed: int = option(0, "Another seed gives other answers to sampled requests without a seed.")
+    seed: int = option(0)
+    """Another seed gives other answers to sampled requests without a seed."""
+
     engine: EngineOptions
-    replicas: int = option(1, "Number of engines. Another one goes on if one dies.", min=1)
+    replicas: int = option(1, min=1)
+    """Number of engines. Another one goes on if one dies."""
+
     ray_address: str | None = shared(PlacementOptions, "ray_address")
 
     def run(self) -> None:

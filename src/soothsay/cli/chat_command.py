@@ -7,8 +7,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
+from inspect import signature
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -37,9 +38,13 @@ class Chat:
     """Talk with a model. /help lists the commands within a conversation."""
 
     choice: ModelOrSibyl
-    system: str = option("", "The system message.")
-    show_drafted: bool = flag(f"Show accepted draft tokens in {ACCEPTED}.")
-    plain: bool = flag("Show answers as the model writes them, with Markdown as text.", panel="Output")
+    system: str = option("")
+    """The system message."""
+
+    show_drafted: bool = flag(help=f"Show accepted draft tokens in {ACCEPTED}.")
+    plain: bool = flag(panel="Output")
+    """Show answers as the model writes them, with Markdown as text."""
+
     max_tokens: int = common("max_tokens", default=512)
     sampling: SamplingOptions
     options: ModelOptions
@@ -65,7 +70,10 @@ class Chat:
 
 @dataclass
 class Conversation:
-    """A conversation: its turns so far, and the settings of the next answer."""
+    """A conversation: its turns so far, and the settings of the next answer.
+
+    A method `do_NAME` is the command /NAME. /help shows its docstring, and the name of its argument.
+    """
 
     llm: LLM
     params: SamplingParams  # /temperature changes them
@@ -78,21 +86,6 @@ class Conversation:
     turns: list[tuple[str, str]] = field(default_factory=list)  # (user's message, answer without thoughts)
     last: tuple[Choice, float] | None = None  # the last answer, and its seconds
     open: bool = True  # until the user leaves
-
-    @property
-    def _commands(self) -> dict[str, tuple[Callable[[str], None], str, str]]:
-        """What to do, what may follow the name, and a description, by the names of the commands."""
-        return {
-            "/help": (self._help, "", "show this list"),
-            "/reset": (self._reset, "", "forget the conversation, but keep the system message"),
-            "/system": (self._system, "TEXT", "set the system message; without TEXT, remove it"),
-            "/temperature": (self._temperature, "X", "set the temperature; 0: always the most likely token"),
-            "/drafter": (self._drafter, "SPEC", "use another drafter, for example none or prompt-lookup"),
-            "/colour": (self._colour, "", "turn colours of accepted draft tokens on or off"),
-            "/markdown": (self._markdown, "", "show answers as Markdown, or as the model writes them"),
-            "/stats": (self._stats, "", "show statistics of the last answer"),
-            "/quit": (self._quit, "", "leave, like Ctrl-D"),
-        }
 
     def run(self) -> None:
         """Read and answer until the user leaves."""
@@ -115,13 +108,13 @@ class Conversation:
     def handle(self, line: str) -> None:
         """Run a command, or answer a message. Raises `SoothsayError`."""
         name, _, rest = line.partition(" ")
-        if not line.startswith("/"):
-            if line:
-                self._answer(line)
-        elif name in self._commands:
-            self._commands[name][0](rest.strip())
-        else:
-            raise RequestError(f"there is no command {name}; /help lists all commands")
+        if line.startswith("/"):
+            command = getattr(self, f"do_{name.removeprefix('/')}", None)
+            if command is None:
+                raise RequestError(f"there is no command {name}; /help lists all commands")
+            command(rest.strip())
+        elif line:
+            self._answer(line)
 
     def _answer(self, text: str) -> None:
         # its libraries are as slow to import as the rest
@@ -198,45 +191,56 @@ class Conversation:
     def _say(self, text: str, style: str = "dim") -> None:
         self.console.print(Text(text, style))
 
-    def _help(self, _: str) -> None:
+    def do_help(self, _: str) -> None:
+        """Show this list."""
         table = Table.grid(padding=(0, 2))
-        for name, (_command, given, description) in self._commands.items():
-            table.add_row(f"{name} {given}", Text(description, "dim"))
+        for name, command in vars(Conversation).items():
+            if name.startswith("do_"):
+                _, given = signature(command).parameters
+                shown = f"/{name.removeprefix('do_')} {given.upper()}".rstrip("_")
+                table.add_row(shown, Text(command.__doc__, "dim"))
         self.console.print(table)
         self._say("Ctrl-C stops an answer. At the prompt, it leaves.")
 
-    def _reset(self, _: str) -> None:
+    def do_reset(self, _: str) -> None:
+        """Forget the conversation, but keep the system message."""
         self.turns.clear()
         self._say("forgotten")
 
-    def _system(self, text: str) -> None:
+    def do_system(self, text: str) -> None:
+        """Set the system message; without TEXT, remove it."""
         self.system = text
         self._say("system message set" if text else "no system message")
 
-    def _temperature(self, text: str) -> None:
+    def do_temperature(self, number: str) -> None:
+        """Set the temperature; 0: always the most likely token."""
         try:
-            temperature = float(text)
+            temperature = float(number)
         except ValueError:
-            raise RequestError(f"/temperature needs a number, not {text!r}") from None
+            raise RequestError(f"/temperature needs a number, not {number!r}") from None
         self.params = replace(self.params, temperature=temperature)
         self._say(f"temperature {temperature:g}")
 
-    def _drafter(self, spec: str) -> None:
+    def do_drafter(self, spec: str) -> None:
+        """Use another drafter, for example none or prompt-lookup."""
         from soothsay.drafters.registry import build_drafter
 
         self.drafter = build_drafter(spec, self.llm.engine.target)
         self._say(f"drafter {spec}")
 
-    def _colour(self, _: str) -> None:
+    def do_colour(self, _: str) -> None:
+        """Turn colours of accepted draft tokens on or off."""
         self.colour = not self.colour
         style = f"are shown in {ACCEPTED}" if self.colour else "have no colour"
         self._say(f"accepted draft tokens {style}")
 
-    def _markdown(self, _: str) -> None:
+    def do_markdown(self, _: str) -> None:
+        """Show answers as Markdown, or as the model writes them."""
         self.markdown = not self.markdown
         self._say("answers are shown as " + ("Markdown" if self.markdown else "the model writes them"))
 
-    def _stats(self, _: str) -> None:
+    def do_stats(self, _: str) -> None:
+        """Show statistics of the last answer."""
         if self.last is None:
             raise RequestError("/stats shows the last answer's statistics, and there is none yet")
         choice, seconds = self.last
@@ -246,7 +250,8 @@ class Conversation:
             f"{acceptance_summary(stats)}\nseed {choice.seed}"
         )
 
-    def _quit(self, _: str) -> None:
+    def do_quit(self, _: str) -> None:
+        """Leave, like Ctrl-D."""
         self.open = False
 
 

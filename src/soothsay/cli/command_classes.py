@@ -11,12 +11,12 @@ from inspect import Parameter, Signature
 from itertools import count
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, Protocol, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Protocol, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 
-from soothsay.options import DECLARED, REQUIRED, Declaration
+from soothsay.options import DECLARED, REQUIRED, Declaration, help_of
 
 MOST = 10
 """Options that the help shows first. Further ones without a panel are in `MORE`."""
@@ -32,7 +32,16 @@ class Command(Protocol):
 
 
 class _Documented(TyperCommand):
-    """A command with `write_options`."""
+    """A command whose fields say what its options are, with `write_options`."""
+
+    made_of: ClassVar[type[Command]]
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The options, with the text for the help."""
+        texts, options = dict(_helps(self.made_of)), super().get_params(ctx)
+        for one in options:
+            one.help = texts.get(str(one.name), one.help)  # type: ignore[attr-defined]
+        return options
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write all options."""
@@ -69,7 +78,18 @@ def _metavar(kind: Any) -> str | None:
 def add_commands(app: typer.Typer, commands: Mapping[str, type[Command]]) -> None:
     """Add commands by their names."""
     for name, command in commands.items():
-        app.command(name, cls=_Documented)(as_function(command))
+        kind = type(command.__name__, (_Documented,), {"made_of": command})
+        app.command(name, cls=kind)(as_function(command))
+
+
+def _helps(group: type[Any]) -> Iterator[tuple[str, str]]:
+    """The name and the help of each option of a group. It reads the source of classes."""
+    types = get_type_hints(group)
+    for field in fields(group):
+        if DECLARED in field.metadata:
+            yield field.name, help_of(group, field.name)
+        else:
+            yield from _helps(types[field.name])
 
 
 def as_function(command: type[Command]) -> Callable[..., None]:
@@ -93,7 +113,7 @@ def _parameters(group: type[Any], firsts: Iterator[int]) -> Iterator[Parameter]:
         if declared is None:
             yield from _parameters(types[field.name], firsts)
             continue
-        settings = {"help": declared.help, "metavar": _metavar(types[field.name]), **declared.settings}
+        settings = {"metavar": _metavar(types[field.name]), **declared.settings}
         panel = settings.pop("panel", getattr(group, "PANEL", None))
         if not (panel or declared.is_argument) and next(firsts) >= MOST:
             panel = MORE

@@ -12,10 +12,10 @@ import typer
 from rich.console import Console
 from rich.padding import Padding
 from rich.progress import BarColumn, TextColumn
-from rich.table import Table
 from rich.text import Text
 
-from soothsay.bench.tables import numbers_table
+from soothsay.bench.prompts import DEMO, PromptEntry, encode, read_prompts
+from soothsay.bench.tables import ResultTable, records_table
 from soothsay.cli.terminal import ACCEPTED, PLAIN, bars, fitting_drafters, load_llm
 from soothsay.config import DType
 from soothsay.errors import ModelError
@@ -27,44 +27,8 @@ if TYPE_CHECKING:
     from soothsay.llm import LLM
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """A prompt, and how to sample its answer."""
-
-    name: str
-    prompt: str
-    temperature: float = 0.0
-    seed: int = 0
-
-
-_LIGHTHOUSE = (
-    "The lighthouse at Cape Marrow was built in 1871 by a small company of masons from the mainland. For the "
-    "first forty years the lighthouse was lit with whale oil, and its keeper climbed the stairs three times "
-    "a night to trim the wick. In 1911 the lighthouse was fitted with an electric lamp, and the keeper's "
-    "work became much easier. The last keeper of the lighthouse, Edith Vane, retired in 1968, and since then "
-    "the lamp has been controlled from the harbour office in Marrow. Today the lighthouse is a museum, and "
-    "visitors can climb the stairs that the keeper climbed."
-)
-
-_CAPTIONS = (
-    "Ein Mann in einem blauen Hemd steht auf einer Leiter und putzt ein Fenster. Zwei Frauen sitzen auf "
-    "einer Bank und lesen eine Zeitung. Ein kleines Kind spielt mit einem roten Ball auf einer Wiese."
-)
-
-_BAKER = (
-    "A baker makes 12 loaves of bread every morning and 8 loaves every afternoon. He sells each loaf for $3. "
-    "How much money does he earn in 5 days if he sells all of them?"
-)
-
-TASKS = (
-    Task("chat", "Can you explain why the sky is blue?"),
-    Task("summary", f"Summarize: {_LIGHTHOUSE}"),
-    Task("translation", f"Translate German to English: {_CAPTIONS}"),
-    Task("maths", _BAKER),
-    Task("code", "Write a C++ program that reads a number n and prints the numbers from 1 to n."),
-    Task("sampled", "Write a short story about a fox.", temperature=1.0, seed=1),
-)
-
+SAMPLED = "sampled"
+"""The task that is answered at temperature 1. All others are answered at 0."""
 
 SHOWN_CHARACTERS = 240
 """Limit of characters shown of a prompt and of an answer."""
@@ -100,7 +64,7 @@ class DemoAnswer:
 class DemoEntry:
     """All answers to one task with one drafter, one a round."""
 
-    task: Task
+    task: PromptEntry
     drafter: str
     answers: list[DemoAnswer]
     plain: DemoEntry | None = None  # plain decoding's answers to the task; None: these are plain decoding's
@@ -133,13 +97,14 @@ class Demo:
 
     model: str | None = common("named", default=None, show_default="smollm2; sibyl without a network")
     drafter: list[str] | None = optional(
-        "those of auto, suffix and mtp that fit the model",
-        "A drafter to compare. Can be repeated.",
-        "-d",
-        autocompletion=drafters_like,
+        "those of auto, suffix and mtp that fit the model", "-d", autocompletion=drafters_like
     )
+    """A drafter to compare. Can be repeated."""
+
     max_tokens: int = common("max_tokens", default=96, min=1)
-    repeats: int = option(5, "Rounds. Times are the median over them.", min=1)
+    repeats: int = option(5, min=1)
+    """Rounds. Times are the median over them."""
+
     dtype: DType = shared(ModelOptions, "dtype")
     device: str = shared(ModelOptions, "device")
     kernels: str = shared(ModelOptions, "kernels")
@@ -158,36 +123,36 @@ class Demo:
             if self.drafter
             else [*fitting_drafters(llm.engine.target, DRAFTERS)]
         )
-        console = Console(highlight=False)
+        console, tasks = Console(highlight=False), read_prompts(DEMO)
         console.print()
-        what = f" answers {len(TASKS)} prompts, plainly and with {', '.join(names)}. "
+        what = f" answers {len(tasks)} prompts, plainly and with {', '.join(names)}. "
         colour = (ACCEPTED, ACCEPTED)
         console.print(Text.assemble((model, "bold"), what, "Accepted draft tokens are in ", colour, "."))
         if model == "sibyl":
             console.print("It has only 15 million parameters, so do not expect good answers.", style="dim")
         console.print()
-        entries = measure(llm, names, self.max_tokens, self.repeats)
-        for task in TASKS:
+        entries = measure(llm, tasks, names, self.max_tokens, self.repeats)
+        for task in tasks:
             _show_answer(console, task, [entry for entry in entries if entry.task is task and entry.plain])
         console.print(_table(entries))
         if not _show_verdict(console, entries):
             raise typer.Exit(1)
 
 
-def decode(llm: LLM, task: Task, drafter: DrafterSpec, max_tokens: int) -> DemoAnswer:
+def decode(llm: LLM, task: PromptEntry, drafter: DrafterSpec, max_tokens: int) -> DemoAnswer:
     """Answer a task once."""
     from soothsay.core.params import SamplingParams
 
-    params = SamplingParams(temperature=task.temperature, seed=task.seed, max_tokens=max_tokens)
-    template = llm.tokenizer is not None and llm.tokenizer.has_chat_template
-    prompt = llm.chat_prompt([{"role": "user", "content": task.prompt}]) if template else task.prompt
+    params = SamplingParams(temperature=float(task.id == SAMPLED), seed=1, max_tokens=max_tokens)
     begin = time.perf_counter()
-    stream = llm.stream(prompt, params, drafter=drafter)
+    stream = llm.stream(encode(task, llm), params, drafter=drafter)
     pieces = list(stream)
     return DemoAnswer(pieces, stream.choice.stats, time.perf_counter() - begin)
 
 
-def measure(llm: LLM, names: Sequence[str], max_tokens: int, repeats: int) -> list[DemoEntry]:
+def measure(
+    llm: LLM, tasks: Sequence[PromptEntry], names: Sequence[str], max_tokens: int, repeats: int
+) -> list[DemoEntry]:
     """Answer every task, plainly and with each drafter, in each round. A bar shows the progress.
 
     Drafters take turns, so that a noisy machine disturbs all of them equally. They forget everything before
@@ -196,11 +161,11 @@ def measure(llm: LLM, names: Sequence[str], max_tokens: int, repeats: int) -> li
     from soothsay.drafters.registry import build_drafter
 
     entries = list[DemoEntry]()
-    for task in TASKS:
+    for task in tasks:
         plain = DemoEntry(task, PLAIN, [])
         entries += [plain, *(DemoEntry(task, name, [], plain) for name in names)]
     drafters = {name: build_drafter(name, llm.engine.target) for name in (PLAIN, *names)}
-    decode(llm, TASKS[0], PLAIN, 8)  # kernels choose their variants at first use
+    decode(llm, tasks[0], PLAIN, 8)  # kernels choose their variants at first use
     columns = TextColumn("decoding"), BarColumn(), TextColumn("{task.completed}/{task.total} answers")
     # without refreshes in the background, which would disturb the timing of answers
     with bars(*columns, refresh=False) as progress:
@@ -228,15 +193,15 @@ def _usual_model() -> str:
         return "sibyl"
 
 
-def _show_answer(console: Console, task: Task, entries: Sequence[DemoEntry]) -> None:
+def _show_answer(console: Console, task: PromptEntry, entries: Sequence[DemoEntry]) -> None:
     """Show the prompt, and the answer of the drafter with the greatest acceptance length."""
     best = max(entries, key=lambda entry: entry.stats.mean_accepted)
     answer = Text()
     for piece in best.answers[0].pieces:
         answer.append(piece.text, ACCEPTED if piece.drafted else "")
-    at = f", temperature {task.temperature:g}" if task.temperature else ""
-    prompt = Text(" ".join(task.prompt.split()), "dim")
-    console.print(Text.assemble((task.name, "bold"), (f" ({best.drafter}{at})", "dim")))
+    at = ", temperature 1" if task.id == SAMPLED else ""
+    prompt = Text(" ".join(task.turns[0].split()), "dim")
+    console.print(Text.assemble((task.id, "bold"), (f" ({best.drafter}{at})", "dim")))
     console.print(Padding(_shortened(prompt), (0, 0, 0, 2)))
     console.print(Padding(_shortened(answer), (0, 0, 1, 2)))
 
@@ -247,25 +212,26 @@ def _shortened(text: Text) -> Text:
     return first if len(first) == len(text) else first + Text(" ...", "dim")
 
 
-def _table(entries: Sequence[DemoEntry]) -> Table:
-    numbers = "tokens/s", "speed-up", "steps", "accepted", "equal"
-    note = "accepted: tokens a step, including the bonus token"
-    table = numbers_table(("task", "drafter"), numbers, caption=note)
-    for entry in entries:
-        plain, first = entry.plain or entry, entry.plain is None
-        if first:
-            table.add_section()
-        table.add_row(
-            entry.task.name if first else "",
-            Text("plain" if first else entry.drafter),
-            f"{entry.rate:.0f}",
-            "" if first else f"{plain.seconds / entry.seconds:.2f}x",
-            str(entry.stats.steps),
-            f"{entry.stats.mean_accepted:.2f}",
-            ("" if first else "[green]✓[/]") if entry.is_equal else "[bold red]DIFFERS[/]",
-            style="dim" if first else "",
-        )
-    return table
+def _table(entries: Sequence[DemoEntry]) -> ResultTable:
+    def beside_plain(entry: DemoEntry) -> str:
+        return "" if entry.plain is None else f"{entry.plain.seconds / entry.seconds:.2f}x"
+
+    def equal(entry: DemoEntry) -> str:
+        return "DIFFERS" if not entry.is_equal else "✓" if entry.plain else ""
+
+    return records_table(
+        entries,
+        {"task": "{.task.id}", "drafter": lambda entry: entry.drafter if entry.plain else "plain"},
+        {
+            "tokens/s": "{.rate:.0f}",
+            "speed-up": beside_plain,
+            "steps": "{.stats.steps}",
+            "accepted": "{.stats.mean_accepted:.2f}",
+            "equal": equal,
+        },
+        caption="accepted: tokens a step, including the bonus token",
+        style=lambda entry: "bold red" if not entry.is_equal else "" if entry.plain else "dim",
+    )
 
 
 def _show_verdict(console: Console, entries: Sequence[DemoEntry]) -> bool:
@@ -273,7 +239,7 @@ def _show_verdict(console: Console, entries: Sequence[DemoEntry]) -> bool:
     plain = [entry for entry in entries if entry.plain is None]
     differing = [entry for entry in entries if not entry.is_equal]
     for entry in differing:
-        what = f" {entry.task.name} with {entry.drafter} does not say what plain decoding says."
+        what = f" {entry.task.id} with {entry.drafter} does not say what plain decoding says."
         alarm = (" DIFFERENT TOKENS ", "bold white on red")
         console.print(Text.assemble(alarm, what, " This must never happen: please report it."))
     if not differing:

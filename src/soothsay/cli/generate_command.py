@@ -33,26 +33,24 @@ if TYPE_CHECKING:
 class Generate:
     """Answer one prompt. Only the answer goes to stdout, as a stream."""
 
-    prompt: str | None = argument(
-        "The prompt. '-' reads it from stdin, as does a pipe without a prompt.", default=None
-    )
-    file: Path | None = option(None, "Read the prompt from a file.", "-f", **FILE)
-    chat: bool | None = optional(
-        "chat, if the model is made for it",
-        "Answer a message of a user, or continue the prompt as it stands.",
-        "--chat/--raw",
-        "-c",
-    )
+    prompt: str | None = argument(default=None)
+    """The prompt. '-' reads it from stdin, as does a pipe without a prompt."""
+
+    file: Path | None = option(None, "-f", **FILE)
+    """Read the prompt from a file."""
+
+    chat: bool | None = optional("chat, if the model is made for it", "--chat/--raw", "-c")
+    """Answer a message of a user, or continue the prompt as it stands."""
+
     model: str = common("named")
     max_tokens: int = common("max_tokens", default=256)
     sampling: SamplingOptions
-    stop: list[str] | None = option(
-        None, "End the answer before this text. Can be repeated.", panel=SamplingOptions.PANEL
-    )
+    stop: list[str] | None = option(None, panel=SamplingOptions.PANEL)
+    """End the answer before this text. Can be repeated."""
+
     options: ModelOptions
-    stats: bool | None = optional(
-        "in a terminal", "Show statistics on stderr.", "--stats/--no-stats", panel="Output"
-    )
+    stats: bool | None = optional("in a terminal", "--stats/--no-stats", panel="Output")
+    """Show statistics on stderr."""
 
     def run(self) -> None:
         """Answer the prompt."""

@@ -46,11 +46,15 @@ class Inspect:
     """
 
     model: str = common("model", help=f"{MODEL} Or a config.json alone.", default="sibyl")
-    context: int | None = optional("the model's", "Tokens of a request, to reckon its memory.", min=2)
-    requests: int = option(EngineConfig.max_requests, "Requests at a time, to reckon their memory.", min=1)
-    drafter: str | None = option(
-        None, "Does this one fit? A spec, which is built, or a trained drafter's directory.", "-d"
-    )
+    context: int | None = optional("the model's", min=2)
+    """Tokens of a request, to reckon its memory."""
+
+    requests: int = option(EngineConfig.max_requests, min=1)
+    """Requests at a time, to reckon their memory."""
+
+    drafter: str | None = option(None, "-d")
+    """Does this one fit? A spec, which is built, or a trained drafter's directory."""
+
     dtype: DType = shared(ModelOptions, "dtype")
     kv_dtype: KVDType = shared(ModelOptions, "kv_dtype")
     kernels: str = shared(ModelOptions, "kernels")

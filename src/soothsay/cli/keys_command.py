@@ -17,23 +17,31 @@ from soothsay.options import argument, flag, option, optional, shared
 class Grants:
     """What a key allows, by the names of the fields of `Key`."""
 
-    requests_per_minute: int | None = optional("no limit", "Limit of requests a minute.", min=1)
-    tokens_per_minute: int | None = optional(
-        "no limit", "Limit of tokens a minute, in prompts and answers.", min=1
-    )
-    running: int | None = optional("no limit", "Limit of answers at once.", min=1)
-    priority: int = option(0, "The lowest, most urgent priority that the key may ask for.")
-    trace: bool = flag("Allow requests with speculation.trace.")
-    operator: bool = flag(
-        "Allow to read /metrics and /slots, which count the requests of all keys, and to use /replicas."
-    )
+    requests_per_minute: int | None = optional("no limit", min=1)
+    """Limit of requests a minute."""
+
+    tokens_per_minute: int | None = optional("no limit", min=1)
+    """Limit of tokens a minute, in prompts and answers."""
+
+    running: int | None = optional("no limit", min=1)
+    """Limit of answers at once."""
+
+    priority: int = option(0)
+    """The lowest, most urgent priority that the key may ask for."""
+
+    trace: bool = flag()
+    """Allow requests with speculation.trace."""
+
+    operator: bool = flag()
+    """Allow to read /metrics and /slots, which count the requests of all keys, and to use /replicas."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListKeys:
     """Show the names of all keys, their limits and their permissions."""
 
-    file: Path = option(Path("api-keys.json"), "The file with the hashes of the keys.", "-f", dir_okay=False)
+    file: Path = option(Path("api-keys.json"), "-f", dir_okay=False)
+    """The file with the hashes of the keys."""
 
     def run(self) -> None:
         """Print a table of the keys."""
@@ -52,7 +60,9 @@ class ListKeys:
 class AddKey:
     """Make a key and print it. It cannot be printed again: the file holds only its hash."""
 
-    name: str = argument("A name for the key. The log shows it.")
+    name: str = argument()
+    """A name for the key. The log shows it."""
+
     file: Path = shared(ListKeys, "file")
     grants: Grants
 
@@ -67,7 +77,9 @@ class AddKey:
 class RemoveKey:
     """Remove a key. A running server notices the change."""
 
-    name: str = argument("The name of the key.")
+    name: str = argument()
+    """The name of the key."""
+
     file: Path = shared(ListKeys, "file")
 
     def run(self) -> None:

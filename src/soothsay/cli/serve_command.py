@@ -46,26 +46,18 @@ LEARNING, REQUESTS, ACCESS = "Learning", "Requests", "Access"
 class EngineOptions(ModelOptions):
     """How an engine of `serve` or `batch` runs its model."""
 
-    kv_tokens: int | None = optional(
-        "by --kv-memory", "Size of the KV cache in tokens, for all requests together.", min=1
-    )
-    keep: Path | None = optional(
-        "forget it at the end",
-        "A directory that keeps what drafters learn across restarts, apart for each tenant. It "
-        "holds what users wrote. Only this user of the machine can read it.",
-        file_okay=False,
-        panel=LEARNING,
-    )
-    learn: float = option(
-        0.0,
-        "Share of a core's time, such as 0.1, in which trained drafters learn from answers.",
-        min=0,
-        max=1,
-        panel=LEARNING,
-    )
-    max_running: int = option(
-        EngineConfig.max_requests, "Limit of answers in one step.", min=1, panel="Limits"
-    )
+    kv_tokens: int | None = optional("by --kv-memory", min=1)
+    """Size of the KV cache in tokens, for all requests together."""
+
+    keep: Path | None = optional("forget it at the end", file_okay=False, panel=LEARNING)
+    """A directory that keeps what drafters learn across restarts, apart for each tenant. It holds what
+    users wrote. Only this user of the machine can read it."""
+
+    learn: float = option(0.0, min=0, max=1, panel=LEARNING)
+    """Share of a core's time, such as 0.1, in which trained drafters learn from answers."""
+
+    max_running: int = option(EngineConfig.max_requests, min=1, panel="Limits")
+    """Limit of answers in one step."""
 
     def for_llm(self) -> dict[str, Any]:
         """The options as arguments of `load`."""
@@ -88,37 +80,29 @@ class PlacementOptions:
 
     PANEL = "Many engines"
 
-    replicas: str = option(
-        "1",
-        "Number of engines behind this port. With bounds, it follows the load. If an engine dies, "
-        "another one continues its answers.",
-        metavar="N or MIN:MAX",
-    )
-    replica_cores: int | None = optional(
-        "the cores of this machine, shared equally",
-        "Physical cores of each engine, which are its own.",
-        min=1,
-    )
-    ray_address: str | None = optional(
-        "no Ray: all engines run on this machine",
-        "Run the engines on a Ray cluster: 'auto', HOST:PORT, or 'local' to start one here.",
-    )
-    stages: int = option(
-        1, "Number of processes that share each engine's layers: of this machine, or Ray actors.", min=1
-    )
-    stage: list[str] | None = option(
-        None,
-        "The address of a 'soothsay stage', which runs a part of the layers of a model that is too "
-        "large for this machine. Can be repeated.",
-        metavar="HOST:PORT",
-    )
-    stage_key: Path | None = option(
-        None, "File with the key of these stages.", dir_okay=False, show_default=False
-    )
-    portable: bool = flag(
-        "Use only instructions that all processors of the family have, so that engines on "
-        "different machines give equal answers. Slower."
-    )
+    replicas: str = option("1", metavar="N or MIN:MAX")
+    """Number of engines behind this port. With bounds, it follows the load. If an engine dies, another
+    one continues its answers."""
+
+    replica_cores: int | None = optional("the cores of this machine, shared equally", min=1)
+    """Physical cores of each engine, which are its own."""
+
+    ray_address: str | None = optional("no Ray: all engines run on this machine")
+    """Run the engines on a Ray cluster: 'auto', HOST:PORT, or 'local' to start one here."""
+
+    stages: int = option(1, min=1)
+    """Number of processes that share each engine's layers: of this machine, or Ray actors."""
+
+    stage: list[str] | None = option(None, metavar="HOST:PORT")
+    """The address of a 'soothsay stage', which runs a part of the layers of a model that is too large for
+    this machine. Can be repeated."""
+
+    stage_key: Path | None = option(None, dir_okay=False, show_default=False)
+    """File with the key of these stages."""
+
+    portable: bool = flag()
+    """Use only instructions that all processors of the family have, so that engines on different machines
+    give equal answers. Slower."""
 
     def kernels(self, chosen: str) -> str:
         """The kernels of the engines. Raises `typer.BadParameter` for others beside --portable."""
@@ -165,72 +149,59 @@ class Serve:
     """Serve a model over HTTP with OpenAI's protocol. Ctrl-C or SIGTERM ends it after the running answers."""
 
     choice: ModelChoice
-    host: str = option(
-        "127.0.0.1", "The address to listen on. The default is reachable from this machine only."
-    )
-    port: int = option(8000, "The port; 0: any free port.", min=0, max=65535)
-    name: list[str] | None = common(
-        "served_name", help="Name of the model in requests. Can be repeated; replies have the first."
-    )
-    api_key: list[str] | None = optional(
-        "none",
-        "A key of 8 to 256 characters that clients must have. Can be repeated. The variable "
-        "SOOTHSAY_SERVE_API_KEY hides it from other users of this machine; --api-keys has limits and "
-        "permissions.",
-    )
-    cors_origin: list[str] | None = optional(
-        "none",
-        "Origin of a page whose scripts may use this server, such as https://app.example.com; '*': any page. "
-        "Can be repeated.",
-    )
-    any_model: bool = flag("Answer requests that name another model, too.", panel=REQUESTS)
-    allow_drafter: list[str] | None = optional(
-        "all drafters",
-        "A drafter that requests may choose. Can be repeated.",
-        panel=REQUESTS,
-        autocompletion=drafters_like,
-    )
+    host: str = option("127.0.0.1")
+    """The address to listen on. The default is reachable from this machine only."""
+
+    port: int = option(8000, min=0, max=65535)
+    """The port; 0: any free port."""
+
+    name: list[str] | None = common("served_name")
+    """Name of the model in requests. Can be repeated; replies have the first."""
+
+    api_key: list[str] | None = optional("none")
+    """A key of 8 to 256 characters that clients must have. Can be repeated. The variable
+    SOOTHSAY_SERVE_API_KEY hides it from other users of this machine; --api-keys has limits and
+    permissions."""
+
+    cors_origin: list[str] | None = optional("none")
+    """Origin of a page whose scripts may use this server, such as https://app.example.com; '*': any page.
+    Can be repeated."""
+
+    any_model: bool = flag(panel=REQUESTS)
+    """Answer requests that name another model, too."""
+
+    allow_drafter: list[str] | None = optional("all drafters", panel=REQUESTS, autocompletion=drafters_like)
+    """A drafter that requests may choose. Can be repeated."""
+
     engine: EngineOptions
-    learn_for_tenants: bool = flag(
-        "Learn for each API key and cache_salt, apart. Otherwise drafters learn from requests that "
-        "have neither.",
-        panel=LEARNING,
-    )
-    split_reasoning: bool = option(
-        True,
-        "Return a model's thoughts as reasoning_content, or as a part of the answer's text.",
-        "--split-reasoning/--no-split-reasoning",
-        panel=REQUESTS,
-    )
+    learn_for_tenants: bool = flag(panel=LEARNING)
+    """Learn for each API key and cache_salt, apart. Otherwise drafters learn from requests that have
+    neither."""
+
+    split_reasoning: bool = option(True, "--split-reasoning/--no-split-reasoning", panel=REQUESTS)
+    """Return a model's thoughts as reasoning_content, or as a part of the answer's text."""
+
     placement: PlacementOptions
-    api_keys: Path | None = optional(
-        "no file", "File of API keys, see 'soothsay keys'.", dir_okay=False, panel=ACCESS
-    )
-    share_between_keys: bool = flag(
-        "Let requests with different keys share prefixes and drafts. Whoever has a key can then "
-        "find out what others have written.",
-        panel=ACCESS,
-    )
-    allowed_host: list[str] | None = optional(
-        "this machine's names if there are no keys",
-        "A name that requests may have in their Host header. Can be repeated.",
-        panel=ACCESS,
-    )
-    trusted_proxy: list[str] | None = optional(
-        "none",
-        "Address or network of a proxy whose X-Forwarded-For names the client. Can be repeated.",
-        panel=ACCESS,
-    )
-    log_level: Literal["debug", "info", "warning", "error"] = option(
-        "info", "The least level of what is logged; 'debug' has the requests of probes, too.", panel="Output"
-    )
-    max_stall: float = option(
-        MAX_STALL,
-        "Limit of seconds for a step that reads prompts. With a smaller limit, running answers "
-        "flow more evenly and short prompts wait less, but reading a long prompt takes longer.",
-        min=0.01,
-        panel="Limits",
-    )
+    api_keys: Path | None = optional("no file", dir_okay=False, panel=ACCESS)
+    """File of API keys, see 'soothsay keys'."""
+
+    share_between_keys: bool = flag(panel=ACCESS)
+    """Let requests with different keys share prefixes and drafts. Whoever has a key can then find out
+    what others have written."""
+
+    allowed_host: list[str] | None = optional("this machine's names if there are no keys", panel=ACCESS)
+    """A name that requests may have in their Host header. Can be repeated."""
+
+    trusted_proxy: list[str] | None = optional("none", panel=ACCESS)
+    """Address or network of a proxy whose X-Forwarded-For names the client. Can be repeated."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = option("info", panel="Output")
+    """The least level of what is logged; 'debug' has the requests of probes, too."""
+
+    max_stall: float = option(MAX_STALL, min=0.01, panel="Limits")
+    """Limit of seconds for a step that reads prompts. With a smaller limit, running answers flow more
+    evenly and short prompts wait less, but reading a long prompt takes longer."""
+
     limits: ServerLimits
 
     def run(self) -> None:
@@ -302,14 +273,14 @@ def _fleet(
     with ExitStack() as stack:
         from soothsay.server.engines.engine_process import PORTABLE, load
         from soothsay.server.fleet.engine_fleet import Fleet
-        from soothsay.server.placement import Placement, engines
+        from soothsay.server.placement import engines
 
         shared = placement.shared(bounds.most)
         stages = shared if isinstance(shared, int) else len(shared) + 1
         variables = PORTABLE if placement.portable else {}
-        place = placement.replica_cores, placement.ray_address
+        place = bounds.most, placement.replica_cores, placement.ray_address
         factory = partial(load, model, stages=shared, **arguments)
-        make = stack.enter_context(engines(factory, Placement(bounds.most, *place, variables, stages)))
+        make = stack.enter_context(engines(factory, *place, variables, stages))
         with load_bar(f"loading {model} ..."):
             fleet = stack.enter_context(Fleet(make, bounds))
         yield fleet

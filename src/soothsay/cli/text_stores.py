@@ -27,17 +27,16 @@ _NO_LIMIT = 2**62
 class BuildDatastore:
     """Build a datastore from texts. Conversations are formatted by the model's chat template."""
 
-    model: str = argument("The model to draft for. Its tokenizer encodes the texts.")
-    files: list[Path] = argument(
-        "JSON lines with 'messages' or 'text' (optionally .gz), text, or a datasets directory. "
-        "Best are answers of the model itself, see 'soothsay train data'.",
-        exists=True,
-    )
-    out: Path = required(
-        "The file to write. As drafters/rest.store in the model's directory, it is found without a path.",
-        "-o",
-        dir_okay=False,
-    )
+    model: str = argument()
+    """The model to draft for. Its tokenizer encodes the texts."""
+
+    files: list[Path] = argument(exists=True)
+    """JSON lines with 'messages' or 'text' (optionally .gz), text, or a datasets directory. Best are
+    answers of the model itself, see 'soothsay train data'."""
+
+    out: Path = required("-o", dir_okay=False)
+    """The file to write. As drafters/rest.store in the model's directory, it is found without a path."""
+
     chat_template: Path | None = shared(ModelOptions, "chat_template")
 
     def run(self) -> None:
@@ -60,8 +59,11 @@ class BuildDatastore:
 class ShowDatastore:
     """Show what a datastore holds."""
 
-    file: Path = argument("A datastore.")
-    model: str | None = option(None, "Check whether the datastore fits this model.", "-m")
+    file: Path = argument()
+    """A datastore."""
+
+    model: str | None = option(None, "-m")
+    """Check whether the datastore fits this model."""
 
     def run(self) -> None:
         """Print the facts."""
@@ -89,16 +91,18 @@ class KeepAnswers:
     Nothing is trained. Drafts come from what the model has answered to other prompts.
     """
 
-    model: str = argument("The model to draft for. Its tokenizer encodes the answers.")
-    files: list[Path] = argument(
-        "Answers of the model, from 'soothsay train data': JSON lines with 'messages' or 'text'.", exists=True
-    )
-    out: Path = required(
-        "The file to write. As drafters/suffix.store beside the model's weights, 'auto' finds it.",
-        "-o",
-        dir_okay=False,
-    )
-    tokens: int = option(500_000, "Limit of tokens. A token takes 4 bytes in the file, 140 in memory.", min=1)
+    model: str = argument()
+    """The model to draft for. Its tokenizer encodes the answers."""
+
+    files: list[Path] = argument(exists=True)
+    """Answers of the model, from 'soothsay train data': JSON lines with 'messages' or 'text'."""
+
+    out: Path = required("-o", dir_okay=False)
+    """The file to write. As drafters/suffix.store beside the model's weights, 'auto' finds it."""
+
+    tokens: int = option(500_000, min=1)
+    """Limit of tokens. A token takes 4 bytes in the file, 140 in memory."""
+
     chat_template: Path | None = shared(ModelOptions, "chat_template")
 
     def run(self) -> None:

@@ -15,9 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from soothsay.bench.measure import Meter
-from soothsay.bench.prompts import PromptEntry, encode, read_prompts, spread
-from soothsay.bench.tables import numbers_table
-from soothsay.cli.demo_command import TASKS
+from soothsay.bench.prompts import DEMO, PromptEntry, encode, read_prompts, spread
+from soothsay.bench.tables import records_table
 from soothsay.cli.terminal import fitting_drafters, load_llm, progress_bar
 from soothsay.config import EngineConfig
 from soothsay.options import (
@@ -47,15 +46,19 @@ class Verify:
     """
 
     choice: ModelOrSibyl
-    drafter: list[str] | None = optional(
-        "all that need no files", "A drafter to check. Can be repeated.", "-d", autocompletion=drafters_like
-    )
-    prompts: Path | None = optional("built-in prompts", PROMPTS, "-p", exists=True)
-    limit: int | None = optional("all", "Number of prompts, spread evenly over the file.", min=1)
+    drafter: list[str] | None = optional("all that need no files", "-d", autocompletion=drafters_like)
+    """A drafter to check. Can be repeated."""
+
+    prompts: Path | None = optional("built-in prompts", "-p", help=PROMPTS, exists=True)
+    limit: int | None = optional("all", min=1)
+    """Number of prompts, spread evenly over the file."""
+
     max_tokens: int = common("max_tokens", default=128)
     temperature: float = common("temperature", default=0.0, panel=SamplingOptions.PANEL)
     seed: int | None = shared(SamplingOptions, "seed")
-    batch: int = option(8, "Requests in a batch, of all drafters mixed.", min=1)
+    batch: int = option(8, min=1)
+    """Requests in a batch, of all drafters mixed."""
+
     options: LoadOptions
 
     def run(self) -> None:
@@ -87,18 +90,18 @@ class Verify:
     def _show(self, report: EqualityReport, entries: list[PromptEntry], tokenizer: Tokenizer | None) -> None:
         """Show a table of all drafters, and a second table of the divergences if there are any."""
         console = Console(highlight=False)
-        numbers = "prompts", "tokens compared", "tokens a step", "divergences"
-        table = numbers_table(("drafter",), numbers)
-        for comparison in report.comparisons:
-            count = len(comparison.divergences)
-            table.add_row(
-                Text(comparison.drafter),
-                f"{comparison.prompts:,}",
-                f"{comparison.tokens:,}",
-                f"{comparison.mean_accepted:.2f}",
-                Text(str(count), "bold red" if count else ""),
-            )
-        console.print(table)
+        checks = records_table(
+            report.comparisons,
+            {"drafter": "{.drafter}"},
+            {
+                "prompts": "{.prompts:,}",
+                "tokens compared": "{.tokens:,}",
+                "tokens a step": "{.mean_accepted:.2f}",
+                "divergences": lambda one: str(len(one.divergences)),
+            },
+            style=lambda one: "bold red" if one.divergences else "",
+        )
+        console.print(checks)
         if report.divergences:
             _show_divergences(console, report, entries, tokenizer)
         _, *own = report.comparisons  # the first is "none"
@@ -119,8 +122,8 @@ class Verify:
 
 def _built_in() -> list[PromptEntry]:
     """The demo's prompts, each once in the chat template and once as plain text."""
-    asked = [PromptEntry(({"role": "user", "content": task.prompt},), id=task.name) for task in TASKS]
-    return asked + [PromptEntry(task.prompt, id=f"{task.name}, as text") for task in TASKS]
+    asked = read_prompts(DEMO)
+    return asked + [PromptEntry(one.turns[0], id=f"{one.id}, as text") for one in asked]
 
 
 def _show_divergences(

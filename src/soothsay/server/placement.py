@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from soothsay.errors import SoothsayError
@@ -20,24 +20,6 @@ if TYPE_CHECKING:
     from soothsay.model.pipeline.pipeline import Stages
 
 NO_RAY = "Ray is not installed: pip install 'soothsay[ray]'"
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """How many engines there are at most, and where they run."""
-
-    replicas: int = 1
-    cores: int | None = None  # physical ones of each engine; None: an equal share of this machine's
-    ray_address: str | None = None  # of a cluster; None: they run on this machine
-    environment: Mapping[str, str] = field(default_factory=dict)  # variables of their processes
-    stages: int = 1  # processes that share an engine's layers; a fork would share them too
-
-    @property
-    def cores_of_each(self) -> int | None:
-        """Physical cores that are an engine's own; None: the only one shares all cores."""
-        if self.cores is None and self.replicas == 1 and self.ray_address is None:
-            return None
-        return self.cores or max(granted_processors() // self.replicas, 1)
 
 
 def stages_on_ray(count: int, cores: int) -> Stages:
@@ -59,30 +41,41 @@ def stages_on_ray(count: int, cores: int) -> Stages:
 
 
 @contextmanager
-def engines(factory: Callable[..., LLM], placement: Placement) -> Iterator[Callable[[], Engine]]:
+def engines(
+    factory: Callable[..., LLM],
+    replicas: int,
+    cores: int | None = None,
+    ray_address: str | None = None,
+    environment: Mapping[str, str] = MappingProxyType({}),
+    stages: int = 1,
+) -> Iterator[Callable[[], Engine]]:
     """Makes engines while the block runs.
 
     Args:
         factory: makes the `LLM` of an engine. It takes the number of `cores` that are its own, or None, and
             the limit of `engines` that share the machine's memory. It must be picklable.
-        placement: where they run.
+        replicas: how many engines there are at most.
+        cores: physical ones of each engine. None: an equal share of this machine's; an only one shares all.
+        ray_address: of the cluster on which they run. None: they run on this machine.
+        environment: variables of their processes.
+        stages: processes that share an engine's layers. A fork would share them too.
 
     Raises `SoothsayError` if a Ray cluster is asked for and Ray is not installed.
     """
-    cores, environment = placement.cores_of_each, placement.environment
-    elsewhere = placement.ray_address not in (None, "local")  # on machines that nobody knows
-    factory = partial(factory, engines=1 if elsewhere else placement.replicas)
+    if cores is None and (replicas > 1 or ray_address is not None):
+        cores = max(granted_processors() // replicas, 1)
+    elsewhere = ray_address not in (None, "local")  # on machines that nobody knows
+    factory = partial(factory, engines=1 if elsewhere else replicas)
     own = partial(factory, cores=cores)
-    if placement.ray_address is not None:
+    if ray_address is not None:
         try:
             from soothsay.server.cluster.ray_engine import Cluster
         except ImportError:
             raise SoothsayError(NO_RAY) from None
         each = cores or 1
-        total = each * placement.replicas * placement.stages
-        with Cluster(placement.ray_address, own, each, environment, total) as cluster:
+        with Cluster(ray_address, own, each, environment, each * replicas * stages) as cluster:
             yield cluster.engine
-    elif sys.platform == "linux" and placement.replicas > 1 and placement.stages == 1:
+    elif sys.platform == "linux" and replicas > 1 and stages == 1:
         with Nursery(partial(factory, cores=None), cores or 1, environment) as nursery:
             yield nursery.engine
     else:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
 
 from soothsay.files import user_path
-from soothsay.options import option
+from soothsay.options import option, optional
 
 MAX_STALL = 0.15
 """Default limit of seconds for a step that reads prompts, see `EngineConfig`. A request waits for a few."""
@@ -19,72 +19,77 @@ class ServerLimits:
 
     PANEL = "Limits"
 
-    max_queue: int = option(256, "Limit of waiting answers. Further ones get 429.", min=0)
-    """Limit of waiting answers while `EngineConfig.max_requests` are running. Further ones get status 429."""
+    max_queue: int = option(256, min=0)
+    """Limit of waiting answers. Further ones get 429.
 
-    timeout: float = option(600.0, "Limit of seconds for an answer.", min=0.1)
-    """Limit of seconds from a request's arrival to the end of its last answer."""
+    They wait while `EngineConfig.max_requests` are running."""
 
-    client_timeout: float = option(30.0, "Limit of seconds to wait for a slow client.", min=1)
-    """Limit of seconds for a client to send its headers, to send the next part of its body, or to read the
-    next 32 KB of a reply."""
+    timeout: float = option(600.0, min=0.1)
+    """Limit of seconds for an answer.
 
-    stall_timeout: float = option(
-        300.0, "Limit of seconds for one step. An engine that takes longer is killed and restarted.", min=1
-    )
-    """Limit of seconds for one step. An engine that does not read its messages for so long is killed and
-    restarted. It is many times the longest step of a model that a CPU can serve."""
+    It counts from a request's arrival to the end of its last answer."""
 
-    start_timeout: float = option(
-        1800.0,
-        "Limit of seconds from an engine's start to its first answer. A slower one is restarted.",
-        min=1,
-    )
-    """Limit of seconds to load a model and to give the first answer, for which the drafters' costs are
-    measured. An engine that takes longer is killed and restarted."""
+    client_timeout: float = option(30.0, min=1)
+    """Limit of seconds to wait for a slow client.
 
-    canary_interval: float = option(
-        30.0, "Seconds without an answer after which the server asks the engine for one itself.", min=0.1
-    )
-    """Seconds without a token from the engine after which the server asks it for a short answer itself."""
+    The client has to send its headers, to send the next part of its body, or to read the next 32 KB of a
+    reply."""
 
-    max_temperature: float = option(2.0, "Limit of temperatures.", min=0, max=1e6)
-    """Limit of the temperature. This limit and the next three are those of OpenAI's API by default. An
-    operator may widen them up to `soothsay.core.params.BOUNDS`."""
+    stall_timeout: float = option(300.0, min=1)
+    """Limit of seconds for one step. An engine that takes longer is killed and restarted.
 
-    max_penalty: float = option(
-        2.0, "Limit of presence and frequency penalties, in both directions.", min=0, max=1e6
-    )
+    It is many times the longest step of a model that a CPU can serve."""
+
+    start_timeout: float = option(1800.0, min=1)
+    """Limit of seconds from an engine's start to its first answer. A slower one is restarted.
+
+    It loads a model, and measures the drafters' costs for the first answer."""
+
+    canary_interval: float = option(30.0, min=0.1)
+    """Seconds without an answer after which the server asks the engine for one itself."""
+
+    max_temperature: float = option(2.0, min=0, max=1e6)
+    """Limit of temperatures.
+
+    This limit and the next three are those of OpenAI's API by default. An operator may widen them up to
+    `soothsay.core.params.BOUNDS`."""
+
+    max_penalty: float = option(2.0, min=0, max=1e6)
     """Limit of presence and frequency penalties, in both directions."""
 
-    max_bias: float = option(100.0, "Limit of a token's logit bias, in both directions.", min=0, max=1e6)
-    """Limit of the bias of a token, in both directions. At 100, the token is said always or never."""
+    max_bias: float = option(100.0, min=0, max=1e6)
+    """Limit of a token's logit bias, in both directions.
 
-    max_repetition_penalty: float = option(
-        10.0, "Limit of the repetition penalty. Its inverse is the lower limit.", min=1, max=1e3
-    )
-    """Limit of the repetition penalty; its inverse is the lower limit. OpenAI's API has no such parameter."""
+    At 100, the token is said always or never."""
 
-    max_stops: int = option(512, "Limit of stop strings, and of stop tokens.", min=0)
-    """Limit of stop strings, and of stop tokens. So many strings take about 0.05 ms a token."""
+    max_repetition_penalty: float = option(10.0, min=1, max=1e3)
+    """Limit of the repetition penalty. Its inverse is the lower limit.
 
-    min_priority: int = option(
-        0, "The lowest, most urgent priority of requests if there are no keys.", min=-(2**31), max=2**31 - 1
-    )
-    """The lowest number, which is the most urgent, that a request may have as `priority` if the server has no
-    API keys. With keys, each key says it."""
+    OpenAI's API has no such parameter."""
 
-    max_connections: int = option(1000, "Limit of open connections.", min=1)
-    """Limit of open connections: some times the answers that run and wait. It is lower if the process may not
-    open as many files. Beyond it, the connection that has been idle for longest is closed, or the new one."""
+    max_stops: int = option(512, min=0)
+    """Limit of stop strings, and of stop tokens.
 
-    max_connections_per_address: int | None = option(
-        None, "Limit of open connections of one client address.", min=1, show_default="no limit"
-    )
-    """Limit of open connections of one client address; None: no limit, since proxies have many."""
+    So many strings take about 0.05 ms a token."""
 
-    drain: float = option(60.0, "Limit of seconds for running answers at shutdown.", min=0)
-    """Limit of seconds for running answers to end when the server shuts down."""
+    min_priority: int = option(0, min=-(2**31), max=2**31 - 1)
+    """The lowest, most urgent priority of requests if there are no keys.
+
+    With keys, each key says it."""
+
+    max_connections: int = option(1000, min=1)
+    """Limit of open connections.
+
+    It is some times the answers that run and wait. It is lower if the process may not open as many files.
+    Beyond it, the connection that has been idle for longest is closed, or the new one."""
+
+    max_connections_per_address: int | None = optional("no limit", min=1)
+    """Limit of open connections of one client address.
+
+    By default there is none, since proxies have many."""
+
+    drain: float = option(60.0, min=0)
+    """Limit of seconds for running answers at shutdown."""
 
 
 @dataclass(frozen=True)

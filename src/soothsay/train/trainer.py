@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,6 +24,7 @@ from soothsay.files import locked, replacing
 from soothsay.plotting import new_figure, save_png, tidy
 from soothsay.train.examples import Example, batches
 from soothsay.train.sequences import compile_blocks
+from soothsay.train.training_config import TrainingConfig
 
 STATE = "state.safetensors"
 
@@ -31,46 +32,11 @@ OUTER = frozenset({"embedding", "head", "lm_heads"})
 """Names of matrices with a row for each token of the vocabulary. Muon is made for the other matrices."""
 
 
-@dataclass(frozen=True)
-class TrainingConfig:
-    """The numbers of a training."""
+WEIGHT_DECAY = 0.01
+"""Of matrices within layers."""
 
-    steps: int
-    """Optimizer steps, each over `batch_tokens` tokens."""
-
-    batch_tokens: int = 8192
-    """Tokens of a step, padding included."""
-
-    parts: int = 2
-    """Forward and backward passes of a step. More passes need less memory."""
-
-    learning_rate: float = 1e-3
-    """For embeddings, norms, biases and output heads. They are trained by AdamW (Loshchilov and Hutter 2017,
-    arXiv 1711.05101)."""
-
-    matrix_learning_rate: float = 3e-3
-    """For matrices within layers. They are trained by Muon (Jordan et al. 2024), scaled like AdamW."""
-
-    weight_decay: float = 0.01
-    warmup: float = 0.02
-    """Share of the steps, at the beginning, in which the learning rate rises."""
-
-    decay: float = 0.5
-    """Share of the steps, at the end, in which the learning rate falls to 0."""
-
-    clip: float = 1.0
-    """Largest norm of all gradients together. Larger gradients are scaled down."""
-
-    evaluate_every: int = 200
-    save_every: int = 100
-    seed: int = 0
-    compiled: bool = False
-    """Whether decoder blocks are compiled. It takes minutes, and pays in a long training on a GPU."""
-
-    def rate(self, step: int) -> float:
-        """The factor of the learning rates in `step`, from 0 to 1."""
-        warmup, decay = max(self.warmup * self.steps, 1), max(self.decay * self.steps, 1)
-        return min(1.0, (step + 1) / warmup, (self.steps - step) / decay)
+CLIP = 1.0
+"""Largest norm of all gradients together. Larger gradients are scaled down."""
 
 
 class Recipe(Protocol):
@@ -172,7 +138,7 @@ class Trainer:
             for name, value in losses.items():
                 own = value.detach().double() / config.parts
                 sums[name] = sums[name] + own if name in sums else own
-        sums["gradient_norm"] = nn.utils.clip_grad_norm_(self.recipe.trained.parameters(), config.clip)
+        sums["gradient_norm"] = nn.utils.clip_grad_norm_(self.recipe.trained.parameters(), CLIP)
         found = download(*sums.values())  # behind the step's one wait
         measured = {name: float(value) for name, value in zip(sums, found, strict=True)}
         if not math.isfinite(measured["loss"]):
@@ -272,7 +238,7 @@ def _optimizers(trained: nn.Module, config: TrainingConfig) -> list[torch.optim.
     c, made = config, list[torch.optim.Optimizer]()
     if matrices:
         muon = torch.optim.Muon(
-            matrices, lr=c.matrix_learning_rate, weight_decay=c.weight_decay, adjust_lr_fn="match_rms_adamw"
+            matrices, lr=c.matrix_learning_rate, weight_decay=WEIGHT_DECAY, adjust_lr_fn="match_rms_adamw"
         )
         made.append(muon)
     if others:

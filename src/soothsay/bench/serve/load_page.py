@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from html import escape
 from importlib import import_module
 from itertools import product
 from typing import Any
 
 import numpy as np
 
+from soothsay.bench.html_pages import drawn, html_page
 from soothsay.bench.serve.serve_results import (
     MEASURES,
     PERCENTILES,
@@ -21,8 +21,8 @@ from soothsay.bench.serve.serve_results import (
     Trial,
     median_of,
 )
-from soothsay.bench.tables import ResultTable, html_page, html_table, paragraphs
-from soothsay.plotting import inline_svg, new_figure, tidy
+from soothsay.bench.tables import ResultTable
+from soothsay.plotting import new_figure, tidy
 
 LATE = 0.01
 """Delay in seconds above which a note says that the benchmark sent requests late."""
@@ -216,28 +216,13 @@ def _plot(panel: Any, points: Sequence[tuple[float, float]], *style: str, **opti
         panel.set_ylim(0, 1.08 * panel.dataLim.y1 or 1)
 
 
-METHOD = (
-    "Rates are medians over rounds, from a trial's first request to the end of its last. Percentiles are "
-    "over all answered requests of all rounds. Ratios are over the first target under the same load, medians "
-    "over rounds; ratios of latencies are ratios of each round's medians. Times begin before a request's "
-    "connection is made."
-)
-
-
 def page(results: LoadResults, slo: Slo) -> str:
     """Return the page. Raises `SoothsayError` if matplotlib, which draws the charts, is not installed."""
-    about = results.conditions
-    places = zip(about["targets"], about["urls"], strict=True)
-    facts = (
-        f"{', '.join(f'{name} at {url}' for name, url in places)}; answers of at most {about['max_tokens']} "
-        f"tokens, temperature {about['temperature']:g}; {about['conversations']} conversations; "
-        f"{about['processor']}; soothsay {about['soothsay']}"
-    )
-    meanings = "; ".join(f"<b>{measure.name}</b>: {escape(measure.meaning)}" for measure in MEASURES)
-    drawn = "".join(f"<h2>{escape(one.title)}</h2>{html_table(one)}" for one in tables(results, slo))
-    chart = inline_svg(load_chart(results), "distributions of latencies, and what happened over time")
     return html_page(
-        "Load",
-        f"<p>{METHOD}</p><p class=dim>{meanings}.</p><p class=dim>{escape(facts)}</p>"
-        f'{drawn}{paragraphs(notes(results, slo))}<figure class="wide">{chart}</figure>',
+        "load.html",
+        title="Load",
+        about=results.conditions,
+        tables=tables(results, slo),
+        notes=notes(results, slo),
+        chart=drawn(load_chart(results), "distributions of latencies, and what happened over time"),
     )

@@ -67,7 +67,6 @@ class Measure:
     """A latency. A request may have several values of it, or none."""
 
     name: str
-    meaning: str
     of: Callable[[Sample], list[float]]
 
 
@@ -76,17 +75,12 @@ def _some(value: float | None) -> list[float]:
 
 
 MEASURES = (
-    Measure("TTFT", "time to first token: to the first piece of text", lambda s: _some(s.first)),
-    Measure(
-        "ITL, chunk", "inter-token latency as a reader sees it: between pieces of text", lambda s: s.gaps
-    ),
-    Measure(
-        "ITL, token",
-        "inter-token latency by tokens: the mean of an answer, if its pieces have equally many tokens",
-        lambda s: _some(s.per_token),
-    ),
-    Measure("E2E", "end to end: until the answer ends", lambda s: [s.end]),
+    Measure("TTFT", lambda sample: _some(sample.first)),
+    Measure("ITL, chunk", lambda sample: sample.gaps),
+    Measure("ITL, token", lambda sample: _some(sample.per_token)),
+    Measure("E2E", lambda sample: [sample.end]),
 )
+"""What is measured of each request. `pages/load.html` says what the names mean."""
 
 
 @dataclass(frozen=True, slots=True)

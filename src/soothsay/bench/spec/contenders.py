@@ -12,13 +12,8 @@ from soothsay.bench.running import answer_of, running
 from soothsay.bench.spec.run_times import RunTimes, TreeCounts, added
 from soothsay.core.verify import Promise
 
-
-@dataclass(frozen=True, slots=True)
-class AskedTurn:
-    """One turn of a question, as a request."""
-
-    prompt: list[int]  # token ids
-    params: SamplingParams
+AskedTurn = tuple[list[int], SamplingParams]
+"""One turn of a question, as a request: its token ids and parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +49,8 @@ class Contender:
         Returns the times, with `different` still None, and the answers; None if the verifier does not keep
         the tokens, so that they cannot be compared.
         """
-        params = [replace(one.params, verifier=self._verifier) for one in asked]
+        turns = [(prompt, replace(params, verifier=self._verifier)) for prompt, params in asked]
         engine, begin, cpu = self._llm.engine, time.perf_counter(), time.thread_time()
-        turns = [(one.prompt, own) for one, own in zip(asked, params, strict=True)]
         with running(self._llm, turns, self._drafter, traced=True) as requests:
             while engine.has_work and not all(request.num_output for request in requests):
                 engine.step()
@@ -69,7 +63,7 @@ class Contender:
         run = self._run(requests, decoded, ahead)
         run = replace(run, seconds=end - begin, prefill=prefilled - begin, cpu=cpu)
         answers = [TurnAnswer(answer_of(request), request.answer.text) for request in requests]
-        if any(own.rule.promise is not Promise.TOKENS for own in params):
+        if any(own.rule.promise is not Promise.TOKENS for _, own in turns):
             return run, None
         return run, answers
 

@@ -213,7 +213,7 @@ class SpecBench:
         except RequestError as refusal:
             self._refusal = refusal
             return None
-        return AskedTurn(prompt, params)
+        return prompt, params
 
 
 def _build(llm: LLM, plan: SpecPlan) -> tuple[list[Contender], dict[str, str]]:

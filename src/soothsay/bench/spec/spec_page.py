@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from html import escape
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from soothsay.bench.html_pages import Chart, drawn, html_page
 from soothsay.bench.spec.recommendation import BUSY, cpu_share, recommendations
 from soothsay.bench.spec.spec_charts import bars, lines, stacks
 from soothsay.bench.spec.spec_results import OVERALL, PLAIN, Score, SpecResults, SpecRow, by_setting
-from soothsay.bench.tables import ResultTable, escaped, html_page, html_table, paragraphs
-from soothsay.plotting import inline_svg, series_style
+from soothsay.bench.tables import ResultTable, escaped
 
 HEADINGS = {
     "conversation": "chat",
@@ -23,19 +22,6 @@ HEADINGS = {
     "rag": "RAG",
 }
 """Spec-Bench's tasks, short enough for a terminal."""
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of the table that sums up all tasks."""
-
-    heading: str
-    meaning: str
-    value: str | Callable[[Score], str]  # the name of a ratio of `Score`, or a function that writes a cell
-
-    def cell(self, score: Score) -> str:
-        """The text of the cell for a score. Empty if the value is unknown."""
-        return _number(getattr(score, self.value)) if isinstance(self.value, str) else self.value(score)
 
 
 def _number(value: float) -> str:
@@ -50,37 +36,22 @@ def _prediction(score: Score) -> str:
     return f"{score.predicted:.2f} ({score.predicted / score.speedup - 1:+.0%})"
 
 
-COLUMNS = (
-    Column("accepted", "tokens a step, with the bonus token, without the pass over the prompt", "accepted"),
-    Column(
-        OVERALL, "speed-up: mean over questions of tokens/s, over the same mean of plain decoding", "speedup"
-    ),
-    Column("median", "speed-up: median over questions of one rate over the other", "median_speedup"),
-    Column("decode", "speed-up after the first token", "decode_speedup"),
-    Column("CPU", "speed-up by CPU time, which other work on the machine hardly affects", "cpu_speedup"),
-    Column("tokens/s", "mean over questions, with the time of the prompt", lambda s: f"{s.rate:.0f}"),
-    Column(
-        "nodes",
-        "draft tokens verified a step",
-        lambda score: f"{score.drafted:.1f}" if score.accepted else "",
-    ),
-    Column(
-        "predicted",
-        "the overall speed-up that theory expects, and how far it is from the measured one: tokens a step, "
-        "times of passes and of drafting, and plain decoding's own time",
-        _prediction,
-    ),
-    Column(
-        "best nodes",
-        "the largest tree, with its root, that theory expects to be fastest; 1 is plain decoding",
-        lambda score: str(score.best_nodes or ""),
-    ),
-    Column(
-        "equal",
-        "answers that equal plain decoding's, token by token",
-        lambda s: "" if s.different is None else f"{s.answers - s.different}/{s.answers}",
-    ),
-)
+COLUMNS: Mapping[str, Callable[[Score], str]] = {
+    "accepted": lambda score: _number(score.accepted),
+    OVERALL: lambda score: _number(score.speedup),
+    "median": lambda score: _number(score.median_speedup),
+    "decode": lambda score: _number(score.decode_speedup),
+    "CPU": lambda score: _number(score.cpu_speedup),
+    "tokens/s": lambda score: f"{score.rate:.0f}",
+    "nodes": lambda score: f"{score.drafted:.1f}" if score.accepted else "",
+    "predicted": _prediction,
+    "best nodes": lambda score: str(score.best_nodes or ""),
+    "equal": lambda s: "" if s.different is None else f"{s.answers - s.different}/{s.answers}",
+}
+"""The columns of the table that sums up all tasks. A cell is empty if its value is unknown.
+
+`pages/spec.html` says what they mean.
+"""
 
 
 def table(results: SpecResults, setting: tuple[float, int] | None = None) -> ResultTable:
@@ -93,7 +64,7 @@ def table(results: SpecResults, setting: tuple[float, int] | None = None) -> Res
     rows = [row for row in results.rows() if setting in (None, (row.temperature, row.batch))]
     tasks = [task for task in (rows[0].scores if rows else ()) if task != OVERALL]
     tasks = tasks if len(tasks) > 1 else []
-    columns = [one for one in COLUMNS if any(one.cell(row.overall) for row in rows)]
+    columns = {name: cell for name, cell in COLUMNS.items() if any(cell(row.overall) for row in rows)}
     settings, name = ["T", "batch"] if len({row.batch for row in rows}) > 1 else ["T"], ""
     if setting is not None:
         temperature, batch = setting
@@ -103,10 +74,10 @@ def table(results: SpecResults, setting: tuple[float, int] | None = None) -> Res
     def cells(row: SpecRow) -> list[str]:
         chosen = [f"{row.temperature:g}", str(row.batch)][: len(settings)]
         speedups = [_number(row.scores[task].speedup) if task in row.scores else "" for task in tasks]
-        return [row.name, *chosen, *speedups, *(column.cell(row.overall) for column in columns)]
+        return [row.name, *chosen, *speedups, *(cell(row.overall) for cell in columns.values())]
 
     named = [HEADINGS.get(task, task) for task in tasks]
-    headings = ["drafter", *settings, *named, *(column.heading for column in columns)]
+    headings = ["drafter", *settings, *named, *columns]
     left_out = [[drafter, *("" for _ in headings[2:]), "out"] for drafter in results.left_out]
     return ResultTable(headings, [cells(row) for row in rows] + left_out, title=name)
 
@@ -182,14 +153,6 @@ def different(results: SpecResults) -> int:
     return sum(row.overall.different or 0 for row in results.rows())
 
 
-METHOD = (
-    "Plain decoding and each drafter answer every question in turn, in one process; the one that starts "
-    "rotates. Tokens are raw token ids up to the end token. Second turns follow plain decoding's answers to "
-    "the first. There is no prefix cache. Times are wall times and include the prompt, unless a column says "
-    "otherwise. With several rounds, the run of median time counts."
-)
-
-
 def page(every: Sequence[SpecResults]) -> str:
     """Return the page as text, with a section for each run.
 
@@ -197,84 +160,78 @@ def page(every: Sequence[SpecResults]) -> str:
     """
     heading = ", ".join(dict.fromkeys(str(one.conditions.get("prompts", "Spec-Bench")) for one in every))
     heading += f": {title(every[0])}" if len(every) == 1 else ""
-    body = "".join(_section(results, alone=len(every) == 1) for results in every)
-    overview = _overview(every) if len(every) > 1 else ""
-    meanings = "; ".join(f"<b>{column.heading}</b>: {escape(column.meaning)}" for column in COLUMNS)
     return html_page(
-        heading,
-        f"<p>{METHOD}</p><p class=dim>By task: speed-up over plain decoding; {meanings}.</p>{overview}{body}",
+        "spec.html",
+        title=heading,
+        overview=_overview(every) if len(every) > 1 else [],
+        runs=[_section(results) for results in every],
     )
 
 
-def _overview(every: Sequence[SpecResults]) -> str:
+def _overview(every: Sequence[SpecResults]) -> list[Chart]:
     """Draw every drafter's speed-up, a panel for each run and setting."""
     panels = []
     for results in every:
         for (temperature, batch), rows in by_setting(results.rows()):
             name = f"{title(results)}, T {temperature:g}, batch {batch}"
-            panels.append((name, [(row.name, row.overall.speedup) for row in rows if row.name != PLAIN]))
-    top = max((value for _, values in panels for _, value in values), default=1.0)
-    return f"<h2>Overall speed-up</h2>{_panels(panels, top)}"
+            panels.append((name, {row.name: row.overall for row in rows if row.name != PLAIN}))
+    return _panels(panels)
 
 
-def _section(results: SpecResults, alone: bool) -> str:
-    about = results.conditions
-    facts = (
-        f"{about['questions']} questions, answers of at most {about['max_tokens']} tokens, trees of at most "
-        f"{about['nodes']} nodes, {about['threads']} threads, {about['processor']}, "
-        f"soothsay {about['soothsay']}"
-    )
-    alarm = "answers are not plain decoding's. This must never happen."
-    alarm = f"<p class=alarm>{bad} {alarm}</p>" if (bad := different(results)) else ""
-    head = "" if alone else f"<h2>{escape(title(results))}</h2>"
-    drawn = f"{html_table(table(results))}{paragraphs(notes(results))}{''.join(_plots(results))}"
-    return f"{head}<p class=dim>{escape(facts)}</p>{alarm}{drawn}"
-
-
-def _plots(results: SpecResults) -> Iterator[str]:
+def _section(results: SpecResults) -> dict[str, Any]:
+    """What the page shows of a run."""
     rows = results.rows()
-    for (temperature, batch), own in by_setting(rows):
-        yield f"<h3>Temperature {temperature:g}, batch {batch}</h3>"
-        yield _by_task(own)
-        yield f'<div class="pair">{_by_depth(own)}{_by_phase(own)}{_by_nodes(own)}</div>'
-    settings = {name: sorted({getattr(row, name) for row in rows}) for name in ("batch", "temperature")}
-    curves = []
-    for x, fixed in (("batch", "temperature"), ("temperature", "batch")):
-        for value in settings[fixed] if len(settings[x]) > 1 else ():
-            own = [row for row in rows if getattr(row, fixed) == value]
-            curves.append(_curve(f"Overall speed-up by {x}, {fixed} {value:g}", own, x))
-    if curves:
-        yield f'<h3>All settings</h3><div class="pair">{"".join(curves)}</div>'
+    settings = [
+        (
+            f"Temperature {temperature:g}, batch {batch}",
+            _by_task(own),
+            [*_by_depth(own), *_by_phase(own), *_by_nodes(own)],
+        )
+        for (temperature, batch), own in by_setting(rows)
+    ]
+    return {
+        "title": title(results),
+        "about": results.conditions,
+        "different": different(results),
+        "table": table(results),
+        "notes": notes(results),
+        "settings": settings,
+        "curves": [*_curves(rows)],
+    }
 
 
-def _by_task(rows: Sequence[SpecRow]) -> str:
+def _by_task(rows: Sequence[SpecRow]) -> list[Chart]:
     """Draw a panel for each task, all with one scale."""
     drafted = [row for row in rows if row.name != PLAIN]
     tasks = [OVERALL, *(task for task in rows[0].scores if task != OVERALL)]
-    top = max((score.speedup for row in drafted for score in row.scores.values()), default=1.0)
-    named = [(HEADINGS.get(task, task), task) for task in tasks]
-    panels = [(name, [(row.name, row.scores[task].speedup) for row in drafted]) for name, task in named]
-    return _panels(panels, max(top, 1.0)) if drafted else ""
+    panels = [(HEADINGS.get(task, task), {row.name: row.scores[task] for row in drafted}) for task in tasks]
+    return _panels(panels) if drafted else []
 
 
-def _panels(panels: Sequence[tuple[str, list[tuple[str, float]]]], top: float) -> str:
-    figures = "".join(
-        f"<figure><h4>{escape(name)}</h4>"
-        f"{inline_svg(bars(values, top, reference=1.0), f'{name}: speed-up over plain decoding')}</figure>"
-        for name, values in panels
-    )
-    caption = "Speed-up over plain decoding, which is the dashed line: tokens/s, the mean over questions."
-    return f'<div class="panels">{figures}</div><p class=dim>{caption}</p>'
+def _panels(panels: Sequence[tuple[str, Mapping[str, Score]]]) -> list[Chart]:
+    """Draw speed-ups over plain decoding, all with one scale."""
+    top = max([1.0, *(score.speedup for _, scores in panels for score in scores.values())])
+    return [
+        Chart(
+            name,
+            drawn(
+                bars([(drafter, score.speedup) for drafter, score in scores.items()], top, reference=1.0),
+                f"{name}: speed-up over plain decoding",
+            ),
+        )
+        for name, scores in panels
+    ]
 
 
-def _by_depth(rows: Sequence[SpecRow]) -> str:
+def _by_depth(rows: Sequence[SpecRow]) -> Iterator[Chart]:
     depths = {row.name: row.overall.by_depth for row in rows if any(row.overall.by_depth)}
     series = {name: list(enumerate(shares, start=1)) for name, shares in depths.items()}
     name = "Steps that accept a draft token at this depth"
-    return _figure(name, [*series], lambda: lines(series, "depth", "share of steps", percent=True))
+    if series:
+        yield _chart(name, lines(series, "depth", "share of steps", percent=True), [*series])
 
 
-def _by_nodes(rows: Sequence[SpecRow]) -> str:
+def _by_nodes(rows: Sequence[SpecRow]) -> Iterator[Chart]:
     speedups = {row.name: row.overall.by_nodes for row in rows if len(row.overall.by_nodes) > 1}
     series = {name: list(enumerate(values, start=1)) for name, values in speedups.items()}
     name = "Speed-up after the first token that theory expects, by the most nodes of a tree"
@@ -282,41 +239,34 @@ def _by_nodes(rows: Sequence[SpecRow]) -> str:
         "The recorded trees are cut to their best nodes, and their verdicts replayed. The time of drafting "
         "stays as it was."
     )
-    return _figure(name, [*series], lambda: lines(series, "nodes", "speed-up", reference=1.0), caption)
+    if series:
+        yield _chart(name, lines(series, "nodes", "speed-up", reference=1.0), [*series], caption)
 
 
-def _by_phase(rows: Sequence[SpecRow]) -> str:
+def _by_phase(rows: Sequence[SpecRow]) -> Iterator[Chart]:
     phased = [(row.name, row.overall.phases) for row in rows if row.overall.accepted]
-    phases = [*phased[0][1]] if phased else []
     caption = (
         "prefill: until the first token. draft: in the drafter. verify: from the draft to the verdict, which "
         "is the target's pass. other: scheduling, text."
     )
-    return _figure("Milliseconds a token, by phase", phases, lambda: stacks(phased, "ms a token"), caption)
+    if phased:
+        phases = [*phased[0][1]]
+        yield _chart("Milliseconds a token, by phase", stacks(phased, "ms a token"), phases, caption)
 
 
-def _curve(name: str, rows: Sequence[SpecRow], x: str) -> str:
-    """Draw speed-ups over a setting, `x`."""
-    series = {
-        drafter: sorted((getattr(row, x), row.overall.speedup) for row in rows if row.name == drafter)
-        for drafter in dict.fromkeys(row.name for row in rows if row.name != PLAIN)
-    }
-    return _figure(name, [*series], lambda: lines(series, x, "speed-up", reference=1.0))
+def _curves(rows: Sequence[SpecRow]) -> Iterator[Chart]:
+    """Draw speed-ups over each setting of which there are several values."""
+    settings = {name: sorted({getattr(row, name) for row in rows}) for name in ("batch", "temperature")}
+    for x, fixed in (("batch", "temperature"), ("temperature", "batch")):
+        for value in settings[fixed] if len(settings[x]) > 1 else ():
+            series = defaultdict[str, list[tuple[float, float]]](list)
+            for row in rows:
+                if row.name != PLAIN and getattr(row, fixed) == value:
+                    series[row.name].append((getattr(row, x), row.overall.speedup))
+            points = {name: sorted(own) for name, own in series.items()}
+            name = f"Overall speed-up by {x}, {fixed} {value:g}"
+            yield _chart(name, lines(points, x, "speed-up", reference=1.0), [*points])
 
 
-def _figure(name: str, series: Sequence[str], draw: Callable[[], Any], caption: str = "") -> str:
-    """A chart with its legend and caption, if it has any series."""
-    if not series:
-        return ""
-    below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
-    return f"<figure><h4>{escape(name)}</h4>{inline_svg(draw(), name)}{legend(series)}{below}</figure>"
-
-
-def legend(names: Sequence[str]) -> str:
-    """Return a list of names beside the colours and line styles of their series."""
-    entries = ""
-    for number, name in enumerate(names):
-        colour, style = series_style(number)
-        line = f'<span style="border-top-style:{style};border-top-color:{colour}"></span>'
-        entries += f"<li>{line}{escape(name)}</li>"
-    return f'<ul class="legend">{entries}</ul>'
+def _chart(name: str, figure: Any, series: Sequence[str], caption: str = "") -> Chart:
+    return Chart(name, drawn(figure, name), series, caption)

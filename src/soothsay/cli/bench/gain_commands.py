@@ -7,16 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from soothsay.bench.bench_plans import BenchOptions, EqualityPlan, LearnPlan, PeerPlan, StackPlan
-from soothsay.cli.bench.bench_options import (
-    known_dtypes,
-    save_chart,
-    save_numbers,
-    write_markdown,
-)
+from soothsay.cli.bench.bench_options import known_dtypes, save_chart, save_numbers, show
 from soothsay.cli.terminal import notice, progress_bar, stage_bars
 from soothsay.options import PROMPTS, argument, common, shared
 
@@ -46,15 +40,12 @@ class Peers:
         with stage_bars() as progress:
             bench = PeerBench(replace(self.plan, dtypes=[*dtypes]), self.to_json, progress)
             results = bench.run()
-        console = Console(highlight=False)
         for weights in bench.dtypes:
-            console.print(speeds_table(results, weights, self.plan.rounds))
-            for warning in suspicions(results, weights):
-                console.print(Text(warning, "bold red"), soft_wrap=True)
+            warnings = (Text(warning, "bold red") for warning in suspicions(results, weights))
+            show(speeds_table(results, weights, self.plan.rounds), *warnings)
             if bench.questions:
-                console.print(answers_table(results, weights))
-        for note in bench.notes:
-            console.print(Text(note, "dim"), soft_wrap=True)
+                show(answers_table(results, weights))
+        show(*bench.notes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,13 +73,7 @@ class Equality:
         with stage_bars() as progress:
             bench = EqualityBench(self.plan, self.to_json, progress)
             results = bench.run()
-        table, console = equality_table(results), Console(highlight=False)
-        if self.markdown is not None:
-            write_markdown(table.markdown(), self.markdown)
-        if self.markdown != Path("-"):
-            console.print(table)
-            for note in bench.notes:
-                console.print(Text(note, "dim"), soft_wrap=True)
+        show(equality_table(results), *bench.notes, markdown=self.markdown)
         save_chart(self.png, lambda: equality_chart(results))
         if any(row.partings for row in results.rows() if row.way[0] == OURS):
             raise typer.Exit(1)
@@ -115,11 +100,9 @@ class Stack:
             from soothsay.bench.stack_results import stack_chart, stack_notes, stack_table
         with progress_bar("measuring") as progress, StackBench(self.plan, self.to_json, progress) as bench:
             results = bench.run()
-        rows, plan, console = results.rows(), self.plan, Console(highlight=False)
+        rows, plan = results.rows(), self.plan
         title = f"{Path(plan.model).name}: {plan.requests} greedy answers of {plan.tokens} tokens"
-        console.print(stack_table(rows, plan.rounds, title))
-        for note in (*bench.notes, *stack_notes(results)):
-            console.print(Text(note, "dim"), soft_wrap=True)
+        show(stack_table(rows, plan.rounds, title), *bench.notes, *stack_notes(results))
         save_chart(self.png, lambda: stack_chart(rows, title))
 
 
@@ -132,7 +115,7 @@ class Learn:
     """
 
     model: str = common("model")
-    file: Path = argument(f"The stream. {PROMPTS}", exists=True)
+    file: Path = argument(help=f"The stream. {PROMPTS}", exists=True)
     plan: LearnPlan
     png: Path | None = shared(BenchOptions, "png")
     to_json: Path | None = shared(BenchOptions, "to_json")
@@ -142,7 +125,7 @@ class Learn:
         latest: LearnReport | None = None
         try:
             loading = f"reading {self.file}, loading {self.model} ..."
-            with progress_bar("answering", "requests", paced=True, loading=loading) as show:
+            with progress_bar("answering", "requests", paced=True, loading=loading) as tell:
                 from soothsay.bench.learn import bench_learn, learn_chart, learn_table
                 from soothsay.bench.prompts import read_prompts
 
@@ -153,13 +136,13 @@ class Learn:
                 def progress(report: LearnReport) -> None:
                     nonlocal latest
                     latest = report
-                    show(report.answered, len(entries), report.tokens)
+                    tell(report.answered, len(entries), report.tokens)
                     save_numbers(self.to_json, asdict(report))
 
                 bench_learn(self.model, entries, self.plan, progress)
         finally:
             if latest is not None and latest.windows:
-                Console(highlight=False).print(learn_table(latest))
+                show(learn_table(latest))
                 save_chart(self.png, lambda: learn_chart(latest))
         if latest is not None and latest.different:
             raise typer.Exit(1)

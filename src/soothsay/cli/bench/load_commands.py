@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from soothsay.bench.bench_plans import BenchOptions
 from soothsay.bench.tables import records_table
-from soothsay.cli.bench.bench_options import save_chart, save_numbers
+from soothsay.cli.bench.bench_options import save_chart, save_numbers, show
 from soothsay.cli.terminal import notice, progress_bar
 from soothsay.files import write_text
 from soothsay.options import argument, flag, option, optional, shared
@@ -43,23 +42,20 @@ class LoadOptions:
 
     PANEL = "Load: at most one of the first three"
 
-    concurrency: str | None = optional(
-        CONCURRENCY,
-        "Closed loop: N clients, each sending its next request when it has its answer.",
-        metavar="N,...",
-    )
-    rate: str | None = option(
-        None, "Open loop: R requests a second on average, at times of a Poisson process.", metavar="R,..."
-    )
-    burst: str | None = option(
-        None, "N requests at once, and the next N when all are answered.", metavar="N,..."
-    )
-    requests: str | None = optional(
-        REQUESTS, "Conversations in a trial: one number, or one for each level.", metavar="N,..."
-    )
-    duration: str | None = option(
-        None, "In place of --requests: time in which conversations begin.", metavar="TIME"
-    )
+    concurrency: str | None = optional(CONCURRENCY, metavar="N,...")
+    """Closed loop: N clients, each sending its next request when it has its answer."""
+
+    rate: str | None = option(None, metavar="R,...")
+    """Open loop: R requests a second on average, at times of a Poisson process."""
+
+    burst: str | None = option(None, metavar="N,...")
+    """N requests at once, and the next N when all are answered."""
+
+    requests: str | None = optional(REQUESTS, metavar="N,...")
+    """Conversations in a trial: one number, or one for each level."""
+
+    duration: str | None = option(None, metavar="TIME")
+    """In place of --requests: time in which conversations begin."""
 
     def loads(self) -> list[Arrivals]:
         """The loads, one for each level. Raises `typer.BadParameter`."""
@@ -91,10 +87,17 @@ class PromptOptions:
     PANEL = "Prompts"
 
     prompts: Path | None = shared(BenchOptions, "prompts", default=None, show_default="256 short requests")
-    turns: int = option(1, "Turns of a conversation, each after the server's answer.", min=1)
-    shared_prefix: int = option(0, "Length of a system message for all.", metavar="WORDS", min=0)
-    long: float = option(0.0, "Share of prompts with a long text.", metavar="SHARE", min=0, max=1)
-    long_words: int = option(1000, "Length of a long text.", metavar="WORDS", min=1)
+    turns: int = option(1, min=1)
+    """Turns of a conversation, each after the server's answer."""
+
+    shared_prefix: int = option(0, metavar="WORDS", min=0)
+    """Length of a system message for all."""
+
+    long: float = option(0.0, metavar="SHARE", min=0, max=1)
+    """Share of prompts with a long text."""
+
+    long_words: int = option(1000, metavar="WORDS", min=1)
+    """Length of a long text."""
 
     def mix(self, seed: int) -> Mix:
         """The prompts of a file, or the default ones."""
@@ -110,9 +113,14 @@ class GoodputOptions:
 
     PANEL = "Goodput"
 
-    slo_ttft: str | None = option(None, "Limit to the first token, such as 500ms.", metavar="TIME")
-    slo_itl: str | None = option(None, "Limit of an answer's mean time between tokens.", metavar="TIME")
-    slo_e2e: str | None = option(None, "Limit to the end.", metavar="TIME")
+    slo_ttft: str | None = option(None, metavar="TIME")
+    """Limit to the first token, such as 500ms."""
+
+    slo_itl: str | None = option(None, metavar="TIME")
+    """Limit of an answer's mean time between tokens."""
+
+    slo_e2e: str | None = option(None, metavar="TIME")
+    """Limit to the end."""
 
     def slo(self) -> Slo:
         """The limits in seconds. Raises `typer.BadParameter`."""
@@ -179,26 +187,33 @@ class ServersUnderLoad:
     several. Ctrl-C keeps and shows the results so far. The exit code is 1 if a server answered no request.
     """
 
-    server: list[str] | None = argument(
-        "Servers, such as http://127.0.0.1:8000; with several, ratios are over the first. A URL "
-        "without a path gets /v1. Fields may follow: ,model=NAME ,key=VARIABLE (an environment variable) "
-        "and fields of every request as JSON, such as ,speculation=false.",
-        default=None,
-        metavar="[[NAME=]URL]...",
-        show_default=False,
-    )
-    target: list[str] | None = option(
-        None, "Another server, written in the same way; may be repeated.", metavar="[NAME=]URL"
-    )
+    server: list[str] | None = argument(default=None, metavar="[[NAME=]URL]...", show_default=False)
+    """Servers, such as http://127.0.0.1:8000; with several, ratios are over the first. A URL without a
+    path gets /v1. Fields may follow: ,model=NAME ,key=VARIABLE (an environment variable) and fields of
+    every request as JSON, such as ,speculation=false."""
+
+    target: list[str] | None = option(None, metavar="[NAME=]URL")
+    """Another server, written in the same way; may be repeated."""
+
     load: LoadOptions
-    rounds: int = option(1, "Number of rounds. The server that starts rotates.", min=1)
-    warm_up: int = option(2, "Requests sent to each server before its first trial; not counted.", min=1)
+    rounds: int = option(1, min=1)
+    """Number of rounds. The server that starts rotates."""
+
+    warm_up: int = option(2, min=1)
+    """Requests sent to each server before its first trial; not counted."""
+
     asked: PromptOptions
     max_tokens: int = shared(BenchOptions, "max_tokens")
-    ignore_eos: bool = flag("Ask for answers of exactly --max-tokens tokens.")
+    ignore_eos: bool = flag()
+    """Ask for answers of exactly --max-tokens tokens."""
+
     temperature: float = shared(BenchOptions, "temperature")
-    seed: int = option(0, "Seed of the order, the arrivals and the answers.", min=0)
-    timeout: str = option("600s", "Time without a byte after which a request fails.", metavar="TIME")
+    seed: int = option(0, min=0)
+    """Seed of the order, the arrivals and the answers."""
+
+    timeout: str = option("600s", metavar="TIME")
+    """Time without a byte after which a request fails."""
+
     goodput: GoodputOptions
     to_json: Path | None = shared(BenchOptions, "journal")
     html: Path | None = shared(BenchOptions, "html")
@@ -230,14 +245,10 @@ class ServersUnderLoad:
         """Show tables and notes, and write the page and the chart that were asked for."""
         from soothsay.bench.serve.load_page import load_chart, notes, page, tables
 
-        console = Console(highlight=False)
         if not results.trials:
-            console.print("nothing was measured")
+            print("nothing was measured")
             return
-        for content in tables(results, slo):
-            console.print(content)
-        for note in notes(results, slo):
-            console.print(Text(note), soft_wrap=True)
+        show(*tables(results, slo), *map(Text, notes(results, slo)))
         if self.html is not None:
             write_text(self.html, page(results, slo))
         save_chart(self.png, lambda: load_chart(results), dpi=110)
@@ -266,13 +277,16 @@ class BusyMachine:
     between two pieces of text is given in medians of these waits.
     """
 
-    server: list[str] = argument(
-        "Servers on this machine, such as http://127.0.0.1:8000. Fields may follow as in "
-        "'bench serve', such as ,speculation=false.",
-        metavar="[NAME=]URL...",
-    )
-    loops: list[int] | None = optional("1 and 2", "Number of busy processes; may be repeated.", min=1)
-    rounds: int = option(3, "Number of rounds; figures are medians.", min=1)
+    server: list[str] = argument(metavar="[NAME=]URL...")
+    """Servers on this machine, such as http://127.0.0.1:8000. Fields may follow as in 'bench serve', such
+    as ,speculation=false."""
+
+    loops: list[int] | None = optional("1 and 2", min=1)
+    """Number of busy processes; may be repeated."""
+
+    rounds: int = option(3, min=1)
+    """Number of rounds; figures are medians."""
+
     max_tokens: int = shared(BenchOptions, "max_tokens")
     to_json: Path | None = shared(BenchOptions, "to_json")
 
@@ -288,5 +302,5 @@ class BusyMachine:
             found = asyncio.run(bench_busy(targets, loops, self.rounds, self.max_tokens, progress))
         numbers = {"tokens/s": "{.rate:.1f}", "share": "{.share:.2f}", "longest wait": "{.longest:.1f}"}
         table = records_table(found, {"busy processes": "{.loops}", "server": "{.server}"}, numbers)
-        Console(highlight=False).print(table)
+        show(table)
         save_numbers(self.to_json, [asdict(one) for one in found])

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Literal
 
 import typer
-from rich.console import Console
 
 from soothsay.bench.bench_plans import BenchOptions
 from soothsay.bench.tables import records_table
-from soothsay.cli.bench.bench_options import known_dtypes, row_counts, save_numbers
+from soothsay.cli.bench.bench_options import known_dtypes, row_counts, save_numbers, show
 from soothsay.cli.terminal import notice, progress_bar
 from soothsay.config import DType, KVDType
 from soothsay.options import FILE, ModelOptions, argument, common, option, optional, shared
@@ -26,25 +25,24 @@ class Step:
     the arithmetic.
     """
 
-    model: str | None = argument(
-        "A model; see 'generate'.", default=None, show_default="a shape with random weights"
-    )
-    shape: str | None = optional(
-        "1.1B",
-        "A Llama with random weights: 0.5B, 1.1B, 3B, hybrid (a Qwen3.5), or "
-        "layers=22,hidden=2048,heads=32,kv_heads=4,ffn=5632,vocab=32000, of which what is left out is as "
-        "in 1.1B. With experts=32,chosen=4, ffn is that of one expert.",
-    )
+    model: str | None = argument(default=None, show_default="a shape with random weights")
+    """A model; see 'generate'."""
+
+    shape: str | None = optional("1.1B")
+    """A Llama with random weights: 0.5B, 1.1B, 3B, hybrid (a Qwen3.5), or
+    layers=22,hidden=2048,heads=32,kv_heads=4,ffn=5632,vocab=32000, of which what is left out is as in
+    1.1B. With experts=32,chosen=4, ffn is that of one expert."""
+
     dtype: list[str] | None = shared(
         BenchOptions, "dtype", show_default="the model's own; bfloat16 for a shape"
     )
     rows: str = shared(BenchOptions, "rows", default="1,2,4,8,16,32,64")
-    contexts: list[int] | None = optional(
-        "128", "Number of tokens before the rows; may be repeated.", "--context", min=1
-    )
-    tree: Literal["chain", "binary"] = option(
-        "chain", "Shape of the rows' tree: a path, or two children a node."
-    )
+    contexts: list[int] | None = optional("128", "--context", min=1)
+    """Number of tokens before the rows; may be repeated."""
+
+    tree: Literal["chain", "binary"] = option("chain")
+    """Shape of the rows' tree: a path, or two children a node."""
+
     rounds: int = shared(BenchOptions, "rounds")
     kernels: str = shared(ModelOptions, "kernels")
     to_json: Path | None = shared(BenchOptions, "to_json")
@@ -62,7 +60,7 @@ class Step:
             model = LlamaShape.parse(self.shape or "1.1B") if self.model is None else self.model
             asked = counts, self.contexts or [128], self.rounds, self.tree
             report = bench_step(model, dtypes, *asked, kernels=self.kernels)
-        Console(highlight=False).print(step_table(report))
+        show(step_table(report))
         save_numbers(self.to_json, asdict(report))
 
 
@@ -76,12 +74,18 @@ class Host:
     """
 
     model: str = common("model", default="sibyl")
-    drafter: list[str] | None = optional("none, suffix, auto, given", "May be repeated.", "--drafter", "-d")
-    batch: list[int] | None = optional("1, 32", "Requests at a time; may be repeated.", "--batch", min=1)
-    temperature: list[float] | None = optional(
-        "0, 1", "Sampling temperature; may be repeated.", "--temperature", "-t", min=0
-    )
-    tokens: int = option(128, "Tokens of an answer.", min=8)
+    drafter: list[str] | None = optional("none, suffix, auto, given", "--drafter", "-d")
+    """May be repeated."""
+
+    batch: list[int] | None = optional("1, 32", "--batch", min=1)
+    """Requests at a time; may be repeated."""
+
+    temperature: list[float] | None = optional("0, 1", "--temperature", "-t", min=0)
+    """Sampling temperature; may be repeated."""
+
+    tokens: int = option(128, min=8)
+    """Tokens of an answer."""
+
     rounds: int = shared(BenchOptions, "rounds", default=5)
     kernels: str = shared(ModelOptions, "kernels")
     to_json: Path | None = shared(BenchOptions, "to_json")
@@ -95,7 +99,7 @@ class Host:
             situations = self.batch or [1, 32], self.temperature or [0.0, 1.0]
             own = {name: getattr(self, name) for name in ("tokens", "rounds", "kernels")}
             times = bench_host(self.model, drafters, *situations, **own)
-        Console(highlight=False).print(host_table(times, self.rounds))
+        show(host_table(times, self.rounds))
         save_numbers(self.to_json, [asdict(time) for time in times])
 
 
@@ -110,7 +114,9 @@ class Experts:
     choose.
     """
 
-    shape: str = option(SHAPE, "Its ffn is that of one expert; see 'bench step'.")
+    shape: str = option(SHAPE)
+    """Its ffn is that of one expert; see 'bench step'."""
+
     dtype: list[str] | None = shared(BenchOptions, "dtype", show_default="int8, bfloat16")
     rows: str = shared(BenchOptions, "rows", default="1,4,8,16")
     rounds: int = shared(BenchOptions, "rounds", default=25)
@@ -129,7 +135,7 @@ class Experts:
                 raise typer.BadParameter(f"--shape {self.shape}: it has no experts; write {SHAPE}")
             own = {name: getattr(self, name) for name in ("rounds", "kernels")}
             report = bench_step(sizes, dtypes, counts, dense=sizes.dense, **own)
-        Console(highlight=False).print(step_table(report))
+        show(step_table(report))
         save_numbers(self.to_json, asdict(report))
 
 
@@ -143,12 +149,20 @@ class Quality:
     """
 
     model: str = common("model")
-    texts: list[Path] = argument("Text files to read, in order.", metavar="TEXT...", **FILE)
+    texts: list[Path] = argument(metavar="TEXT...", **FILE)
+    """Text files to read, in order."""
+
     dtype: list[str] | None = shared(BenchOptions, "dtype", show_default="auto")
     kv_dtype: KVDType = shared(ModelOptions, "kv_dtype")
-    reference: str | None = optional("MODEL", "The model whose float32 is the reference.")
-    tokens: int = option(20_000, "Tokens to read, at most.", min=1)
-    chunk: int = option(512, "Tokens that are read at once.", min=4)
+    reference: str | None = optional("MODEL")
+    """The model whose float32 is the reference."""
+
+    tokens: int = option(20_000, min=1)
+    """Tokens to read, at most."""
+
+    chunk: int = option(512, min=4)
+    """Tokens that are read at once."""
+
     kernels: str = shared(ModelOptions, "kernels")
     to_json: Path | None = shared(BenchOptions, "to_json")
 
@@ -173,5 +187,5 @@ class Quality:
             title=Path(self.model).name,
             caption=f"{found[0].tokens:,} distributions",
         )
-        Console(highlight=False).print(table)
+        show(table)
         save_numbers(self.to_json, [asdict(one) for one in found])

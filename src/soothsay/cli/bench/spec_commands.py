@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from soothsay.bench.bench_plans import BenchOptions, LengthPlan, SpecOptions
-from soothsay.cli.bench.bench_options import save_chart, write_markdown
+from soothsay.cli.bench.bench_options import save_chart, show, write_markdown
 from soothsay.cli.terminal import fitting_drafters, notice, progress_bar
 from soothsay.config import DType
 from soothsay.files import write_text
@@ -45,14 +45,14 @@ class Spec:
     model: str = common("model", default="sibyl")
     prompts: Path = shared(BenchOptions, "prompts")
     drafter: list[str] | None = optional(
-        f"those of {', '.join(USUAL)} that fit the model, and its trained ones; {MOST} at most",
-        "Drafter to measure; may be repeated.",
-        "-d",
+        f"those of {', '.join(USUAL)} that fit the model, and its trained ones; {MOST} at most", "-d"
     )
+    """Drafter to measure; may be repeated."""
+
     options: SpecOptions
-    never_slower: bool = flag(
-        "Show 95% intervals, and exit with 1 if a drafter is slower than plain decoding."
-    )
+    never_slower: bool = flag()
+    """Show 95% intervals, and exit with 1 if a drafter is slower than plain decoding."""
+
     dtype: DType = shared(ModelOptions, "dtype")
     device: str = shared(ModelOptions, "device")
     kernels: str = shared(ModelOptions, "kernels")
@@ -128,7 +128,7 @@ def finish(
         write_text(html, page(every))
     if never_slower:
         for results in every:
-            Console(highlight=False).print(interval_table(results))
+            show(interval_table(results))
     if any(different(results) or (never_slower and slower(results)) for results in every):
         raise typer.Exit(1)
 
@@ -137,16 +137,13 @@ def _show(results: SpecResults) -> None:
     from soothsay.bench.spec.recommendation import recommendations
     from soothsay.bench.spec.spec_page import different, notes, table
 
-    console = Console(highlight=False)
-    for setting in dict.fromkeys((row.temperature, row.batch) for row in results.rows()):
-        console.print(table(results, setting))
+    settings = dict.fromkeys((row.temperature, row.batch) for row in results.rows())
+    show(*(table(results, setting) for setting in settings))
     if different(results):
         alarm = " Answers are not plain decoding's. This must never happen: 'soothsay verify' says more."
-        console.print(Text.assemble((" DIFFERENT ANSWERS ", "bold white on red"), alarm), soft_wrap=True)
-    for note in notes(results):
-        console.print(Text(note), soft_wrap=True)
-    for _, command in recommendations(results):
-        console.print(Text(f"  {command}", "bold"), soft_wrap=True)
+        show(Text.assemble((" DIFFERENT ANSWERS ", "bold white on red"), alarm))
+    show(*map(Text, notes(results)))
+    show(*(Text(f"  {command}", "bold") for _, command in recommendations(results)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +153,9 @@ class Report:
     The exit code is 1 if an answer differed from plain decoding's.
     """
 
-    files: list[Path] = argument("What 'bench spec --json' wrote.", **FILE)
+    files: list[Path] = argument(**FILE)
+    """What 'bench spec --json' wrote."""
+
     markdown: Path | None = shared(BenchOptions, "markdown")
     html: Path | None = shared(BenchOptions, "html")
     never_slower: bool = shared(Spec, "never_slower")
@@ -194,13 +193,8 @@ class Length:
             llm = LLM(self.plan.model, drafter="none", config=config, kernels=kernels)
             bench = LengthBench(llm, self.plan, self.to_json, progress)
             results = bench.run()
-        table, console = length_table(results), Console(highlight=False)
-        if self.markdown is not None:
-            write_markdown(table.markdown(), self.markdown)
-        if self.markdown != Path("-"):
-            console.print(table)
-        if bench.left_out:
-            console.print(Text(f"{bench.left_out} answers left out: the context is too short", "dim"))
+        left_out = f"{bench.left_out} answers left out: the context is too short"
+        show(length_table(results), *([left_out] if bench.left_out else []), markdown=self.markdown)
         save_chart(self.png, lambda: length_chart(results))
         if results.different:
             raise typer.Exit(1)

@@ -47,26 +47,30 @@ class AnswerConversations:
     interruption, the same command continues.
     """
 
-    model: str = argument(f"{MODEL} It has a chat template.")
-    prompts: Path = argument(
-        "Conversations: JSON lines with 'messages' (may be .gz), or a directory saved by the "
-        "package 'datasets'. Messages of assistants are left out.",
-        exists=True,
-    )
-    out: Path = required(
-        "The file to write: JSON lines with 'messages'. An existing file is continued.", "-o", dir_okay=False
-    )
-    limit: int | None = optional("all", "Number of conversations, drawn from the whole file.", min=1)
+    model: str = argument(help=f"{MODEL} It has a chat template.")
+    prompts: Path = argument(exists=True)
+    """Conversations: JSON lines with 'messages' (may be .gz), or a directory saved by the package
+    'datasets'. Messages of assistants are left out."""
+
+    out: Path = required("-o", dir_okay=False)
+    """The file to write: JSON lines with 'messages'. An existing file is continued."""
+
+    limit: int | None = optional("all", min=1)
+    """Number of conversations, drawn from the whole file."""
+
     temperature: float = common("temperature", default=0.7, panel=SamplingOptions.PANEL)
     max_tokens: int = common("max_tokens", default=512)
-    batch: int = option(32, "Conversations at a time.", min=1)
-    seed: int = option(0, "Seed of all answers.", min=0)
-    features: Method | None = option(
-        None,
-        "Also keep the features that `soothsay train` of this name learns from, in a folder beside "
-        "--out: training then needs no pass of the model. They take about 6.5 kB a token for a model of "
-        "1.5B parameters. The model answers without a drafter.",
-    )
+    batch: int = option(32, min=1)
+    """Conversations at a time."""
+
+    seed: int = option(0, min=0)
+    """Seed of all answers."""
+
+    features: Method | None = option(None)
+    """Also keep the features that `soothsay train` of this name learns from, in a folder beside --out:
+    training then needs no pass of the model. They take about 6.5 kB a token for a model of 1.5B
+    parameters. The model answers without a drafter."""
+
     drafter: str = shared(ModelOptions, "drafter", default=PLAIN)
     dtype: DType = shared(ModelOptions, "dtype")
     device: str = shared(ModelOptions, "device")
@@ -133,15 +137,18 @@ class FindSkippedLayers:
     """
 
     model: str = common("model")
-    text: Path | None = argument(
-        "Text to measure with: plain text, or .jsonl with 'messages' or 'text'; may be .gz.",
-        default=None,
-        **FILE,
-        show_default="the model writes its own",
-    )
-    out: Path | None = optional("drafters/layer-skip beside the model", "The directory to write.", "-o")
-    samples: int = option(16, "Pieces of text.", min=1)
-    tokens: int = option(128, "Tokens in a piece.", min=2)
+    text: Path | None = argument(default=None, **FILE, show_default="the model writes its own")
+    """Text to measure with: plain text, or .jsonl with 'messages' or 'text'; may be .gz."""
+
+    out: Path | None = optional("drafters/layer-skip beside the model", "-o")
+    """The directory to write."""
+
+    samples: int = option(16, min=1)
+    """Pieces of text."""
+
+    tokens: int = option(128, min=2)
+    """Tokens in a piece."""
+
     dtype: DType = shared(ModelOptions, "dtype")
     kernels: str = shared(ModelOptions, "kernels")
 

@@ -31,16 +31,20 @@ class LanguageModelTraining(TrainingRun):
     Modules for multi-token prediction (MTP; DeepSeek-V3, arXiv 2412.19437) are trained beside it.
     """
 
-    fresh: bool = flag("Begin with random weights, not with the model's.")
-    mtp_modules: int = option(1, "MTP modules that are trained beside the model.", "--mtp", min=0)
+    fresh: bool = flag()
+    """Begin with random weights, not with the model's."""
+
+    mtp_modules: int = option(1, "--mtp", min=0)
+    """MTP modules that are trained beside the model."""
 
     def run(self) -> None:
         """Train the model."""
         from soothsay.train.whole_models import LanguageModel
 
         examples, held_out = self.examples()
-        own = {name: getattr(self, name) for name in ("fresh", "mtp_modules", "seed", "device")}
-        self.train(LanguageModel(self.checkpoint(), held_out, **own), examples)
+        own = {name: getattr(self, name) for name in ("fresh", "mtp_modules", "device")}
+        model = LanguageModel(self.checkpoint(), held_out, seed=self.config.seed, **own)
+        self.train(model, examples)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +54,8 @@ class HeadTraining(TrainingRun):
     The options of a subclass are arguments of the function that makes the head, or else of its recipe.
     """
 
-    divergence: Literal["forward-kl", "lk"] = option(
-        "forward-kl", "What is minimized: KL, or, after some training, lk: acceptance (arXiv 2602.23881)."
-    )
+    divergence: Literal["forward-kl", "lk"] = option("forward-kl")
+    """What is minimized: KL, or, after some training, lk: acceptance (arXiv 2602.23881)."""
 
     recipe: ClassVar[str]
     """The name of its recipe in `soothsay.train.heads`."""
@@ -68,7 +71,7 @@ class HeadTraining(TrainingRun):
         from soothsay.train import heads, new_heads
 
         examples, held_out = self.examples()
-        torch.manual_seed(self.seed)
+        torch.manual_seed(self.config.seed)
         target, make = self.target(), getattr(new_heads, self.head)
         own = self.choices(target, examples)
         given = {"target": target, "examples": examples, **own}
@@ -111,9 +114,8 @@ class HeadTraining(TrainingRun):
 class ListedTraining(HeadTraining):
     """Trains a head that can draft the most frequent tokens only."""
 
-    count: list[Path] | None = option(
-        None, "More answers whose tokens are counted to find these. They are not trained on.", exists=True
-    )
+    count: list[Path] | None = option(None, exists=True)
+    """More answers whose tokens are counted to find these. They are not trained on."""
 
     def choices(self, target: Transformer, examples: list[Example]) -> dict[str, Any]:
         """See `HeadTraining`. Numbers of tokens become the tokens."""
@@ -128,9 +130,10 @@ class MedusaTraining(HeadTraining):
     """Train Medusa's heads (arXiv 2401.10774)."""
 
     recipe, head = "MedusaRecipe", "medusa"
-    heads: int = option(4, GUESSES, min=1)
-    layers: int = option(1, LAYERS, min=1)
-    own_heads: bool = flag("Give each head an output matrix of its own. Default: all use the target's.")
+    heads: int = option(4, help=GUESSES, min=1)
+    layers: int = option(1, help=LAYERS, min=1)
+    own_heads: bool = flag()
+    """Give each head an output matrix of its own. Default: all use the target's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,8 +141,8 @@ class HydraTraining(HeadTraining):
     """Train Hydra's heads (arXiv 2402.05109), which read the draft tokens before their own."""
 
     recipe, head = "HydraRecipe", "hydra"
-    heads: int = option(4, GUESSES, min=1)
-    layers: int = option(1, LAYERS, min=1)
+    heads: int = option(4, help=GUESSES, min=1)
+    layers: int = option(1, help=LAYERS, min=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,8 +150,9 @@ class EagleTraining(HeadTraining):
     """Train EAGLE-1's block (arXiv 2401.15077), which EAGLE-2 uses too."""
 
     recipe, head = "RecurrentRecipe", "eagle"
-    depth: int = option(4, DEPTH, min=1)
-    regression: float = option(0.5, "Weight of the loss on the target's next feature.", min=0)
+    depth: int = option(4, help=DEPTH, min=1)
+    regression: float = option(0.5, min=0)
+    """Weight of the loss on the target's next feature."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,16 +160,19 @@ class Eagle3Training(ListedTraining):
     """Train EAGLE-3's block (arXiv 2503.01840), which reads three layers of the target."""
 
     recipe, head = "RecurrentRecipe", "eagle3"
-    depth: int = option(5, DEPTH, min=1)
-    vocabulary: int = option(4096, "Number of tokens that can be drafted: the most frequent.", min=1)
-    units: int = option(0, "Units of the feed-forward part: the target's largest. 0: all.", min=0)
-    join: bool = flag(
-        "Let the block add to a projection of embedding and state. It begins with more right guesses, and "
-        "other engines do not read it."
-    )
-    anchors: float = option(
-        0.5, "Share of the tokens after which longer drafts are learned.", min=0.01, max=1
-    )
+    depth: int = option(5, help=DEPTH, min=1)
+    vocabulary: int = option(4096, min=1)
+    """Number of tokens that can be drafted: the most frequent."""
+
+    units: int = option(0, min=0)
+    """Units of the feed-forward part: the target's largest. 0: all."""
+
+    join: bool = flag()
+    """Let the block add to a projection of embedding and state. It begins with more right guesses, and
+    other engines do not read it."""
+
+    anchors: float = option(0.5, min=0.01, max=1)
+    """Share of the tokens after which longer drafts are learned."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,8 +184,10 @@ class MTPTraining(HeadTraining):
     """
 
     recipe, head = "RecurrentRecipe", "mtp"
-    modules: int = option(1, "Modules.", min=1)
-    depth: int = option(4, DEPTH, min=1)
+    modules: int = option(1, min=1)
+    """Modules."""
+
+    depth: int = option(4, help=DEPTH, min=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,10 +199,12 @@ class BlockTraining(ListedTraining):
     """
 
     recipe, head = "BlockRecipe", "block"
-    size: int = option(6, GUESSES, min=1)
-    layers: int = option(1, LAYERS, min=1)
-    cell: int = option(256, "Units of the cell that corrects guesses by their path; 0: none.", min=0)
-    shortlist: int = option(0, SHORTLIST, min=0)
+    size: int = option(6, help=GUESSES, min=1)
+    layers: int = option(1, help=LAYERS, min=1)
+    cell: int = option(256, min=0)
+    """Units of the cell that corrects guesses by their path; 0: none."""
+
+    shortlist: int = option(0, help=SHORTLIST, min=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,26 +215,35 @@ class RedrafterTraining(ListedTraining):
     """
 
     recipe, head = "RedrafterRecipe", "redrafter"
-    size: int = option(5, GUESSES, min=1)
-    hidden: int = option(512, "Units between features and guesses.", min=16)
-    cell: int = option(256, "Units of the recurrent cell.", min=16)
-    shortlist: int = option(6144, SHORTLIST, min=0)
+    size: int = option(5, help=GUESSES, min=1)
+    hidden: int = option(512, min=16)
+    """Units between features and guesses."""
+
+    cell: int = option(256, min=16)
+    """Units of the recurrent cell."""
+
+    shortlist: int = option(6144, help=SHORTLIST, min=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DraftModelTraining(TrainingRun):
     """Distil a small model of the target's family (DistillSpec, arXiv 2310.08461)."""
 
-    layers: int = option(2, LAYERS, min=1)
-    hidden: int = option(128, "Hidden size.", min=1)
-    heads: int = option(4, "Attention heads.", min=1)
-    intermediate: int = option(384, "Units of the feed-forward part.", min=1)
-    divergence: Literal["forward-kl", "reverse-kl", "total-variation"] = option(
-        "forward-kl", "Divergence between the target and the draft model that is minimized."
-    )
-    on_policy: float = option(
-        0.0, "Share of the answers that the draft model continues itself.", min=0, max=1
-    )
+    layers: int = option(2, help=LAYERS, min=1)
+    hidden: int = option(128, min=1)
+    """Hidden size."""
+
+    heads: int = option(4, min=1)
+    """Attention heads."""
+
+    intermediate: int = option(384, min=1)
+    """Units of the feed-forward part."""
+
+    divergence: Literal["forward-kl", "reverse-kl", "total-variation"] = option("forward-kl")
+    """Divergence between the target and the draft model that is minimized."""
+
+    on_policy: float = option(0.0, min=0, max=1)
+    """Share of the answers that the draft model continues itself."""
 
     def run(self) -> None:
         """Train the draft model."""
@@ -236,7 +256,7 @@ class DraftModelTraining(TrainingRun):
 
         checkpoint = self.checkpoint()
         config = draft_config(checkpoint.config, self.layers, self.hidden, self.heads, self.intermediate)
-        torch.manual_seed(self.seed)
+        torch.manual_seed(self.config.seed)
         model = Transformer(parse_model_config(config), TrainingKernels()).to(self.device)
         examples, held_out = self.examples()
         recipe = DraftRecipe(

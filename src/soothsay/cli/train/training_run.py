@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 
 from soothsay.cli.terminal import bars, notice
 from soothsay.options import ModelOptions, argument, option, required, shared
+from soothsay.train.training_config import TrainingConfig, training_option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,45 +23,40 @@ if TYPE_CHECKING:
     from soothsay.train.trainer import Recipe
 
 
-_training = partial(option, panel="Training")
-
-
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun:
     """The options that every training command has, and the work that all of them do."""
 
-    model: str = argument("The target: a Hugging Face directory or a bundled model's name.")
-    data: list[Path] = argument(
-        "Training data: JSON lines with 'messages' or 'text', plain text, a directory that was "
-        "saved by 'datasets', or a folder that 'train data --features' has written.",
-        exists=True,
-    )
-    out: Path = required("The directory to write. A training that was interrupted resumes.", "-o")
-    init: Path | None = option(None, "Begin with the weights of this drafter.", exists=True, file_okay=False)
-    steps: int = _training(1000, "Optimizer steps.", min=1)
-    batch_tokens: int = _training(8192, "Tokens of a step.", min=16)
-    parts: int = _training(2, "Passes of a step. More passes need less memory.", min=1)
-    learning_rate: float = _training(1e-3, "Learning rate of embeddings, norms and output matrices.", min=0)
-    matrix_learning_rate: float = _training(3e-3, "Learning rate of matrices within layers.", min=0)
-    decay: float = _training(
-        0.8, "Share of the steps, at the end, in which the learning rates fall.", min=0, max=1
-    )
-    max_tokens: int = _training(1024, "Longer conversations are cut, at a turn if possible.", min=8)
-    held_out: int = _training(32, "Number of conversations that are kept for evaluation.", min=1)
-    evaluate_every: int = _training(200, "Steps between evaluations.", min=1)
-    save_every: int = _training(100, "Steps between checkpoints.", min=1)
-    stop_after: int | None = _training(
-        None, "Stop after this number of steps. The same command resumes.", min=1
-    )
-    keep_features: float = _training(
-        0.0,
-        "GiB of memory for what the target computes, so that later epochs need not run it. Heads only. A "
-        "run that is interrupted and resumed then differs in the last bits.",
-        min=0,
-    )
-    seed: int = _training(0, "Seed of shuffling and of new weights.")
-    device: str = _training("cpu", "Where to train: cpu or cuda.")
-    compiled: bool = _training(False, "Compile decoder blocks: minutes that pay in a long training on a GPU.")
+    model: str = argument()
+    """The target: a Hugging Face directory or a bundled model's name."""
+
+    data: list[Path] = argument(exists=True)
+    """Training data: JSON lines with 'messages' or 'text', plain text, a directory that was saved by
+    'datasets', or a folder that 'train data --features' has written."""
+
+    out: Path = required("-o")
+    """The directory to write. A training that was interrupted resumes."""
+
+    init: Path | None = option(None, exists=True, file_okay=False)
+    """Begin with the weights of this drafter."""
+
+    config: TrainingConfig
+    max_tokens: int = training_option(1024, min=8)
+    """Longer conversations are cut, at a turn if possible."""
+
+    held_out: int = training_option(32, min=1)
+    """Number of conversations that are kept for evaluation."""
+
+    stop_after: int | None = training_option(None, min=1)
+    """Stop after this number of steps. The same command resumes."""
+
+    keep_features: float = training_option(0.0, min=0)
+    """GiB of memory for what the target computes, so that later epochs need not run it. Heads only. A run
+    that is interrupted and resumed then differs in the last bits."""
+
+    device: str = training_option("cpu")
+    """Where to train: cpu or cuda."""
+
     chat_template: Path | None = shared(ModelOptions, "chat_template")
 
     def checkpoint(self) -> Checkpoint:
@@ -81,7 +76,7 @@ class TrainingRun:
         """Read the data. Returns the examples to train on, and those to evaluate on."""
         from soothsay.train.examples import split
 
-        return split(self.read(self.data), self.held_out, self.seed)
+        return split(self.read(self.data), self.held_out, self.config.seed)
 
     def read(self, data: list[Path]) -> list[Example]:
         """Read conversations, texts and folders of features."""
@@ -127,12 +122,10 @@ class TrainingRun:
     def train(self, recipe: Recipe, examples: list[Example]) -> None:
         """Run `recipe` and show how it goes."""
         from soothsay.plotting import require_matplotlib
-        from soothsay.train.trainer import Trainer, TrainingConfig, plot_metrics
+        from soothsay.train.trainer import Trainer, plot_metrics
 
         require_matplotlib()  # every evaluation draws a chart
-        numbers = {field.name for field in fields(TrainingConfig)}
-        config = TrainingConfig(**{name: value for name, value in vars(self).items() if name in numbers})
-        trainer = Trainer(recipe, examples, config, self.out)
+        trainer = Trainer(recipe, examples, self.config, self.out)
         console = Console(highlight=False, soft_wrap=True)
         if trainer.step:
             console.print(f"resuming after step {trainer.step}")
@@ -141,7 +134,9 @@ class TrainingRun:
             *(TextColumn("{task.fields[loss]}"), TextColumn("{task.fields[rate]}"), TimeRemainingColumn()),
         )
         with bars(*columns, console=console) as bar:
-            task = bar.add_task(recipe.name, total=config.steps, completed=trainer.step, loss="", rate="")
+            task = bar.add_task(
+                recipe.name, total=self.config.steps, completed=trainer.step, loss="", rate=""
+            )
 
             def report(step: int, measured: Mapping[str, float]) -> None:
                 loss, rate = f"loss {measured['loss']:.3f}", f"{measured['tokens_per_second']:,.0f} tokens/s"

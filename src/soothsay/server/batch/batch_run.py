@@ -30,7 +30,7 @@ from soothsay.server.fleet.replica import EngineState
 from soothsay.server.http.bodies import Json
 from soothsay.server.http.json_streams import to_line
 from soothsay.server.http_server import Server
-from soothsay.server.placement import Placement, engines
+from soothsay.server.placement import engines
 from soothsay.server.server_config import ServerConfig, served_name
 
 TIMES = ("created", "created_at", "completed_at")
@@ -164,8 +164,8 @@ def run_batch(
             options |= {"chat_template": chat_template, "max_requests": max_running}
             factory = partial(load, model, dtype=dtype, max_context=max_context, **options)
             elsewhere = ray_address not in (None, "local")  # where nobody knows how many cores there are
-            placement = Placement(replicas, 1 if elsewhere else None, ray_address)
-            with engines(factory, placement) as make, Fleet(make, replicas) as fleet:
+            place = replicas, 1 if elsewhere else None, ray_address
+            with engines(factory, *place) as make, Fleet(make, replicas) as fleet:
                 batch = BatchRun(fleet, requests, answers, name, seed, progress)
                 asyncio.run(batch.run(state))
             answers.sync()

@@ -16,6 +16,7 @@ import math
 import os
 import pickle
 import random
+import resource
 import sys
 import threading
 import time
@@ -27,9 +28,6 @@ from llguidance import LLMatcher
 from soothsay.core.constraint import Grammars, limit_problem
 from soothsay.core.grammar import Grammar
 from soothsay.errors import RequestError
-
-with contextlib.suppress(ImportError):  # not on Windows
-    import resource
 
 COMPILE_SECONDS = 1.0
 """Limit of CPU time to compile a grammar. The engine compiles it again, beside the steps of other answers."""
@@ -118,7 +116,7 @@ def _walk(matcher: LLMatcher, size: int) -> str | None:
 
 def _limit_memory() -> None:
     """Limit the memory from now on."""
-    with contextlib.suppress(NameError, OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError):
         pages = int(open("/proc/self/statm").read().split()[0])  # noqa: SIM115
         limit = pages * resource.getpagesize() + MEMORY
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -126,7 +124,7 @@ def _limit_memory() -> None:
 
 def _limit_time() -> None:
     """Let the system end this process if the next grammar takes far too long."""
-    with contextlib.suppress(NameError, OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError):
         most = math.ceil(time.process_time() + 2 * COMPILE_SECONDS) + 1
         resource.setrlimit(resource.RLIMIT_CPU, (most, resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
