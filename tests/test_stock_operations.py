@@ -12,15 +12,11 @@ import torch
 from places import ROOT
 
 SOURCE = ROOT / "src" / "soothsay"
-OUTSIDE = {
-    *("checkpoint", "described_mode", "generation_config", "head_order", "hub", "load"),
-    *("numeric_mode", "packaged", "pass_measuring", "pass_times", "pass_times_file", "quantized", "rounding"),
-    *("tensor_names", "tokenizer_files", "unused", "weight_source", "writing"),
-}
-"""Files of `model` that run before passes or beside them."""
+ROOMS = ("model", "model/decoder", "model/ops")
+"""Folders of what computes in a pass by PyTorch's operations."""
 
 PASSES = [
-    *sorted(file for file in (SOURCE / "model").glob("*.py") if file.stem not in OUTSIDE),
+    *(file for room in ROOMS for file in sorted((SOURCE / room).glob("*.py"))),
     *(SOURCE / "core" / f"{name}.py" for name in ("cache", "drawing", "functions", "noise", "sampling")),
     *(SOURCE / file for file in ("core/verify.py", "engine/verification.py")),
 ]
@@ -58,10 +54,16 @@ def listed() -> tuple[set[str], set[str]]:
     )
 
 
-@pytest.mark.parametrize("file", PASSES, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", PASSES, ids=lambda file: str(file.relative_to(SOURCE)))
 def test_operations_of_passes_are_listed(file: Path) -> None:
     unlisted = set(operations(file.read_text())) - listed()[0] - OURS
     assert not unlisted, "test their bits in tests/model/test_row_bits.py, and list them in docs/guarantee.md"
+
+
+def test_rooms_are_read() -> None:
+    read = {file.parent.relative_to(SOURCE).as_posix() for file in PASSES}
+    assert read == {*ROOMS, "core", "engine"}
+    assert "bmm" in operations((SOURCE / "model/ops/attention.py").read_text())
 
 
 def test_what_is_not_used_is_found() -> None:
