@@ -31,7 +31,8 @@ class Transformers(SteppingPeer):
         if model.endswith(".gguf"):  # packed weights would be multiplied in float32, whatever the type
             need("gguf")
             model, options["gguf_file"] = os.path.split(model)
-            options["quantization_config"] = self.transformers.GgufConfig(dequantize=True)
+            if config := getattr(self.transformers, "GgufConfig", None):  # versions without it do so always
+                options["quantization_config"] = config(dequantize=True)
         dtype = getattr(self.torch, self.setup.dtype)
         loaded = load(model, dtype=dtype, trust_remote_code=False, **options).eval()
         loaded = loaded.to(self.setup.device)
