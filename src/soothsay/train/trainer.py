@@ -33,7 +33,7 @@ OUTER = frozenset({"embedding", "head", "lm_heads"})
 
 
 WEIGHT_DECAY = 0.01
-"""Of matrices within layers."""
+"""The share of matrices within layers that a step at a rate of 1 takes away."""
 
 CLIP = 1.0
 """Largest norm of all gradients together. Larger gradients are scaled down."""

@@ -123,7 +123,7 @@ def compressed_tensors(settings: Settings) -> WeightFormat:
         raise settings.refusal("compressed-tensors without config_groups")
 
     def layout(module: str) -> Layout:
-        """Of the scheme that names `module`, else of the scheme for all linear layers."""
+        """The layout of the scheme that names `module`, else of the scheme for all linear layers."""
         named = (own for targets, own in schemes if any(_names(target, module) for target in targets))
         general = (own for targets, own in schemes if "Linear" in targets)
         if (scheme := next(named, None) or next(general, None)) is None:

@@ -45,9 +45,9 @@ class HeadForm(NamedTuple):
     scale: float = 1.0
     """Factor of the queries."""
     norms: tuple[Norm, Norm] | None = None
-    """Of queries and keys, applied to each head before rotation."""
+    """The norms of queries and of keys. Each head is normed before it is rotated."""
     value_norm: Norm | None = None
-    """Of values, applied to each head."""
+    """The norm of each head of values."""
     gates: int = 0
     """Heads after the queries that are left out."""
     keys: int | None = None
