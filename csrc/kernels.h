@@ -101,6 +101,15 @@ struct soothsay_mixture {
     int64_t* ran;             // soothsay_mix writes here how many experts had rows
 };
 
+// What an adapter adds to a linear layer's outputs: x [inputs] times down, times up. They are
+// panels of 16 outputs, [rank / 16, inputs, 16] and [outputs / 16, rank, 16]; sizes are multiples of 16. spans
+// [outputs / 16, 2]: the ranks that a panel of outputs has weights for, from one multiple of 4 to another. Rank 0: nothing.
+struct soothsay_low_rank {
+    const void *down, *up;
+    const int* spans;
+    int rank, are_bf16;  // else float
+};
+
 // What an operation reads or writes: [rows, heads, size] float or bfloat16, `row` elements from row to row and `head` from head to
 // head, `begin` bytes after its base: the address `place`, or `place` bytes a row in the scratch memory of the pass, or the pass's
 // stream or inputs, or the layer's embedding.
@@ -131,10 +140,11 @@ struct soothsay_operand {
 //   grow           x, out = x times the factor of the position; held factors; numbers span, shift, last factor
 //   rotate         x, out; number rope
 //   store          rows of a KV pool of one head
+//   adapt          x, out; held a soothsay_low_rank for each adapter
 enum soothsay_kind {
     SOOTHSAY_LINEAR, SOOTHSAY_LINEAR_HEADS, SOOTHSAY_ADD_NORM, SOOTHSAY_CENTRED_NORM, SOOTHSAY_ROTATE_STORE, SOOTHSAY_ATTEND,
     SOOTHSAY_SIGMOID_GATE, SOOTHSAY_DELTA, SOOTHSAY_STATE_SPACE, SOOTHSAY_CONVOLVE, SOOTHSAY_GATED, SOOTHSAY_MIX, SOOTHSAY_COPY,
-    SOOTHSAY_SCALE, SOOTHSAY_BLEND, SOOTHSAY_ADD_GATED, SOOTHSAY_GROW, SOOTHSAY_ROTATE, SOOTHSAY_STORE
+    SOOTHSAY_SCALE, SOOTHSAY_BLEND, SOOTHSAY_ADD_GATED, SOOTHSAY_GROW, SOOTHSAY_ROTATE, SOOTHSAY_STORE, SOOTHSAY_ADAPT
 };
 struct soothsay_op {
     int kind, numbers[5];
@@ -145,12 +155,12 @@ struct soothsay_op {
 
 // What all layers read and write in a pass. The paths are those of soothsay_attend, the plan that of soothsay_delta_rule. ropes:
 // cosines and sines [rows, d] of each rope. stream [rows, stream_size] is every layer's input, and becomes its
-// output. `pool_slots` is the number of slots of the KV pools.
+// output. `pool_slots` is the number of slots of the KV pools. adapters [rows]: their numbers, -1: none; not read if no operation adapts.
 struct soothsay_pass {
     int64_t rows;
     const int64_t *positions, *slots, *keys, *key_begin, *path_rows, *path_positions, *row_begin, *shared;
     int64_t num_paths;
-    const int64_t* plan;
+    const int64_t *plan, *adapters;
     const float* const* ropes;
     int64_t pool_slots;
     float* stream;

@@ -58,4 +58,8 @@ void soothsay_gated(const void* gate_up, int is_bf16, int activation, int64_t ro
 // null: those of the mixture's router for x.
 void soothsay_mix(const void* x, int x_is_bf16, int64_t rows, const float* scores, const soothsay_mixture* mixture, float* out);
 
+// out [rows, outputs] += what each row's adapter adds for x [rows, inputs]. numbers [rows] are those of adapters, -1: none.
+void soothsay_adapt(const void* x, int x_is_bf16, int64_t rows, int inputs, const soothsay_low_rank* adapters, const int64_t* numbers,
+                    int outputs, void* out, int out_is_bf16);
+
 }

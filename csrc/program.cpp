@@ -222,6 +222,9 @@ void run(const soothsay_op& op, const soothsay_pass& p, const soothsay_layer& la
             return grow(a, held(0), n[0], n[1], n[2], p.positions, b.floats(), rows);
         case SOOTHSAY_ROTATE:
             return rotate(a, p.ropes[2 * n[0]], p.ropes[2 * n[0] + 1], b, rows);
+        case SOOTHSAY_ADAPT:
+            return soothsay_adapt(a.data, a.is_bf16, rows, a.width(), (const soothsay_low_rank*)op.held[0], p.adapters, b.width(), b.data,
+                                  b.is_bf16);
         case SOOTHSAY_STORE:
             return store_rows(a, layer.kv, layer.format, p.slots, rows);
     }

@@ -55,7 +55,7 @@ def make(dtype: str, paths: dict[str, Path], **options: Any) -> LLM:
     model = loaded(dtype, paths["a"], paths["b"]).model
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("soothsay.llm.load_model", lambda *_, **__: model)
-        kept = dict(model.own.adapters)
+        kept = model.own.adapters
         made = LLM("sibyl", dtype=dtype, drafter="none", **{"kv_tokens": 8192, **options})
         model.own.adapters = kept
     return made

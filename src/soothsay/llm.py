@@ -25,6 +25,7 @@ from soothsay.engine.engine import Engine
 from soothsay.engine.sizing import complete_config
 from soothsay.errors import DrafterError, ModelError, RequestError
 from soothsay.model.native.library import check_kernels
+from soothsay.model.ops.lora import Adapters
 from soothsay.model.pipeline.pipeline import Stages, load_pipeline
 from soothsay.model.transformer import Transformer
 from soothsay.model.weights.adapter_files import opened_adapters
@@ -124,7 +125,8 @@ class LLM:
             if stages == 1:
                 context = config.max_context
                 target = load_model(checkpoint, dtype, device, kernels, context, kv_dtype=kv_dtype)
-                target.own.adapters = {name: one.load(target, checkpoint) for name, one in opened.items()}
+                loaded = {name: one.load(target, checkpoint) for name, one in opened.items()}
+                target.own.adapters = Adapters(loaded, target.kernels, [*target.blocks])
             elif device in ("auto", "cpu"):
                 target = load_pipeline(model, stages, dtype, kernels, config.max_context, kv_dtype)
             else:
@@ -179,7 +181,7 @@ class LLM:
     @property
     def numeric_mode(self) -> str:
         """What the bits of answers depend on besides the weights: kernels, number formats and versions."""
-        model, adapters = self.model, self.model.own.adapters
+        model, adapters = self.model, self.model.own.adapters.named
         parts = nn.ModuleList([model, *(part for own in adapters.values() for part in own.parts.values())])
         mode = described_mode(parts, model.kernels, model.dtype, model.kv_dtype, model.bits)
         return ", ".join([mode, *(f"adapter {name} {own.digest[:16]}" for name, own in adapters.items())])
@@ -187,7 +189,7 @@ class LLM:
     @property
     def adapters(self) -> tuple[str, ...]:
         """Names of the adapters that requests may choose."""
-        return tuple(self.model.own.adapters)
+        return tuple(self.model.own.adapters.named)
 
     def about(self) -> dict[str, str]:
         """How the model runs here, in words: number formats, threads, KV pool, drafters, sampling."""

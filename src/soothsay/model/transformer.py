@@ -4,7 +4,7 @@ It serves decoding, verification, drafting and training. The residual stream, no
 Linear layers and the KV pool have the model's dtype, or the pool has a type of its own.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import cast
 
@@ -25,7 +25,7 @@ from soothsay.model.decoder.norm import build_norm
 from soothsay.model.decoder.rope import Rope
 from soothsay.model.ops.kernels import Kernels, Outputs, StockKernels
 from soothsay.model.ops.linear import Dense, normal
-from soothsay.model.ops.lora import Adapter, rows_of_adapters
+from soothsay.model.ops.lora import NO_ADAPTERS
 from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.stage import Layers, PoolSize, Stage
 
@@ -59,8 +59,7 @@ class LocalStage:
     ):
         self.spec, self.kernels, self.blocks = spec, kernels, blocks
         self.ropes, self.layers, self._kv_dtype = ropes, layers, kv_dtype
-        self.adapters: Mapping[str, Adapter] = {}
-        """By the names that requests give."""
+        self.adapters = NO_ADAPTERS
 
     @cached_property
     def device(self) -> torch.device:
@@ -115,9 +114,8 @@ class LocalStage:
         ropes = [rope(batch.positions) for rope in self.ropes]
         start, kv = self.layers.start, self._kv(cache, len(x))
         own, tapped = [layer - start for layer in layers], [tap - start for tap in taps]
-        adapted = rows_of_adapters(batch.requests) if self.adapters else {}
-        adapters = [(self.adapters[name], rows) for name, rows in adapted.items()]
-        streams = self.blocks(x, ropes, batch, kv, own, tapped, embeddings, adapters)
+        adapted = self.adapters.of_rows(batch.requests)
+        streams = self.blocks(x, ropes, batch, kv, own, tapped, embeddings, adapted)
         return {number + start: stream for number, stream in streams.items()}
 
     def _kv(self, cache: KVPool | None, rows: int) -> Sequence[LayerMemory] | None:

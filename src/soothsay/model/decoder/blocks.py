@@ -18,7 +18,7 @@ from soothsay.model.decoder.norm import RMSNorm, UnitNorm, Vector, build_norm
 from soothsay.model.decoder.parts import build_mixer, build_mlp
 from soothsay.model.decoder.sequence_block import SequenceBlock
 from soothsay.model.ops.kernels import Kernels, RecordedBlocks
-from soothsay.model.ops.lora import Adapter, Places, with_adapters
+from soothsay.model.ops.lora import AdaptedRows
 from soothsay.model.ops.operands import Ropes
 from soothsay.model.specs.model_spec import LayerSpec, ModelSpec, SequenceLayerSpec
 
@@ -147,7 +147,7 @@ class Blocks(nn.ModuleList):
         layers: Sequence[int],
         taps: Collection[int] = (),
         embeddings: Tensor | None = None,
-        adapters: Sequence[tuple[Adapter, Places | None]] = (),
+        adapted: AdaptedRows | None = None,
     ) -> dict[int, Tensor]:
         """One pass through some blocks.
 
@@ -159,16 +159,16 @@ class Blocks(nn.ModuleList):
             layers: the blocks to run, in order.
             taps: those of `layers` whose input is returned.
             embeddings: `[layers, N, size]` float32 of all layers, if they read embeddings of their own.
-            adapters: of some rows; None: of all rows.
+            adapted: the adapters of rows; None: no row has one.
 
         Returns:
             `[N, width]` float32 inputs by tap, and the last output by the number of blocks.
         """
-        recorded = None if adapters else self.recorded
-        if adapters and adapters[0][1] is None:
-            recorded = adapters[0][0].recorded
+        recorded, numbers = self.recorded, None
+        if adapted is not None:
+            recorded, numbers = adapted.adapters.recorded, adapted.numbers
         if recorded is not None:
-            return recorded(x, ropes, batch, kv, layers, taps, None, embeddings)
+            return recorded(x, ropes, batch, kv, layers, taps, None, embeddings, numbers)
         streams = {}
         for layer in layers:
             if layer in taps:
@@ -177,11 +177,11 @@ class Blocks(nn.ModuleList):
             own = None if kv is None else kv[layer]
             embedding = None if embeddings is None else embeddings[layer]
             rope = ropes[block.rope_number]
-            if adapters:
-                ops = with_adapters(block.kernels, *((one.parts, rows) for one, rows in adapters))
-                x = block.compute(ops, x, LayerPass.of(batch, rope, own, None, embedding))
-            else:
+            if adapted is None:
                 x = block(x, rope, batch, own, None, embedding)
+            else:
+                ops = adapted.adapters.over(block.kernels, numbers)
+                x = block.compute(ops, x, LayerPass.of(batch, rope, own, None, embedding))
         return {**streams, len(self): x}
 
 

@@ -150,6 +150,7 @@ class NativeBlocks:
         taps: Collection[int],
         inputs: Tensor | None = None,
         embeddings: Tensor | None = None,
+        adapters: Tensor | None = None,
     ) -> dict[int, Tensor]:
         """See `RecordedBlocks`."""
         plan = self._plan(None if inputs is None else inputs.dtype, tuple(layers))
@@ -159,7 +160,7 @@ class NativeBlocks:
         made.read_paths(batch)
         made.read_ropes(ropes)
         made.stream, made.inputs, made.scratch = stream.data_ptr(), address(inputs), scratch.data_ptr()
-        made.stream_size = self._width
+        made.stream_size, made.adapters = self._width, address(adapters)
         if plan.has_states:
             made.plan = strand_plan(batch.strands)
         pool = None if kv is None else next((own for own, _ in map(parts_of, kv) if own is not None), None)

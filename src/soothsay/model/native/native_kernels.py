@@ -17,7 +17,7 @@ from soothsay.model.native.library import VARIANTS, Library
 from soothsay.model.native.native_blocks import NativeBlocks
 from soothsay.model.native.native_linear import ACTIVATIONS, NativeLinear, PackedTable, Routing
 from soothsay.model.native.native_sampling import NativeSampling
-from soothsay.model.native.operations import NOTHING, Held, NativeOperations, States, address_of
+from soothsay.model.native.operations import NOTHING, Held, LowRank, NativeOperations, States, address_of
 from soothsay.model.native.program import KV_FORMATS, LayerRun, Op, Operand, Reads
 from soothsay.model.ops.kernels import Kernels
 from soothsay.model.ops.linear import Parts
@@ -139,6 +139,10 @@ class NativeKernels(NativeOperations, Library, Kernels):
         if isinstance(weight, Mixed):  # each part as fast as it can be
             return Parts([self.linear(part, own, dtype) for part, own in weight.with_biases(bias)], dtype)
         return super().linear(weight, bias, dtype)
+
+    def low_rank(self, down: Tensor, up: Tensor) -> nn.Module:
+        """See `Kernels`."""
+        return LowRank(down, up)
 
     def table(self, table: QuantizedTable, head: nn.Module | None) -> Table:
         """See `Kernels`."""

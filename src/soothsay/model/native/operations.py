@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from ctypes import Structure, addressof, c_float, c_int, c_int64, c_void_p
+from ctypes import Array, Structure, addressof, c_float, c_int, c_int64, c_void_p
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from soothsay.core.batch import Batch
 from soothsay.core.functions import UNGATED
@@ -103,6 +103,45 @@ def rule_structure(rule: TokenRule) -> tuple[str, Structure]:
     return "state_space", StateSpaceWeights.of(rule)
 
 
+STEP = 4
+"""Inputs that the library adds products of side by side, in `soothsay_adapt`."""
+
+
+class LowRank(nn.Module):
+    """See `Kernels.low_rank`. It has no `forward`, since the operation `adapt` reads its weights."""
+
+    def __init__(self, down: Tensor, up: Tensor):
+        super().__init__()
+        self.rank = len(down)
+        panels = (one.view(-1, 16, one.shape[1]).transpose(1, 2).contiguous() for one in (down, up))
+        self.down, self.up = (nn.Parameter(one, requires_grad=False) for one in panels)
+        used = self.up.view(len(self.up), -1, STEP * 16).ne(0).any(2).int()  # that of q, k and v has blocks
+        spans = torch.stack([used.argmax(1), used.shape[1] - used.flip(1).argmax(1)], dim=1)
+        self.spans = nn.Parameter(STEP * spans.int(), requires_grad=False)
+
+    @property
+    def as_read(self) -> LowRanks:
+        """As the library reads it. The weights have to outlive it."""
+        places = (part.data_ptr() for part in (self.down, self.up, self.spans))
+        return LowRanks(*places, self.rank, self.up.dtype == torch.bfloat16)
+
+
+class LowRanks(Structure):
+    """`soothsay_low_rank` of csrc/kernels.h."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("down", "up", "spans")),
+        *((name, c_int) for name in ("rank", "are_bf16")),
+    ]
+
+    @classmethod
+    def of(cls, layers: Sequence[nn.Module | None]) -> Array[LowRanks]:
+        """The weights of layers, which have to outlive it; None: of a layer that adds nothing."""
+        return (cls * len(layers))(
+            *(layer.as_read if isinstance(layer, LowRank) else cls() for layer in layers)
+        )
+
+
 NOTHING = Reads()
 
 
@@ -114,7 +153,7 @@ class Addressed(Protocol):
         """Where the library finds it."""
 
 
-Held = Tensor | Structure | Addressed | None
+Held = Tensor | Structure | Array[LowRanks] | Addressed | None
 """What an operation holds, which has to outlive it: weights, or how it computes."""
 
 
@@ -125,7 +164,7 @@ def address_of(held: Held) -> int | None:
             return None
         case Tensor():
             return held.data_ptr()
-        case Structure():
+        case Structure() | Array():
             return addressof(held)
         case _:
             return held.address
@@ -297,3 +336,10 @@ class NativeOperations(ABC):
     def store(self, rows: Tensor, kv: Tensor, slots: Tensor) -> None:
         """See `Kernels`."""
         self._emit("store", (self._whole(rows),), reads=Reads(kv=kv, slots=slots))
+
+    def adapt(
+        self, out: Tensor, x: Tensor, adapters: Sequence[nn.Module | None], numbers: Tensor | None
+    ) -> Tensor:
+        """See `Kernels`. It writes to `out`."""
+        self._emit("adapt", (self._whole(x), out), (LowRanks.of(adapters),), reads=Reads(adapters=numbers))
+        return out

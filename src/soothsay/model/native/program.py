@@ -32,7 +32,7 @@ KINDS = (
         "delta",
     ),
     *("state_space", "convolve", "gated", "mix", "copy", "scale", "blend", "add_gated", "grow", "rotate"),
-    "store",
+    *("store", "adapt"),
 )
 """The operations, as `soothsay_kind` of csrc/kernels.h counts them."""
 _NUMBER_OF = {kind: number for number, kind in enumerate(KINDS)}
@@ -91,7 +91,7 @@ class Pass(Structure):
         *((name, c_void_p) for name in ("positions", "slots", "keys", "key_begin", "path_rows")),
         *((name, c_void_p) for name in ("path_positions", "row_begin", "shared")),
         ("num_paths", c_int64),
-        *((name, c_void_p) for name in ("plan", "ropes")),
+        *((name, c_void_p) for name in ("plan", "adapters", "ropes")),
         ("pool_slots", c_int64),
         *((name, c_void_p) for name in ("stream", "inputs", "scratch")),
         ("stream_size", c_int),
@@ -131,6 +131,7 @@ class Reads(NamedTuple):
     batch: Batch | None = None
     states: LayerStates | None = None
     strands: Strands | None = None
+    adapters: Tensor | None = None
 
     def as_pass(self, rows: int) -> Pass:
         """The pass of one operation over some rows."""
@@ -143,4 +144,5 @@ class Reads(NamedTuple):
             made.read_paths(self.batch)
         if self.strands is not None:
             made.plan = strand_plan(self.strands)
+        made.adapters = address(self.adapters)
         return made

@@ -51,8 +51,12 @@ class RecordedBlocks(Protocol):
         taps: Collection[int],
         inputs: Tensor | None = None,
         embeddings: Tensor | None = None,
+        adapters: Tensor | None = None,
     ) -> dict[int, Tensor]:
-        """One pass. The arguments are those of `Blocks.forward`, and `inputs` of `Block.forward`."""
+        """One pass. The arguments are those of `Blocks.forward`, and `inputs` of `Block.forward`.
+
+        `adapters` are the numbers of rows' adapters, as in `Kernels.adapt`, if operations adapt.
+        """
 
 
 class Kernels(LayoutOps, AttentionOps, StateOps, RoutingOps):
@@ -185,6 +189,28 @@ class Kernels(LayoutOps, AttentionOps, StateOps, RoutingOps):
     def apply(self, layer: nn.Module, x: Tensor) -> Tensor:
         """The outputs of a linear layer: `[N, in] -> [N, out]`."""
         return cast(Tensor, layer(x))
+
+    def low_rank(self, down: Tensor, up: Tensor) -> nn.Module:
+        """A layer of two thin weights, `[rank, in]` and `[out, rank]`. `rank` is a multiple of 16."""
+        return nn.Sequential(*(self.linear(weight, None, torch.float32) for weight in (down, up)))
+
+    def adapt(
+        self, out: Tensor, x: Tensor, adapters: Sequence[nn.Module | None], numbers: Tensor | None
+    ) -> Tensor:
+        """Add to the outputs of a linear layer what adapters add, in float32, rounded to the outputs' type.
+
+        Args:
+            out: `[N, out]`, which may be written to.
+            x: `[N, in]`, the layer's inputs.
+            adapters: layers as `low_rank` makes them, by number; None: one adds nothing here.
+            numbers: `[N]` int64, that of each row's adapter; -1: it has none. None: it is recorded.
+        """
+        assert numbers is not None
+        for number, layer in enumerate(adapters):
+            rows = (numbers == number).nonzero()[:, 0]
+            if layer is not None and len(rows):
+                out[rows] = (out[rows].float() + layer(x[rows]).float()).to(out.dtype)
+        return out
 
     def apply_heads(self, layers: nn.ModuleList, x: Tensor) -> Tensor:
         """The outputs of a linear layer for each head: `[N, H, in] -> [N, H, out]`."""

@@ -1,35 +1,17 @@
 """Adapters (LoRA, Hu et al. 2021, arXiv 2106.09685): requests of one pass may have different ones."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from soothsay.core.batch import Rows
-from soothsay.model.ops.kernels import Kernels, RecordedBlocks
-
-
-class LowRank(nn.Module):
-    """What an adapter adds to the outputs of a linear layer: two thin products.
-
-    Args:
-        down: a row-invariant linear layer, `[N, in] -> [N, rank]` float32.
-        up: another one, `[N, rank] -> [N, out]` float32. It has the scale of the adapter.
-    """
-
-    def __init__(self, down: nn.Module, up: nn.Module):
-        super().__init__()
-        self.down, self.up = down, up
-
-
-Parts = Mapping[nn.Module, LowRank]
-"""What an adapter adds, by the linear layer of the model."""
-
-Places = slice | Tensor
-"""Some rows of a pass, as an index of its tensors."""
+from soothsay.model.ops.kernels import Kernels, RecordedBlocks, StockKernels
 
 
 @dataclass(frozen=True)
@@ -38,63 +20,75 @@ class Adapter:
 
     digest: str
     """Identifies its files."""
-    parts: Parts
-    recorded: RecordedBlocks | None
-    """Runs the blocks of a pass whose rows all have this adapter; None: the kernels record nothing."""
+    parts: Mapping[nn.Module, nn.Module]
+    """What it adds, as `Kernels.low_rank` makes it, by the linear layer of the model."""
+
+
+class AdaptedRows(NamedTuple):
+    """The adapters of the rows of a pass."""
+
+    adapters: Adapters
+    numbers: Tensor
+    """`[N]` int64, of adapters; -1: a row has none."""
+
+
+class Adapters:
+    """The adapters of a model, numbered in their order.
+
+    Args:
+        named: by the names that requests give.
+        kernels: of the model.
+        blocks: of the model. They are recorded once, with all adapters.
+    """
+
+    def __init__(self, named: Mapping[str, Adapter], kernels: Kernels, blocks: Sequence[Any]):
+        self.named, self._numbers = named, {name: number for number, name in enumerate(named)}
+        adapted = dict.fromkeys(layer for one in named.values() for layer in one.parts)
+        self._parts = {layer: [one.parts.get(layer) for one in named.values()] for layer in adapted}
+        self.recorded: RecordedBlocks | None = None
+        """Runs the blocks of a pass in which rows have adapters; None: the kernels record nothing."""
+        if named:
+            self.recorded = kernels.record(blocks, self.over)
+
+    def of_rows(self, requests: Sequence[Rows]) -> AdaptedRows | None:
+        """The adapters of a pass over the rows of `requests`; None: no row has one."""
+        if not self.named or all(request.adapter is None for request in requests):
+            return None
+        own = [-1 if request.adapter is None else self._numbers[request.adapter] for request in requests]
+        return AdaptedRows(self, torch.from_numpy(np.repeat(own, [request.num_rows for request in requests])))
+
+    def over(self, kernels: Kernels, numbers: Tensor | None = None) -> Kernels:
+        """Operations of a pass in which rows have adapters; for `numbers` see `Kernels.adapt`."""
+        return cast(Kernels, AdapterOps(kernels, self._parts, numbers))
 
 
 class AdapterOps:
-    """Operations of a pass in which rows have adapters. They are `Kernels` to layers.
+    """Operations whose linear layers add what the adapters of rows add. They are `Kernels` to layers.
 
-    A linear layer adds to each row what the row's adapter adds, in float32, and rounds the sum to its own
-    element type. So a row's bits depend on the row and its adapter. Other rows keep the bits of `kernels`.
+    A row's bits depend on the row and its adapter. Rows without one keep the bits of `kernels`.
 
     Args:
         kernels: do all the rest.
-        adapters: parts of adapters, and their rows; None: all rows.
+        parts: what adapters add, by number, by the linear layer of the model.
+        numbers: see `Kernels.adapt`.
     """
 
-    def __init__(self, kernels: Kernels, adapters: Sequence[tuple[Parts, Places | None]]):
-        self._kernels, self._adapters = kernels, adapters
+    def __init__(
+        self,
+        kernels: Kernels,
+        parts: Mapping[nn.Module, Sequence[nn.Module | None]],
+        numbers: Tensor | None,
+    ):
+        self._kernels, self._parts, self._numbers = kernels, parts, numbers
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._kernels, name)
 
     def apply(self, layer: nn.Module, x: Tensor) -> Tensor:
         """See `Kernels`."""
-        out = self._kernels.apply(layer, x)
-        for parts, rows in self._adapters:
-            if (part := parts.get(layer)) is None:
-                continue
-            if rows is None:
-                return self._sum(out, part, x)
-            out[rows] = self._sum(out[rows], part, x[rows])
-        return out
-
-    def _sum(self, out: Tensor, part: LowRank, x: Tensor) -> Tensor:
-        ops = self._kernels
-        added = ops.apply(part.up, ops.apply(part.down, x))
-        return ops.cast(ops.blend(out, 1.0, added, 1.0), out.dtype)
+        out, parts = self._kernels.apply(layer, x), self._parts.get(layer)
+        return out if parts is None else self._kernels.adapt(out, x, parts, self._numbers)
 
 
-def with_adapters(kernels: Kernels, *adapters: tuple[Parts, Places | None]) -> Kernels:
-    """See `AdapterOps`."""
-    return cast(Kernels, AdapterOps(kernels, adapters))
-
-
-def rows_of_adapters(requests: Sequence[Rows]) -> dict[str, Places | None]:
-    """The rows of each adapter in a pass over the rows of `requests`; None: all rows of the pass."""
-    own, first = dict[str, list[range]](), 0
-    for request in requests:
-        rows = range(first, first := first + request.num_rows)
-        if request.adapter is not None:
-            own.setdefault(request.adapter, []).append(rows)
-    if len(own) == 1 and sum(map(len, *own.values())) == first:
-        return dict.fromkeys(own)
-    return {name: _places(ranges) for name, ranges in own.items()}
-
-
-def _places(ranges: Sequence[range]) -> Places:
-    if len(ranges) == 1:
-        return slice(ranges[0].start, ranges[0].stop)
-    return torch.tensor([*chain(*ranges)], device="cpu")
+NO_ADAPTERS = Adapters({}, StockKernels(), ())
+"""Of a model that has none."""

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from soothsay.errors import ModelError
 from soothsay.files import check_size, read_json_object, user_path
 from soothsay.model.kernel_sets import usable_device
 from soothsay.model.ops.linear import Dense
-from soothsay.model.ops.lora import Adapter, LowRank, with_adapters
+from soothsay.model.ops.lora import Adapter
 from soothsay.model.specs.attention_spec import AttentionSpec
 from soothsay.model.transformer import Transformer
 from soothsay.model.weights.checkpoint import ADAPTER, Checkpoint, open_weights
@@ -163,8 +163,7 @@ class AdapterFiles:
         digest = hashlib.sha256((self.path / ADAPTER).read_bytes())
         with file.open("rb") as content:
             digest.update(hashlib.file_digest(content, "sha256").digest())
-        recorded = model.kernels.record([*model.blocks], lambda ops: with_adapters(ops, (parts, None)))
-        return Adapter(digest.hexdigest(), parts, recorded)
+        return Adapter(digest.hexdigest(), parts)
 
     def _named(self, keys: list[str], places: Mapping[str, _Place], prefix: str) -> dict[str, _Place]:
         """The place of each module that the file has both matrices of. Raises `ModelError` for others."""
@@ -212,7 +211,7 @@ class AdapterFiles:
         module: str,
         shape: torch.Size,
         own: Mapping[int, tuple[Tensor, Tensor]],
-    ) -> LowRank:
+    ) -> nn.Module:
         """The matrices of the parts of one of our linear layers, in one pair.
 
         Those of queries, keys and values, for example, stand below each other in the first matrix, and in
@@ -233,8 +232,7 @@ class AdapterFiles:
         whole: Tensor = torch.block_diag(*ups)  # type: ignore[no-untyped-call]
         whole = whole if order is None else whole[order]
         padded = F.pad(torch.cat(downs), (0, 0, 0, pad)), F.pad(whole, (0, pad))
-        made = (model.kernels.linear(one.to(model.dtype), None, torch.float32) for one in padded)
-        return LowRank(*made).requires_grad_(False)
+        return model.kernels.low_rank(*(one.to(model.dtype) for one in padded)).requires_grad_(False)
 
 
 def opened_adapters(
