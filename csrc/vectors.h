@@ -6,19 +6,6 @@
 
 namespace {
 
-// Distance in bytes from the weights that are multiplied to those that are prefetched, into the second cache, if a tile of rows
-// reads each weight once. Bfloat16 and a row or two of int8 need so little work that they wait for memory alone: there the
-// processor's own prefetching is faster if it is hardly disturbed. On an EPYC (Zen 4) they read at 29 to 33 GB/s, and 6 to 11%
-// slower further ahead. All else computes longer between two lines, and must ask early: at the short distance one row of 4 to 6
-// bits took 1.04 to 1.2 times as long there, and four rows 1.2 to 1.5 times. On a Xeon with AMX a chunk was best for all.
-template <class F>
-int64_t distance(int64_t rows) {
-#if !defined(__AMX_INT8__)
-    if (F::INPUTS == 2 || (F::INPUTS == 4 && rows <= 2)) return 512;
-#endif
-    return CHUNK * STEP;
-}
-
 // Rows and registers of outputs that are computed together: as many sums as fit into registers.
 #if defined(__AVX512F__)
 constexpr int ROWS = 4;
@@ -27,6 +14,20 @@ template <int R> constexpr int WIDTH = 4;
 constexpr int ROWS = 4;
 template <int R> constexpr int WIDTH = R == 1 ? COLUMNS / 2 : R == 2 ? 4 : 2;
 #endif
+
+// Distance in bytes from the weights that are multiplied to those that are prefetched, into the second cache, if a tile of rows
+// reads each weight once. Where a tile has all outputs of a panel at once, bfloat16 and a row or two of int8 need so little work
+// that they wait for memory alone: there the processor's own prefetching is faster if it is hardly disturbed. On an EPYC (Zen 4)
+// they read at 29 to 33 GB/s, and 6 to 11% slower further ahead. All else computes longer between two lines, and must ask early: at
+// the short distance one row of 4 to 6 bits took 1.04 to 1.2 times as long there, and four rows 1.2 to 1.5 times. On a Xeon with
+// AMX a chunk was best for all.
+template <class F>
+int64_t distance(int64_t rows) {
+#if !defined(__AMX_INT8__)
+    if (WIDTH<ROWS> == COLUMNS && (F::INPUTS == 2 || (F::INPUTS == 4 && rows <= 2))) return 512;
+#endif
+    return CHUNK * STEP;
+}
 
 // Words of integers of B bits whose products 16 bits can add up, in pairs, with inputs of at most 127; at most `words`.
 template <int B> constexpr int words_in_shorts(int words) {
@@ -373,14 +374,20 @@ void tile(const Weights& w, const Inputs<typename F::Input>& x, const Chunk& chu
     }
 }
 
-// All registers of outputs for `count` rows, at most R.
+// All registers of outputs for `count` rows, at most R. Each turn prefetches a part of the lines, so that memory is never idle.
 template <class F, int R>
 void tile_rows(int count, const Weights& w, const Inputs<typename F::Input>& x, Chunk chunk, int64_t row,
                Partial& partial) {
     if constexpr (R > 1)
         if (count < R) return tile_rows<F, R == 2 ? 1 : R - PAIR>(count, w, x, chunk, row, partial);
-    for (int column = 0; column < COLUMNS; column += WIDTH<R>, chunk.lines = 0)
+    constexpr int TURNS = COLUMNS / WIDTH<R>;
+    const int64_t units = (chunk.end - chunk.begin) * (F::INPUTS > 2 ? w.group / F::INPUTS : 1);
+    const int each = (chunk.lines + TURNS - 1) / TURNS;
+    for (int column = 0, left = chunk.lines; column < COLUMNS; column += WIDTH<R>) {
+        chunk.lines = std::min(each, left), left -= chunk.lines;
         tile<F, R, WIDTH<R>>(w, x, chunk, row, column, partial);
+        chunk.ahead += units * chunk.lines * 64;
+    }
 }
 
 // The number of groups of a chunk: whole spans, since a part of one costs as many units of factors. Several tiles of rows need
