@@ -1,4 +1,4 @@
-"""What adapters add to a linear layer's outputs: against products in float64, and each row in other company."""
+"""What adapters add to a linear layer: against products in float64, and each row in other company."""
 
 from __future__ import annotations
 
