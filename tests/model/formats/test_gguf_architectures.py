@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from families import VOCAB, array, random_oracle, random_tokens, read_config, run
+from families import EXPERTS, VOCAB, array, random_oracle, random_tokens, read_config, run
 from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
 from mtp_targets import in_module
@@ -550,7 +550,9 @@ def test_an_epsilon_under_the_key_of_the_other_norms(name: str, tmp_path: Path) 
     ["gemma3n", "gemma4_all", "qwen3_next", "minimax_m2", "lfm2_moe", "granite4_hybrid", "falcon_h1_normed"],
 )
 def test_blocks_run_as_integers(name: str, tmp_path: Path) -> None:
-    oracle = random_oracle(name, **CASES[name][1])
+    """Each token reads all experts of Gemma 4, since rounding would choose others for most tokens."""
+    changes = {"top_k_experts": EXPERTS["num_experts"]} if name == "gemma4_all" else CASES[name][1]
+    oracle = random_oracle(name, **changes)
     oracle.save_pretrained(tmp_path)
     write(tmp_path / "model.gguf", name, tmp_path, "Q8_0")
     checkpoint, original = open_checkpoint(tmp_path / "model.gguf"), open_checkpoint(tmp_path)
@@ -565,7 +567,7 @@ def test_blocks_run_as_integers(name: str, tmp_path: Path) -> None:
         run(load_model(checkpoint, dtype), [Rows(array(tokens), 0)])[0][0] for dtype in ("float32", "auto")
     )
     errors = (integers - exact).norm(dim=1) / exact.norm(dim=1)
-    assert errors.median() < 0.15  # of most rows: in a few, other experts are chosen
+    assert errors.median() < 0.1  # of most rows: in a few, other experts are chosen
 
 
 def test_frequencies_that_gemma_4_does_not_have(tmp_path: Path) -> None:
