@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from bundled import bundled
 from every_drafter import DRAFTERS, resolve
 from families import load, random_oracle
 from heads import write_assistant
@@ -111,7 +110,7 @@ def same(result: Result, expected: Result) -> None:
 
 
 def make(dtype: str = "float32", **options: object) -> LLM:
-    return bundled(dtype, drafter="none", **{"kv_tokens": 8192, **options})
+    return LLM("sibyl", dtype=dtype, drafter="none", **{"kv_tokens": 8192, **options})
 
 
 @cache

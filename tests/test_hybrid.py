@@ -31,9 +31,11 @@ MODES = [replace(mode, max_tokens=12) for mode in (GREEDY, SAMPLED, GREEDY, SAMP
 DRAFTERS = ("suffix", "auto", "layer-skip(exit=3)")  # test_every_kind.py has all
 
 
-@pytest.fixture(
-    scope="module", params=["qwen3_5", "qwen3_next", "lfm2", "granite4_hybrid", "falcon_h1", "nemotron_h"]
-)
+FAMILIES = ("qwen3_5", "qwen3_next", "lfm2", "granite4_hybrid", "falcon_h1", "nemotron_h")
+DTYPES = ("float32", "int8", "bfloat16", "int4")
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made: Path = tmp_path_factory.mktemp(request.param)
     random_oracle(request.param, max_position_embeddings=256).save_pretrained(made)
@@ -62,8 +64,19 @@ def all_same(results: Sequence[Result], expected: Sequence[Result]) -> None:
         same(result, reference)
 
 
-@pytest.mark.parametrize("dtype", mostly_slow(["float32", "bfloat16", "int8", "int4"], 2))
-def test_drafters_in_small_memory(directory: Path, dtype: str) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_drafters_in_small_memory_in_each_format(directory: Path, dtype: str) -> None:
+    assert_answers_stay(directory, dtype)
+
+
+def test_drafters_in_small_memory(directory: Path, request: pytest.FixtureRequest) -> None:
+    """Formats take turns."""
+    place = FAMILIES.index(request.node.callspec.params["directory"])
+    assert_answers_stay(directory, DTYPES[place % len(DTYPES)])
+
+
+def assert_answers_stay(directory: Path, dtype: str) -> None:
     """Requests are preempted, and later ones go on from snapshots of the first ones."""
     if not (directory / "medusa").exists():
         trained = load_model(open_checkpoint(directory), "float32", kernels=TrainingKernels())

@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 import torch
-from kernels import STOCK
+from kernels import SETS, STOCK, opened
 from torch import Tensor
 
 from soothsay import DraftTree, SamplingParams
@@ -18,7 +18,6 @@ from soothsay.core.sampling import Nodes, draw, perturb
 from soothsay.core.sampling_ops import DrawnTree, SamplingOps
 from soothsay.core.verify import Verdict
 from soothsay.drafters.base import NoDrafter
-from soothsay.model.native.library import VARIANTS
 from soothsay.model.native.native_kernels import NativeKernels
 from soothsay.model.native.native_sampling import NativeSampling
 
@@ -29,14 +28,9 @@ PARAMS = [
 ]
 
 
-@pytest.fixture(params=("stock", *VARIANTS))
+@pytest.fixture(params=("stock", *SETS))
 def ops(request: pytest.FixtureRequest) -> SamplingOps:
-    if request.param == "stock":
-        return STOCK.sampling
-    try:
-        return NativeKernels(request.param).sampling
-    except OSError as error:
-        pytest.skip(f"no {request.param} kernels: {error}")
+    return STOCK.sampling if request.param == "stock" else opened(NativeKernels, request.param).sampling
 
 
 def nodes_of(params: SamplingParams, count: int, seed: int = 9) -> Nodes:

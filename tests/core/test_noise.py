@@ -8,10 +8,10 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from kernels import SETS, opened
 from torch import Tensor
 
 from soothsay.core import noise
-from soothsay.model.native.library import VARIANTS
 from soothsay.model.native.native_kernels import NativeKernels
 
 WORDS = 1 << 32
@@ -70,12 +70,9 @@ def test_a_number_alone_has_the_bits_that_it_has_among_others() -> None:
         assert torch.equal(noise.gumbel(KEYS, tokens[:, place : place + 1]), found[:, place : place + 1])
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_the_bits_of_noise_in_c(variant: str) -> None:
-    try:
-        ops = NativeKernels(variant).sampling
-    except OSError as error:
-        pytest.skip(f"no {variant} kernels: {error}")
+@pytest.mark.parametrize("name", SETS)
+def test_the_bits_of_noise_in_c(name: str) -> None:
+    ops = opened(NativeKernels, name).sampling
     tokens = tokens_of_a_sweep()
     expected = noise.gumbel(KEYS, tokens)
     assert torch.equal(ops.gumbel(KEYS, tokens), expected)

@@ -19,16 +19,17 @@ from soothsay.model.transformer import Transformer
 from soothsay.model.weights.checkpoint import open_checkpoint
 from soothsay.model.weights.load import load_model
 
-HIDDEN, VOCAB, LAYERS, UNITS = 64, 128, 2, 96
+HIDDEN, VOCAB, UNITS = 64, 128, 96
 PROMPT = [1, 5, 9, 5, 9, 7] * 3
 
 
-def write_llama(path: Path, habit: float = 0.0) -> Path:
+def write_llama(path: Path, habit: float = 0.0, layers: int = 2) -> Path:
     """Write a Llama that repeats itself now and then.
 
     Args:
         path: a directory.
         habit: how strongly it goes on with the token seven after the last one, which a drafter can learn.
+        layers: their number. The interpreter takes a second for a prompt and a layer.
     """
     generator = torch.Generator().manual_seed(0)
     config = {
@@ -39,7 +40,7 @@ def write_llama(path: Path, habit: float = 0.0) -> Path:
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 16,
-        "num_hidden_layers": LAYERS,
+        "num_hidden_layers": layers,
         "vocab_size": VOCAB,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
@@ -59,7 +60,7 @@ def write_llama(path: Path, habit: float = 0.0) -> Path:
     }
     shapes = {"q": (64, HIDDEN), "k": (32, HIDDEN), "v": (32, HIDDEN), "o": (HIDDEN, 64)}
     mlp = {"gate": (UNITS, HIDDEN), "up": (UNITS, HIDDEN), "down": (HIDDEN, UNITS)}
-    for layer in range(LAYERS):
+    for layer in range(layers):
         name = f"model.layers.{layer}"
         tensors |= {f"{name}.self_attn.{part}_proj.weight": weight(*shape) for part, shape in shapes.items()}
         tensors |= {f"{name}.mlp.{part}_proj.weight": weight(*shape) for part, shape in mlp.items()}

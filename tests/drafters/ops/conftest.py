@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from kernels import SETS, opened
 
 from soothsay.drafters.ops.native_draft_ops import NativeDraftOps
-from soothsay.model.native.library import VARIANTS
 
 
-@pytest.fixture(params=VARIANTS)
+@pytest.fixture(params=SETS)
 def ops(request: pytest.FixtureRequest) -> NativeDraftOps:
-    try:
-        return NativeDraftOps(request.param)
-    except OSError as error:
-        pytest.skip(f"no {request.param} kernels: {error}")
+    return opened(NativeDraftOps, request.param)

@@ -11,10 +11,10 @@ import torch
 from blocks import HALVES, random_blocks
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
+from kernels import SETS, opened
 
 from soothsay.model.formats.gguf_blocks import DECODERS, BlockRows, decode, gguf_format, loaded
 from soothsay.model.formats.gguf_tensors import Stored
-from soothsay.model.native.library import VARIANTS
 from soothsay.model.native.native_kernels import NativeKernels
 from soothsay.model.native.native_linear import NativeLinear
 from soothsay.model.ops.linear import Integer, quantize_rows
@@ -62,14 +62,11 @@ def test_rows_are_those_of_the_tensor(heads: int) -> None:
     assert torch.equal(table.take(some).dequantize(), whole[some])
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("kind", DECODERS)
-def test_products(kind: str, variant: str) -> None:
+def test_products(kind: str, name: str) -> None:
     """The product's error is that of activations in 8 bits, and a row's bits are its own."""
-    try:
-        kernels = NativeKernels(variant)
-    except OSError as error:
-        pytest.skip(f"no {variant} kernels: {error}")
+    kernels = opened(NativeKernels, name)
     torch.manual_seed(0)
     weight = decode(kind, random_blocks(kind, OUT, IN))
     x, bias = torch.randn(64, IN) * torch.logspace(-3, 3, 64)[:, None], torch.randn(OUT)

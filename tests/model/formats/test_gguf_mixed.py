@@ -42,7 +42,13 @@ FLOATS = ("F16", "BF16", "F32")
 
 
 def write_mixed(
-    path: Path, arch: str, *, tied: bool = False, kinds: Sequence[str] = (*HALVES,), inner: int = INNER
+    path: Path,
+    arch: str,
+    *,
+    tied: bool = False,
+    kinds: Sequence[str] = (*HALVES,),
+    inner: int = INNER,
+    layers: int = LAYERS,
 ) -> transformers.PreTrainedModel:
     """Write a random model, each matrix of another type. Returns transformers' model of the same weights.
 
@@ -50,13 +56,13 @@ def write_mixed(
     """
     settings = dict(
         **{"vocab_size": VOCAB, "hidden_size": HIDDEN, "intermediate_size": INNER, "rms_norm_eps": 1e-5},
-        **{"num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS},
+        **{"num_hidden_layers": layers, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS},
         **{"max_position_embeddings": 128, "tie_word_embeddings": tied},
     )
     config = transformers.AutoConfig.for_model(arch, **settings)
     model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
     writer = GGUFWriter(path, arch)
-    writer.add_block_count(LAYERS)
+    writer.add_block_count(layers)
     writer.add_context_length(128)
     writer.add_embedding_length(HIDDEN)
     writer.add_feed_forward_length(inner)
@@ -88,7 +94,7 @@ def write_mixed(
     if not tied:
         add("output", "lm_head", VOCAB, HIDDEN)
     add_plain("output_norm.weight", "model.norm.weight", 1 + 0.1 * torch.randn(HIDDEN))
-    for layer in range(LAYERS):
+    for layer in range(layers):
         for part, (name, out, size) in MATRICES.items():
             heads = {"attn_q": HEADS, "attn_k": KV_HEADS}.get(part, 0) if arch == "llama" else 0
             add(f"blk.{layer}.{part}", f"model.layers.{layer}.{name}", out, size, heads)
@@ -150,7 +156,7 @@ def test_answers_do_not_depend_on_the_drafter(
     mixed: tuple[Path, transformers.PreTrainedModel], temperature: float
 ) -> None:
     llm = LLM(mixed[0], drafter="none", kv_tokens=2048)
-    params = SamplingParams(temperature=temperature, seed=1, max_tokens=40, logprobs=2, ignore_eos=True)
+    params = SamplingParams(temperature=temperature, seed=1, max_tokens=16, logprobs=2, ignore_eos=True)
     plain = llm.generate(PROMPT * 2, params)
     for drafter in ("prompt-lookup", "suffix", "lookahead", f"draft-model(model={mixed[0]})"):
         other = llm.generate([PROMPT * 2, PROMPT], params, drafter=drafter)[0]
@@ -244,12 +250,11 @@ def test_a_model_that_is_served_is_not_rounded_again(
 @pytest.mark.parametrize("kind", [*HALVES, *FLOATS])
 def test_a_file_of_one_type_holds_what_it_promises_and_no_more(kind: str, tmp_path: Path) -> None:
     """Also one of two bits a weight, as most of a Q2_K file is."""
-    write_mixed(tmp_path / "whole.gguf", "llama", kinds=[kind])
+    write_mixed(tmp_path / "whole.gguf", "llama", kinds=[kind], layers=1)
     checkpoint = open_checkpoint(tmp_path / "whole.gguf")
-    assert (
-        read_model_config(checkpoint).num_parameters == checkpoint.most_weights() - (2 * LAYERS + 1) * HIDDEN
-    )
-    write_mixed(tmp_path / "less.gguf", "llama", kinds=[kind], inner=INNER + 16)
+    norms = 3 * HIDDEN
+    assert read_model_config(checkpoint).num_parameters == checkpoint.most_weights() - norms
+    write_mixed(tmp_path / "less.gguf", "llama", kinds=[kind], inner=INNER + 16, layers=1)
     with pytest.raises(ModelError, match=r"promises .* weights, and files of .* bytes hold at most"):
         read_model_config(open_checkpoint(tmp_path / "less.gguf"))
 

@@ -37,6 +37,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "sinks": {"sinks": torch.linspace(-2, 2, HEADS * GROUP)},
 }
 FORMS["bounded"] = FORMS["window"] | FORMS["softcap"] | FORMS["sinks"]
+QUICK = "plain", "pieces", "bounded"  # which have all that the others have
 
 
 @pytest.fixture(autouse=True)
@@ -201,7 +202,10 @@ def packed(rows: Sequence[Rows], group: int = GROUP, **windows: Any) -> tuple[Gp
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("form", ["plain", "window", "pieces", "softcap", "sinks"])
+@pytest.mark.parametrize(
+    "form",
+    [pytest.param(form, marks=() if form in QUICK else pytest.mark.slow) for form in FORMS],
+)
 def test_attention_is_that_of_stock_operations(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if "window" in FORMS[form]:  # what is left out looks like a result
         empty = Tensor.new_empty
@@ -259,7 +263,7 @@ def test_rows_keep_their_bits_when_their_keys_are_committed(form: str, kind: str
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("form", ["plain", "bounded"])
+@pytest.mark.parametrize("form", [pytest.param("plain", marks=pytest.mark.slow), "bounded"])
 def test_rows_keep_their_bits_in_other_tiles(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """And where one program folds all chunks: a run of three chunks has an order."""
     for name, value in {"CHUNK": 32, "RUN": 3}.items():

@@ -74,7 +74,14 @@ SMALL, MIDDLE, LARGE = TILES["float"]
 FEW = TILES["integer"][0]
 Q4_K, Q6_K = (4, 32, 1, 8, 1), (8, 16, 0, 8, 1)
 
-CASES = (  # all kernels of the package
+
+def gated(name: str) -> Case:
+    """An activation, with a gate where it has one."""
+    constants = {"ACTIVATION": name, "GATED": name not in UNGATED, "BLOCK": gpu_layers.BLOCK}
+    return Case("glue.gated", "*bf16 *bf16", constants)
+
+
+CASES = (  # each kernel of the package
     floats("bf16", SMALL, "mma cp.async"),
     floats("bf16", MIDDLE, "wgmma cp.async"),
     integers(FEW, 4, 32, 0, 16, 1),  # int4, Q4_0
@@ -91,13 +98,9 @@ CASES = (  # all kernels of the package
         "*i64 *u8 *i32 *i32 *fp32",
         {"BITS": 4, "GROUP": 32, "OFFSET": 1, "WIDTH": 8, "WORDS": 1, "UNIT_STEPS": 4, "BLOCK": 256},
     ),
-    attention("attend_chunks", 16, 128),
-    attention("attend_chunks", 64, 128),
     attention("attend_chunks", 16, 80, dtype="fp16"),
     attention("attend_chunks", 64, 64, softcap=True),
-    attention("attend_chunks", 16, 256),
     attention("attend_rows", 64, 128),
-    attention("attend_rows", 16, 256, softcap=True),
     Case(
         "attention.join_chunks",
         "*i32 *fp32 *fp32 *fp32 *bf16",
@@ -114,21 +117,20 @@ CASES = (  # all kernels of the package
         "*bf16 *fp32 *fp32 *fp32 *fp32 *fp32 *bf16 *bf16 *i64 i32 i32 i32 i32 fp32 fp32 fp32 fp32",
         {"SIZE": 128, "D": 128, "HEADS": HEADS},
     ),
-    *(
-        Case(
-            "glue.gated",
-            "*bf16 *bf16",
-            {"ACTIVATION": name, "GATED": name not in UNGATED, "BLOCK": gpu_layers.BLOCK},
-        )
-        for name in (*ACTIVATIONS, CLIPPED, *UNGATED)
-    ),
+    gated("gelu_tanh"),
+    gated("relu2"),
     best(CONTENDERS, True),
     masses(CONTENDERS),
     Case("draws.noise", "*i64 *i64 *fp32", {"BLOCK": BLOCK}),
     Case("draws.ranks", "*fp32 *i64", {"BLOCK": BLOCK}),
 )
 
-MORE_CASES = (  # kernels for other weights, and in larger tiles
+MORE_CASES = (  # kernels for other weights and activations, and in larger tiles
+    attention("attend_chunks", 16, 128),
+    attention("attend_chunks", 64, 128),
+    attention("attend_chunks", 16, 256),
+    attention("attend_rows", 16, 256, softcap=True),
+    *map(gated, (*ACTIVATIONS, CLIPPED, *UNGATED)),
     floats("bf16", LARGE, "wgmma cp.async"),
     floats("fp16", replace(SMALL, inputs=64), "mma cp.async"),
     replace(floats("fp32", replace(SMALL, inputs=32), "cp.async"), lacks="ld.global"),

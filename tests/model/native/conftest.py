@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from kernels import SETS, opened
 
-from soothsay.model.native.library import VARIANTS
 from soothsay.model.native.native_kernels import NativeKernels
 
 
-@pytest.fixture(params=VARIANTS)
+@pytest.fixture(params=SETS)
 def kernels(request: pytest.FixtureRequest) -> NativeKernels:
-    try:
-        return NativeKernels(request.param)
-    except OSError as error:
-        pytest.skip(f"no {request.param} kernels: {error}")
+    return opened(NativeKernels, request.param)

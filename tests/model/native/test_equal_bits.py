@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from blocks import random_blocks
+from kernels import SETS, opened
 
 from soothsay.model.formats.gguf_blocks import DECODERS, decode
 from soothsay.model.native.library import VARIANTS
@@ -16,15 +17,8 @@ OUT, IN, ROWS = 70, 512, 16  # a panel and a part of one
 INTEGERS = {f"int{bits}{zeros}": (bits, zeros) for bits in (8, 6, 5, 4, 2) for zeros in ("", " with zeros")}
 
 
-SETS = [name for name in VARIANTS if name != "portable" or "avx2" not in VARIANTS]
+FUSED = [name for name in SETS if name != "portable" or "avx2" not in VARIANTS] or ["avx2"]
 """Portable kernels for x86 round a product before they add it; those for ARM do not."""
-
-
-def kernels_for(variant: str) -> NativeKernels:
-    try:
-        return NativeKernels(variant)
-    except OSError as error:
-        pytest.skip(f"no {variant} kernels: {error}")
 
 
 def random_weight(kind: str) -> Quantized:
@@ -39,11 +33,11 @@ def random_weight(kind: str) -> Quantized:
     )
 
 
-@pytest.mark.parametrize("variant", SETS)
+@pytest.mark.parametrize("name", FUSED)
 @pytest.mark.parametrize("kind", [*DECODERS, *INTEGERS])
-def test_bits_of_avx2_in_any_company(kind: str, variant: str) -> None:
+def test_bits_of_avx2_in_any_company(kind: str, name: str) -> None:
     """Rows 1 to 16 have the bits of AVX2, alone and among others, and so has each row of the weights."""
-    sets = kernels_for("avx2"), kernels_for(variant)
+    sets = opened(NativeKernels, "avx2"), opened(NativeKernels, name)
     torch.manual_seed(0)
     weight, x = random_weight(kind), torch.randn(ROWS, IN) * torch.logspace(-3, 3, ROWS)[:, None]
     x[3] = 0
