@@ -1,7 +1,7 @@
 """Compiles the native kernels for this machine, if there is a compiler.
 
 The libraries export plain C functions, which ctypes calls, so one wheel serves every Python from 3.11 on.
-They link only the C library and have threads of their own. Without them, stock operations do everything.
+They link only the libraries of C and GCC, and have threads of their own. Without them, stock operations do everything.
 With SOOTHSAY_KERNELS=all, there is a library for each instruction set: for tests, and wheels for others.
 """
 
@@ -53,8 +53,9 @@ MACHINE = os.environ.get("_PYTHON_HOST_PLATFORM", platform.machine()).rpartition
 """The processor for which is compiled. Python reads this variable too, to name wheels: "linux-aarch64"."""
 VARIANTS = {"portable": []} | FAMILIES.get(MACHINE.lower(), {})
 """Instruction sets of a family of processors, the fastest last."""
-LINK_FLAGS = ["-pthread", "-static-libstdc++", "-static-libgcc"]
-if platform.system() == "Darwin":  # where clang refuses them, and every system has libc++
+LINK_FLAGS = ["-pthread", "-static-libstdc++", "-Wl,--exclude-libs,ALL", "-Wl,--gc-sections"]
+"""The last two leave out what nothing calls. Some of that needs a C library of 2022 (glibc 2.36)."""
+if platform.system() == "Darwin":  # where the linker refuses them, and every system has libc++
     LINK_FLAGS = []
 EVERY = os.environ.get("SOOTHSAY_KERNELS") == "all"
 PROBE = "csrc/support.cpp"

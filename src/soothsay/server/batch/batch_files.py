@@ -7,7 +7,6 @@ one line. If the process is killed, only the last line can be torn. It is droppe
 from __future__ import annotations
 
 import codecs
-import fcntl
 import hashlib
 import os
 import re
@@ -25,7 +24,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
 from soothsay.errors import RequestError
-from soothsay.files import write_json
+from soothsay.files import lock, write_json
 from soothsay.server.http.api_errors import ApiError, unsupported
 from soothsay.server.http.bodies import parse
 from soothsay.server.http.json_streams import to_line
@@ -268,7 +267,7 @@ class BatchOutput:
         if not stat.S_ISREG(os.fstat(self._file).st_mode):
             raise RequestError(f"{self.path} is not a file; a batch reads its output when it goes on")
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(self._file)
         except BlockingIOError:
             raise RequestError(f"another process writes {self.path}; wait for its end, or end it") from None
 
