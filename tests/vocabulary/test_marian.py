@@ -53,5 +53,5 @@ def test_tokens_of_targets(tmp_path: Path) -> None:
 @pytest.mark.parametrize("change", [{"<pad>": 999}, {"<unk>": -1}, {"</s>": 1}])
 def test_ids_that_cannot_be(tmp_path: Path, change: dict[str, int]) -> None:
     write(tmp_path, **change)
-    with pytest.raises(ModelError, match="source.spm cannot be read"):
+    with pytest.raises(ModelError, match=r"source\.spm cannot be read"):
         Tokenizer.from_directory(tmp_path)
