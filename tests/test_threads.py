@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from every_drafter import DRAFTERS, resolve
-from every_kind import KINDS, make_kind
+from every_kind import KINDS, WITH_SOURCE, make_kind
 from test_every_kind import ASKED, MODES
 from test_guarantee import GREEDY, MIXED, PENALIZED, SAMPLED, prompts, same
 
@@ -21,7 +21,7 @@ from soothsay.model.native import library
 SETS = [name for name in ("stock", *library.VARIANTS) if not library._problem(name)]
 NATIVE = [name for name in SETS if name != "stock"]
 COUNTS = (2, 3, 4, 8, 16)
-STOCK_ALONE = "convolutions", "encoder and decoder"  # random models that no native set fits
+STOCK_ALONE = "convolutions", *WITH_SOURCE  # random models that no native set fits
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*guessed right in:UserWarning")  # untrained heads cause it
 

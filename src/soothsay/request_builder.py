@@ -122,8 +122,11 @@ class RequestBuilder:
         if (source := self.model.source) is not None:
             if params.prompt_logprobs is not None:
                 raise RequestError("prompt_logprobs: an encoder reads the prompt, and gives no probabilities")
-            ids, num_source = [*ids, *source.start], len(ids)
-        limit = self._limit(ids, params)
+            begun = self._encode(params.answer_start, special=False) if params.answer_start else []
+            ids, num_source = [*ids, *source.start, *begun], len(ids)
+        elif params.answer_start:
+            raise RequestError("answer_start is for encoder-decoders: end the prompt with it instead")
+        limit = self._limit(ids, params, num_source)
         vocab_size = self.model.vocab_size
         params.check_tokens(vocab_size)
         if params.stop and self.tokenizer is None:
@@ -205,12 +208,12 @@ class RequestBuilder:
         spelled = [tuple(self.tokenizer.encode(text, special=False)) for text in spellings]
         return BadSequences(ids for ids in spelled if ids)
 
-    def _encode(self, prompt: Prompt) -> list[int]:
+    def _encode(self, prompt: Prompt, *, special: bool = True) -> list[int]:
         """The token ids of a prompt. Raises `RequestError` if it has none, or one that is unknown."""
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise RequestError(f"{NO_TOKENIZER}. Give token ids instead of text")
-            ids = self.tokenizer.encode(prompt)
+            ids = self.tokenizer.encode(prompt, special=special)
         else:
             ids = token_ids(prompt)
         vocab_size = self.model.vocab_size
@@ -221,12 +224,14 @@ class RequestBuilder:
             raise RequestError(f"the prompt has token {bad}; this model has tokens 0 to {vocab_size - 1}")
         return ids
 
-    def _limit(self, ids: Sequence[int], params: SamplingParams) -> int:
+    def _limit(self, ids: Sequence[int], params: SamplingParams, num_source: int) -> int:
         """The largest number of tokens of prompt and answer together.
 
         Raises `RequestError` if the context has no room for an answer, or the KV pool none for `max_tokens`.
         """
         context, capacity = self.config.max_context or 0, self.config.kv_tokens or 0
+        if num_source:
+            context = self._fitting(context, num_source, len(ids) - num_source)
         if len(ids) >= context + (params.max_tokens == 0):
             raise RequestError(
                 f"the prompt has {len(ids)} tokens, and the context of {context} must hold the answer too; "
@@ -243,3 +248,22 @@ class RequestBuilder:
                 f"kv_tokens={limit} or more"
             )
         return limit
+
+    def _fitting(self, context: int, source: int, target: int) -> int:
+        """The context of a request with so many tokens of its source, and of what its target begins with.
+
+        Raises `RequestError` if the model has no positions for them. Those of a target begin at 0.
+        """
+        places = self.model.embedding.positions
+        if places is None:
+            return context
+        if source > places.count:
+            raise RequestError(
+                f"the prompt has {source} tokens, and the encoder has {places.count} positions; shorten it"
+            )
+        if target >= places.count:
+            raise RequestError(
+                f"the answer begins with {target} tokens, and the decoder has {places.count} positions; "
+                "shorten answer_start"
+            )
+        return min(context, source + places.count)

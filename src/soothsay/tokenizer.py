@@ -79,7 +79,8 @@ class Tokenizer:
             there = ", ".join(tokenizer_files(path)) or "none of them"
             raise ModelError(
                 f"{path} has no tokenizer that can be read: it needs {LOOKED_FOR}, and has {there}. Convert "
-                "it once: transformers.AutoTokenizer.from_pretrained(path).save_pretrained(path)"
+                "it once: transformers.AutoTokenizer.from_pretrained(path).save_pretrained(path). Or take "
+                "these files away, and give token ids"
             )
         settings: dict[str, Any] = {}
         for name in ("special_tokens_map.json", "tokenizer_config.json"):

@@ -33,7 +33,11 @@ KINDS = {  # kind -> a case of `families`, and the dtype of the quick tests
     "experts": ("qwen3_moe", "int8"),
     "learned positions": ("gpt2", "int8"),
     "encoder and decoder": ("t5", "int8"),
+    "normed sums": ("bart", "int4"),
 }
+
+WITH_SOURCE = ("encoder and decoder", "normed sums")
+"""Those that read their prompts as sources."""
 
 SIZES = {
     "hybrid": {"num_hidden_layers": 8},  # two of them have attention
@@ -60,7 +64,7 @@ def make_kind(kind: str, directory: Path) -> dict[str, str]:
     case, _ = KINDS[kind]
     if kind == "sinks":
         quantized_oracle(directory, intermediate_size=96, max_position_embeddings=POSITIONS)
-    elif kind == "encoder and decoder":
+    elif kind in WITH_SOURCE:
         random_sequence_oracle(case).save_pretrained(directory)
     else:
         random_oracle(case, max_position_embeddings=POSITIONS, **SIZES.get(kind, {})).save_pretrained(

@@ -10,7 +10,18 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
-from encoder_decoders import CASES, START, VOCAB, oracle_answer, oracle_logits, random_sequence_oracle
+from encoder_decoders import (
+    BART_CASES,
+    CASES,
+    FIRST,
+    PAD,
+    PLACES,
+    START,
+    VOCAB,
+    oracle_answer,
+    oracle_logits,
+    random_sequence_oracle,
+)
 from families import load, random_oracle, random_tokens, read_config
 
 from soothsay import LLM, DrafterError, ModelError, RequestError, SamplingParams
@@ -58,7 +69,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_logits_are_those_of_transformers(case: tuple[Any, Path], rng: np.random.Generator) -> None:
     oracle, directory = case
     model = load(directory)
-    pairs = [random_tokens(rng, length, 40) for length in LENGTHS]
+    pairs = [tokens_for(oracle, rng, length, 40) for length in LENGTHS]
     rows = [
         Rows(np.array([*source, START, *target]), 0, None, DraftTree(target[-1]), source=len(source))
         for source, target in pairs
@@ -69,13 +80,17 @@ def test_logits_are_those_of_transformers(case: tuple[Any, Path], rng: np.random
     for (source, target), logits in zip(pairs, parts, strict=True):
         expected = oracle_logits(oracle, source, [START, *target])
         assert expected.std() > 0.2
-        assert (logits[len(source) :] - expected).abs().max() < 1e-4
+        found = logits[len(source) :]
+        if (never := model.spec.head.never) is not None:
+            assert (found[:, never] == -1e6).all()
+            found[:, never] = expected[:, never]
+        assert (found - expected).abs().max() < 1e-4
 
 
 def test_answers_are_those_of_transformers(case: tuple[Any, Path], rng: np.random.Generator) -> None:
     oracle, directory = case
     llm = LLM(load(directory), drafter="none", kv_tokens=1024)
-    sources = random_tokens(rng, *LENGTHS)
+    sources = tokens_for(oracle, rng, *LENGTHS)
     expected = [oracle_answer(oracle, source, GREEDY.max_tokens or 0) for source in sources]
     assert len({token for answer in expected for token in answer}) > 8
     assert [llm.generate(source, GREEDY).token_ids for source in sources] == expected
@@ -86,16 +101,26 @@ def test_answers_are_those_of_transformers(case: tuple[Any, Path], rng: np.rando
         assert "draft-model" not in drafter or sum(result.stats.accepted for result in results) > 80
 
 
-def test_drafters_and_preemption_change_no_bit(t5: Path, small: Path, rng: np.random.Generator) -> None:
+def tokens_for(oracle: Any, rng: np.random.Generator, *lengths: int) -> list[list[int]]:
+    """Random tokens without padding, which is a token here, and is not in transformers."""
+    padding = PAD if oracle.config.pad_token_id == PAD else None
+    return [[5 if token == padding else token for token in ids] for ids in random_tokens(rng, *lengths)]
+
+
+@pytest.mark.parametrize("case", ["t5", *BART_CASES], indirect=True)
+def test_drafters_and_preemption_change_no_bit(
+    case: tuple[Any, Path], small: Path, rng: np.random.Generator
+) -> None:
+    _, directory = case
     sources = random_tokens(rng, *LENGTHS) * 2
     modes = [replace(mode, max_tokens=14) for mode in (GREEDY, SAMPLED)] * len(LENGTHS)
-    llm = LLM(load(t5), drafter="none", kv_tokens=2048, prefix_caching=False)
+    llm = LLM(load(directory), drafter="none", kv_tokens=2048, prefix_caching=False)
     plain = [llm.generate(source, mode) for source, mode in zip(sources, modes, strict=True)]
-    tight = LLM(load(t5), drafter="none", kv_tokens=112, block_size=8, max_rows=24)
+    tight = LLM(load(directory), drafter="none", kv_tokens=112, block_size=8, max_rows=24)
     requests = []
     add = tight.engine.add
     tight.engine.add = lambda request: (requests.append(request), add(request))[1]  # type: ignore[method-assign]
-    drafters = (*DRAFTERS, f"draft-model(model={small})", f"suffix | draft-model(model={t5},depth=3)")
+    drafters = (*DRAFTERS, f"draft-model(model={small})", f"suffix | draft-model(model={directory},depth=3)")
     for drafter in drafters:
         results = tight.generate(sources, modes, drafter=drafter)
         for result, expected in zip(results, plain, strict=True):
@@ -122,9 +147,10 @@ def test_a_source_is_shared_as_a_whole_or_not_at_all(t5: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int4"])
+@pytest.mark.parametrize("case", ["t5", "bart", "m2m_100"], indirect=True)
 @pytest.mark.filterwarnings("ignore:.*bfloat16:UserWarning")
-def test_other_numbers_keep_bits_too(t5: Path, dtype: Any, rng: np.random.Generator) -> None:
-    model, sources = load(t5, dtype), random_tokens(rng, *LENGTHS)
+def test_other_numbers_keep_bits_too(case: tuple[Any, Path], dtype: Any, rng: np.random.Generator) -> None:
+    model, sources = load(case[1], dtype), random_tokens(rng, *LENGTHS)
     llm = LLM(model, drafter="none", kv_tokens=1024)
     plain = [llm.generate(source, SAMPLED) for source in sources]
     for drafter in ("suffix", "layer-skip"):
@@ -192,3 +218,75 @@ def test_what_cannot_be_is_refused(t5: Path, tmp_path: Path) -> None:
     del config["d_ff"]
     with pytest.raises(ModelError, match="intermediate_size"):
         parse_model_config(config)
+
+
+@pytest.mark.parametrize("case", ["bart", "m2m_100"], indirect=True)
+def test_each_side_has_positions_of_its_own(case: tuple[Any, Path], rng: np.random.Generator) -> None:
+    oracle, directory = case
+    llm = LLM(load(directory), drafter="layer-skip(depth=3)", kv_tokens=512)
+    [source] = tokens_for(oracle, rng, PLACES)
+    begun = len(llm.model.spec.source.start) if llm.model.spec.source else 0
+    result = llm.generate(source, replace(GREEDY, max_tokens=None))
+    assert result.finish_reason == "length"
+    assert result.token_ids == oracle_answer(oracle, source, PLACES - begun)
+    with pytest.raises(RequestError, match=f"prompt has {PLACES + 1} tokens.*encoder has {PLACES} positions"):
+        llm.generate([*source, 5], GREEDY)
+    with pytest.raises(RequestError, match=f"decoder has {PLACES} positions; shorten answer_start"):
+        llm.generate([5, 6], replace(GREEDY, answer_start=source))
+
+
+@pytest.mark.parametrize("case", ["m2m_100", "bart", "t5"], indirect=True)
+def test_an_answer_begins_as_a_request_says(case: tuple[Any, Path], rng: np.random.Generator) -> None:
+    """The target language of NLLB, or a target to continue."""
+    oracle, directory = case
+    llm = LLM(load(directory), tokenizer=word_tokenizer(), drafter="suffix", kv_tokens=512)
+    [source] = tokens_for(oracle, rng, 12)
+    plain = llm.generate(source, GREEDY)
+    begun = replace(GREEDY, max_tokens=20, answer_start=plain.token_ids[:6])
+    assert llm.generate(source, begun).token_ids == plain.token_ids[6:]
+    languages = [replace(GREEDY, answer_start=start) for start in ([40], "w41")]
+    results = llm.generate([source, source], languages)
+    for language, result in zip((40, 41), results, strict=True):
+        if oracle.config.model_type == "m2m_100":
+            expected = oracle_answer(oracle, source, 27, forced_bos_token_id=language)[1:]
+            assert result.token_ids == expected
+        assert result.token_ids != plain.token_ids
+    with pytest.raises(RequestError, match=f"token {VOCAB}"):
+        llm.generate(source, replace(GREEDY, answer_start=[VOCAB]))
+    with pytest.raises(RequestError, match="answer_start"):
+        replace(GREEDY, answer_start=[0.5])
+
+
+def test_decoders_have_no_start_of_answers() -> None:
+    with pytest.raises(RequestError, match="end the prompt with it"):
+        LLM("sibyl", drafter="none", kv_tokens=64).generate("a", replace(GREEDY, answer_start="b"))
+
+
+@pytest.mark.parametrize("case", ["bart"], indirect=True)
+def test_first_tokens_are_in_either_file(case: tuple[Any, Path], tmp_path: Path) -> None:
+    config = read_config(case[1])
+    assert "forced_bos_token_id" not in config  # it is in generation_config.json
+    spec = parse_model_config({**config, "forced_bos_token_id": FIRST})
+    assert load(case[1]).spec == spec
+    assert spec.source is not None
+    assert spec.source.start == (START, FIRST)
+
+
+@pytest.mark.parametrize(
+    ("case", "change", "words"),
+    [
+        ("bart", {"forced_bos_token_id": VOCAB}, "forced_bos_token_id"),
+        ("bart", {"activation_function": "tanh"}, "tanh"),
+        ("bart", {"encoder_attention_heads": 3}, "do not divide"),
+        ("marian", {"share_encoder_decoder_embeddings": False}, "only as true"),
+        ("marian", {"pad_token_id": VOCAB}, "pad_token_id"),
+        ("m2m_100", {"decoder_layers": 0}, "decoder_layers"),
+        ("pegasus", {"decoder_start_token_id": None}, "no 'decoder_start_token_id'"),
+    ],
+    indirect=["case"],
+)
+def test_configurations_of_bart_that_cannot_be(
+    case: tuple[Any, Path], change: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ModelError, match=words):
+        parse_model_config({**read_config(case[1]), **change})

@@ -48,6 +48,9 @@ class Generate:
     stop: list[str] | None = option(None, panel=SamplingOptions.PANEL)
     """End the answer before this text. Can be repeated."""
 
+    answer_start: str | None = option(None, panel=SamplingOptions.PANEL)
+    """How the answer of an encoder-decoder begins, such as NLLB's target language."""
+
     options: ModelOptions
     stats: bool | None = optional("in a terminal", "--stats/--no-stats", panel="Output")
     """Show statistics on stderr."""
@@ -59,7 +62,8 @@ class Generate:
             raise RequestError("the prompt is empty")
         from soothsay.core.params import SamplingParams
 
-        given = self.sampling.given(stop=self.stop or (), max_tokens=self.max_tokens)
+        begun = {"stop": self.stop or (), "answer_start": self.answer_start or ()}
+        given = self.sampling.given(**begun, max_tokens=self.max_tokens)
         adapter = only_adapter(self.options.lora)
         llm = load_llm(self.model, **asdict(self.options))
         params = SamplingParams(**{**llm.sampling_defaults, **given})

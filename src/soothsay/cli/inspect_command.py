@@ -305,8 +305,9 @@ def _rotary(c: ModelSpec) -> Rows:
         which = "long" if rope.context > rope.original_max_positions else "short"
         scaling += f", {which} factors (short with max_context={rope.original_max_positions} or less)"
     part = "" if main.rotated is None else f", {main.rotated} of {main.size} dimensions"
-    none = "none" if c.embedding.positions is None else "none, positions are learned"
-    none += ", scores have numbers by distance" if c.source is not None else ""
+    places, relative = c.embedding.positions, any(part.relative for part in c.parts(AttentionSpec).values())
+    learned = "" if places is None else f", positions are {'learned' if places.waves is None else 'waves'}"
+    none = f"none{learned}{', scores have numbers by distance' if relative else ''}"
     yield "rotary", none if kind == "none" else f"base {rope.theta:,.0f}, {scaling}{part}"
     for other, count in counts.items():
         if other != main:

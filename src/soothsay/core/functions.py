@@ -45,6 +45,7 @@ UNGATED: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "plain_gelu_tanh": gelu_tanh,
     "plain_gelu": gelu,
+    "plain_silu": silu,
 }
 """Those of feed-forward layers without a gate. "relu2": So et al. 2021, arXiv 2109.08668."""
 

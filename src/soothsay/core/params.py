@@ -110,6 +110,8 @@ class SamplingParams:
         logprobs: report the log-probability of each token, and of this number of likeliest tokens, before any
             sampling parameter. None: report nothing.
         prompt_logprobs: the same for the prompt's tokens, except the first.
+        answer_start: how the answer begins, text or token ids, which are read and not written. Only for
+            encoder-decoders: NLLB's target language, such as "fra_Latn", or a target to continue.
         grammar: what the answer may say. It overrides all other parameters.
         verifier: how draft tokens are accepted, a name of `VERIFIERS`; see docs/guarantee.md. "match" keeps
             the tokens. At temperature 0 all verifiers are "match".
@@ -144,6 +146,7 @@ class SamplingParams:
     n: int = 1
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    answer_start: str | Sequence[int] = ()
     grammar: Grammar | None = None
     verifier: str = "match"
 
@@ -159,6 +162,8 @@ class SamplingParams:
             object.__setattr__(self, name, _flag(name, getattr(self, name)))
         _check_bias(self.logit_bias)
         _check_token_ids("stop_token_ids", self.stop_token_ids)
+        if not isinstance(self.answer_start, str):
+            _check_token_ids("answer_start", self.answer_start)
         if self.allowed_token_ids is not None:
             object.__setattr__(self, "allowed_token_ids", _distinct(self.allowed_token_ids))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from soothsay.core.accepted import Accepted
 from soothsay.core.batch import Batch, Rows
 from soothsay.core.cache import KVPool, LayerMemory, Move
+from soothsay.core.params import MAX_LOGIT_CHANGE
 from soothsay.core.sides import Sides
 from soothsay.core.states import StatePool
 from soothsay.model.decoder.attention_layer import RecurrentLayer
 from soothsay.model.decoder.blocks import Block, Blocks, build_layer, build_stream
-from soothsay.model.decoder.embedding import Embedding, LayerEmbeddings
+from soothsay.model.decoder.embedding import Embedding, Entry, LayerEmbeddings
 from soothsay.model.decoder.encoder import Encoder
 from soothsay.model.decoder.feed_forward import Experts
 from soothsay.model.decoder.norm import build_norm
@@ -145,7 +146,7 @@ class LocalStage:
             cache.states.copy(source, target)
 
 
-class Transformer(nn.Module):
+class Transformer(Entry):
     """A decoder with random float32 weights. `soothsay.model.weights.load.load_model` loads one.
 
     A tied head shares the embedding's table in training. In a loaded model it may have a packed copy.
@@ -164,12 +165,11 @@ class Transformer(nn.Module):
         layers: range | None = None,
         kv_dtype: torch.dtype | None = None,
     ):
-        super().__init__()
+        kernels = kernels or StockKernels()
+        super().__init__(spec, kernels)
         self.spec = spec
-        self.kernels = kernels = kernels or StockKernels()
-        hidden, own, places = spec.hidden_size, spec.embedding.layers, spec.embedding.positions
+        hidden, own = spec.hidden_size, spec.embedding.layers
         self.embedding = Embedding(normal(spec.vocab_size, hidden, std=0.02), spec.embedding.scale)
-        self.positions = None if places is None else Embedding(normal(places.rows, hidden, std=0.02), 1.0)
         layers = range(spec.num_layers) if layers is None else layers
         self.blocks = Blocks(
             build_layer(spec.layers[layer], hidden, kernels, spec.rope_number(layer)) for layer in layers
@@ -291,13 +291,8 @@ class Transformer(nn.Module):
         return self.final(x), tuple(tapped)
 
     def embed(self, batch: Batch) -> Tensor:
-        """The embeddings of tokens, and of their positions if there are some: `[N, hidden]` float32."""
-        x: Tensor = self.embedding(batch.tokens)
-        if self.positions is None or (own := self.spec.embedding.positions) is None:
-            return x
-        # nodes of a tree may stand beyond the context
-        places: Tensor = self.positions((batch.positions + own.shift).clamp(max=own.rows - 1))
-        return x + places
+        """The embeddings of tokens at their positions: `[N, hidden]` float32."""
+        return self.placed(self.embedding(batch.tokens), batch.positions)
 
     def final(self, x: Tensor) -> Tensor:
         """The normed final states of the last block's output: `[N, width] -> [N, hidden]` float32."""
@@ -305,7 +300,11 @@ class Transformer(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The logits of final states: `[M, hidden]` -> `[M, V]` float32."""
-        return finished_logits(self.head(hidden), self.spec.head.scale, self.spec.head.softcap)
+        own = self.spec.head
+        logits = finished_logits(self.head(hidden), own.scale, own.softcap)
+        if own.never is not None:
+            logits[:, own.never] = -MAX_LOGIT_CHANGE
+        return logits
 
     def pack(self, requests: Sequence[Rows], block_size: int = 1) -> Batch:
         """Lay out a pass of this model. `block_size` is that of the KV pool."""

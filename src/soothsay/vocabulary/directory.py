@@ -142,6 +142,12 @@ WORDS_OF_CLASS = {"GPT2Tokenizer": "gpt-2", "CodeGenTokenizer": "gpt-2", "Qwen2T
 """For classes of tokenizers (`tokenizer_class`) with a vocab.json, their rule in `words.WORDS`."""
 
 
+MARIAN_SPECIAL = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+"""Special tokens of Marian's vocabularies."""
+
+TARGET_ONLY = 1e3
+"""By how much tokens that only targets have score less than pieces of sources, which are cut first."""
+
 END_OF_TEXT = "<|endoftext|>"
 """A token that is special in all of these classes, whether the settings say so or not."""
 
@@ -195,11 +201,33 @@ def tekken_json(directory: Path, settings: Mapping[str, Any]) -> Found:
     return Found(backend, SPECIAL)
 
 
+def marian(directory: Path, settings: Mapping[str, Any]) -> Found:
+    """The tokenizer of a `source.spm`, whose pieces have the ids of a `vocab.json`.
+
+    Tokens that only targets have are there too. An end token follows a text.
+    """
+    model, ids = (
+        SentencePieceModel.parse(read_model_bytes(directory / "source.spm", MAX_FILE_BYTES)),
+        _ids(directory),
+    )
+    special = {name: text for name, text in MARIAN_SPECIAL.items() if text in ids}
+    if sorted(ids.values()) != [*range(len(ids))] or "unk_token" not in special:
+        raise ValueError("its ids are not 0, 1, 2, ..., or there is no <unk>")
+    scores, lowest = dict(zip(model.texts, model.scores, strict=True)), min(model.scores) - TARGET_ONLY
+    model.texts = sorted(ids, key=lambda text: ids[text])
+    model.scores = [scores.get(text, lowest) for text in model.texts]
+    model.ids = {"unk": ids["<unk>"]}
+    check_lengths(model.texts)
+    backend = sentencepiece(model, {}, always_prefix=True)
+    languages = [text for text in ids if re.fullmatch(">>.+<<", text)]
+    add(backend, {ids[text]: Added(text, special=True) for text in (*special.values(), *languages)}, settings)
+    surround(backend, special, {"add_eos_token": True}, bos=False)
+    return Found(backend, special)
+
+
 def vocab_json(directory: Path, settings: Mapping[str, Any]) -> Found:
     """The tokenizer of a `vocab.json` and a `merges.txt`: byte-level BPE."""
-    ids = read_json_object(directory / "vocab.json")
-    if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids.values()):
-        raise ValueError("it does not give an id to each token")
+    ids = _ids(directory)
     added = added_tokens(directory, settings)
     texts = {i: text for text, i in ids.items()} | {i: token.text for i, token in added.items()}
     merged = {text: i for i, text in texts.items()}
@@ -218,10 +246,19 @@ def vocab_json(directory: Path, settings: Mapping[str, Any]) -> Found:
     return Found(backend, {})
 
 
+def _ids(directory: Path) -> dict[str, int]:
+    """The id of each token in a `vocab.json`. Raises `ValueError` for what is no id."""
+    ids = read_json_object(directory / "vocab.json")
+    if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids.values()):
+        raise ValueError("it does not give an id to each token")
+    return ids
+
+
 FORMS = (
     Form(("tokenizer.json",), tokenizer_json),
     Form(("tokenizer.model",), sentencepiece_model),
     Form(("tekken.json",), tekken_json),
+    Form(("source.spm", "vocab.json"), marian),
     Form(("vocab.json", "merges.txt"), vocab_json),
 )
 """The forms of tokenizers. The first whose files are there is read."""

@@ -1,4 +1,4 @@
-"""Embeddings of tokens, in tables that are plain or in integers, and those of each layer.
+"""Embeddings of tokens, in tables that are plain or in integers, of positions, and those of each layer.
 
 Per-layer embeddings (Gemma 3n, 2025; Gemma 4): each layer reads an embedding of its own for each token. All
 layers' embeddings of a token are one row of a table. A projection of the token's usual embedding is added to
@@ -8,11 +8,17 @@ it once a pass. A layer gates its part by its own output, and adds the result to
 import torch
 from torch import Tensor, nn
 
-from soothsay.model.decoder.norm import RMSNorm
+from soothsay.model.decoder.norm import RMSNorm, build_norm
 from soothsay.model.loaded_part import LoadedPart, StoredWeights, Table
 from soothsay.model.ops.kernels import Kernels
 from soothsay.model.ops.linear import Dense, normal
-from soothsay.model.specs.model_spec import LayerEmbeddingsSpec, LayerInputSpec, ModelSpec, NormSpec
+from soothsay.model.specs.model_spec import (
+    LayerEmbeddingsSpec,
+    LayerInputSpec,
+    ModelSpec,
+    NormSpec,
+    PositionsSpec,
+)
 
 
 class Embedding(LoadedPart):
@@ -55,6 +61,51 @@ class IntegerEmbedding(Embedding):
         """`[N] -> [N, hidden]`."""
         rows = self.table.floats(tokens)
         return rows * self.scale if self.scale != 1.0 else rows
+
+
+class Waves(nn.Module):
+    """Embeddings of positions that are not learned (Vaswani et al. 2017): sines, then cosines.
+
+    Angles grow by 1 for each row, and shrink 10,000-fold in `waves` numbers of an embedding.
+    """
+
+    def __init__(self, rows: int, size: int, waves: float):
+        super().__init__()
+        places, numbers = (torch.arange(n, dtype=torch.float64, device="cpu") for n in (rows, size // 2))
+        angles = places[:, None] * 10_000 ** (-numbers / waves)
+        self.register_buffer(
+            "table", torch.cat([angles.sin(), angles.cos()], dim=1).float(), persistent=False
+        )
+        self.table: Tensor
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """`[N] -> [N, size]`."""
+        return self.table.index_select(0, rows)
+
+
+class Entry(nn.Module):
+    """What rows pass before the first layer: embeddings of positions are added, and a norm may follow."""
+
+    def __init__(self, spec: ModelSpec, kernels: Kernels):
+        super().__init__()
+        own, size = spec.embedding, spec.hidden_size
+        self.kernels, self.places = kernels, own.positions
+        self.positions = None if own.positions is None else build_positions(own.positions, size)
+        self.embedding_norm = None if own.norm is None else build_norm(own.norm, size)
+
+    def placed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Embeddings of tokens `[N, hidden]` float32 at positions `[N]`, as the first layer reads them."""
+        if self.positions is not None and (own := self.places) is not None:
+            # nodes of a tree may stand beyond the context
+            x = x + self.positions((positions + own.shift).clamp(max=own.rows - 1))
+        return x if self.embedding_norm is None else self.kernels.norm(x, self.embedding_norm, torch.float32)
+
+
+def build_positions(spec: PositionsSpec, size: int) -> nn.Module:
+    """Embeddings of positions."""
+    if spec.waves is not None:
+        return Waves(spec.rows, size, spec.waves)
+    return Embedding(normal(spec.rows, size, std=0.02), 1.0)
 
 
 class LayerEmbeddings(nn.Module):

@@ -3,12 +3,11 @@
 from typing import cast
 
 import torch
-from torch import nn
 
 from soothsay.core.cache import KVPool
 from soothsay.core.sides import Sides
 from soothsay.model.decoder.blocks import Blocks, build_layer
-from soothsay.model.decoder.embedding import Embedding
+from soothsay.model.decoder.embedding import Embedding, Entry
 from soothsay.model.decoder.norm import build_norm
 from soothsay.model.decoder.rope import Rope
 from soothsay.model.decoder.sequence_block import CrossAttention
@@ -16,12 +15,11 @@ from soothsay.model.ops.kernels import Kernels
 from soothsay.model.specs.model_spec import ModelSpec
 
 
-class Encoder(nn.Module):
+class Encoder(Entry):
     """Layers with random weights, and a norm after them."""
 
     def __init__(self, spec: ModelSpec, kernels: Kernels):
-        super().__init__()
-        self.kernels = kernels
+        super().__init__(spec, kernels)
         self.blocks = Blocks(build_layer(layer, spec.hidden_size, kernels, 0) for layer in spec.layers)
         self.norm = build_norm(spec.norm, spec.hidden_size)
         self.rope = Rope(spec.rotation)
@@ -30,7 +28,8 @@ class Encoder(nn.Module):
         """Encode the sources of a pass, and write what layers of the decoder read of them to the pool."""
         if (batch := sides.source) is None:
             return
-        x, rope, count = embedding(batch.tokens), self.rope(batch.positions), len(self.blocks)
+        rope, count = self.rope(batch.positions), len(self.blocks)
+        x = self.placed(embedding(batch.tokens), batch.positions)
         x = self.blocks(x, [rope], batch, None, range(count))[count]
         encoded = self.kernels.norm(x, self.norm, torch.float32)
         for layer, block in enumerate(decoder):

@@ -37,7 +37,10 @@ class CrossAttention(nn.Module):
 
 
 class SequenceBlock(DecoderBlock):
-    """A layer of an encoder or a decoder: parts in a row, which read the normed stream and add to it."""
+    """A layer of an encoder or a decoder: parts in a row, each of which reads the stream and adds to it.
+
+    Norms stand before the parts (T5), or after the sums (BART).
+    """
 
     def __init__(self, spec: SequenceLayerSpec, hidden: int, kernels: Kernels, rope_number: int):
         super().__init__()
@@ -49,7 +52,8 @@ class SequenceBlock(DecoderBlock):
         self.cross = None if spec.cross is None else CrossAttention(spec.cross, hidden)
         self.cross_norm = None if spec.cross is None else build_norm(spec.norm, hidden)
         self.mlp = build_mlp(spec.mlp, hidden, spec.norm, kernels)
-        self.mlp_norm = build_norm(spec.norm, hidden)
+        self.mlp_norm = None if spec.norms == "between" else build_norm(spec.norm, hidden)
+        self.norms_first = spec.norms == "before"
 
     @property
     def dtype(self) -> torch.dtype:
@@ -63,9 +67,10 @@ class SequenceBlock(DecoderBlock):
             (self.cross, self.cross_norm),
             (self.mlp, self.mlp_norm),
         ):
-            if part is None or norm is None:
+            if part is None:
                 continue
-            inputs = ops.norm(x, norm, self.dtype)
+            inputs = ops.norm(x, norm, self.dtype) if norm is not None and self.norms_first else x
             delta = part(ops, inputs) if part is self.mlp else part(ops, inputs, at)
             x = ops.add(x, delta, None)
+            x = x if norm is None or self.norms_first else ops.norm(x, norm, torch.float32)
         return x

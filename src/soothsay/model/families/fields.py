@@ -119,19 +119,21 @@ _NAMES: dict[Rule, str] = {
         "hidden_size moe_intermediate_size intermediate_size_mlp mamba_d_ssm moe_latent_size laurel_rank "
         "block_ff_dim block_multiple_of target_hidden_size block_size conv_kernel_size conv_group_size "
         "selector_rank selector_top_k xpress_rank speculative_tokens backbone_hidden_size n_embd n_inner "
-        "ffn_dim ffn_hidden_size word_embed_proj_dim dim_model_base d_model d_ff"
+        "ffn_dim ffn_hidden_size word_embed_proj_dim dim_model_base d_model d_ff encoder_ffn_dim "
+        "decoder_ffn_dim"
     ),
     _equal(_SIZE): "intermediate_size",
     whole(1, MAX_LAYERS): (
         "num_hidden_layers no_rope_layer_interval moe_layer_freq interleave_moe_layer_step "
-        "full_attention_interval target_layers num_target_layers n_layer num_decoder_layers"
+        "full_attention_interval target_layers num_target_layers n_layer num_decoder_layers "
+        "encoder_layers decoder_layers"
     ),
     whole(1, 65_536): (
         "num_attention_heads num_key_value_heads num_experts n_routed_experts n_group topk_group "
         "num_global_key_value_heads top_k_experts kv_lora_rank q_lora_rank qk_nope_head_dim v_head_dim "
         "linear_key_head_dim linear_value_head_dim linear_num_key_heads linear_num_value_heads "
         "mamba_n_heads mamba_n_groups mamba_d_state mamba_num_heads mamba_head_dim n_groups "
-        "ssm_state_size num_heads n_head num_kv_heads"
+        "ssm_state_size num_heads n_head num_kv_heads encoder_attention_heads decoder_attention_heads"
     ),
     whole(2, 65_536): "head_dim global_head_dim qk_rope_head_dim rotary_dim d_kv",
     _POSITIONS: (
@@ -153,7 +155,7 @@ _NAMES: dict[Rule, str] = {
         "use_ordered_embeddings use_qkv_bias qkv_bias qkv_by_head qk_layernorm use_parallel_residual bias "
         "parallel_attn multi_query new_decoder_architecture alibi do_layer_norm_before enable_bias "
         "layer_norm_elementwise_affine scale_attn_weights scale_attn_by_inverse_layer_idx "
-        "add_cross_attention scale_decoder_outputs"
+        "add_cross_attention scale_decoder_outputs scale_embedding share_encoder_decoder_embeddings"
     ),
     _either(FLAG, TEXT): "use_bidirectional_attention",
     each(TEXT): "architectures layer_types layers_block_type mlp_layer_types",
@@ -190,7 +192,7 @@ _NAMES: dict[Rule, str] = {
     whole(1, 1024): "size",
     whole(2, 2**16): "relative_attention_num_buckets relative_attention_max_distance",
     each(whole(-1, MAX_LAYERS)): "eagle_aux_hidden_state_layer_ids target_layer_ids",
-    _TOKEN: "mask_token_id ptd_token_id pard_token decoder_start_token_id pad_token_id",
+    _TOKEN: "mask_token_id ptd_token_id pard_token decoder_start_token_id pad_token_id forced_bos_token_id",
 }
 """The keys that follow each rule."""
 

@@ -89,17 +89,22 @@ FAMILIES: dict[str, Callable[[Raw], ModelSpec]] = {
     "t5": encoder_decoders.t5,
     "mt5": encoder_decoders.mt5,
     "umt5": encoder_decoders.umt5,
+    "bart": encoder_decoders.bart,
+    "mbart": encoder_decoders.mbart,
+    "marian": encoder_decoders.marian,
+    "m2m_100": encoder_decoders.m2m_100,
+    "pegasus": encoder_decoders.pegasus,
 }
 
 _SPARSE = "its attention reads keys that an indexer chooses"
 _BLOCKS = "its attention reads chosen blocks of keys"
 _RECURRENT = "it has Mamba layers"
-_SOURCE = "of encoder-decoders, only T5 and its relatives run"
+_SOURCE = "of encoder-decoders, only relatives of T5 and of BART run"
 UNSUPPORTED: dict[str, str] = {  # by `model_type`
     "apertus": "its feed-forward parts have an activation of their own (xIELU)",
     "bamba": _RECURRENT,
     "bert": "it is an encoder",
-    **dict.fromkeys(("bart", "mbart", "marian", "m2m_100", "pegasus", "blenderbot", "t5gemma"), _SOURCE),
+    **dict.fromkeys(("blenderbot", "pegasus_x", "prophetnet", "t5gemma"), _SOURCE),
     "deepseek_ref": "it is DeepSeek-V4 in its authors' own format",
     "deepseek_v32": _SPARSE,
     "deepseek_v4": "its attention runs over compressed keys, and its layers have several residual streams",
@@ -115,6 +120,7 @@ UNSUPPORTED: dict[str, str] = {  # by `model_type`
     "mimo_v2_flash": "its heads of keys and of values differ in size",
     "minimax_m3": _BLOCKS,
     "minimax_m3_vl": _BLOCKS,
+    "nllb-moe": "its experts have not been tried",
     "nemotron-nas": "each of its blocks has a shape of its own",
     "phimoe": "its experts are chosen by SparseMixer",
     "rwkv7": "it has no attention",

@@ -16,10 +16,12 @@ The loader sees `NAME.experts.{e}.gate_proj.weight`, `.bias`, `.blocks` and `.sc
 MLX stacks each part of all families: `NAME.switch_mlp.gate_proj.weight`, `.scales` and `.biases`, `[E, ...]`.
 
 GPT-2's matrices `NAME.c_attn.weight` are `[in, out]`. The loader sees `NAME.linear_attn.weight`, `[out, in]`.
+
+BART's `final_logits_bias` is `[1, tokens]`. The loader sees the bias of the output head, and of the table.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +35,7 @@ MAX_TENSORS = 200_000
 """Limit of tensors, experts counted one by one. A model of 36 layers with 128 experts has 28,000."""
 
 STACK = re.compile(r"(.+\.experts)\.(gate_up|down)_proj(?:_(bias|blocks|scales))?")
+LOGITS_BIAS = "final_logits_bias"
 CONVOLUTION = re.compile(r"(.+\.)c_((?:attn|proj|fc)\.(?:weight|bias))")
 GRANITE_STACK = re.compile(r"(.+\.block_sparse_moe)\.(input|output)_linear\.weight")
 SWITCH = re.compile(r"(.+)\.switch_mlp\.((?:gate|up|down)_proj\.(?:weight|scales|biases))")
@@ -82,7 +85,7 @@ class Slice:
 
 
 def unstacked(
-    config: Mapping[str, Any], names: Iterable[str], read_shapes: Callable[[list[str]], Mapping[str, Shape]]
+    config: Mapping[str, Any], names: Collection[str], read_shapes: Callable[[list[str]], Mapping[str, Shape]]
 ) -> dict[str, Slice]:
     """The tensors of single experts by name, and where they are. Empty if the family does not stack them.
 
@@ -99,6 +102,9 @@ def unstacked(
         whole = slice(None)
         named = filter(None, map(CONVOLUTION.fullmatch, names))
         return {f"{m[1]}linear_{m[2]}": Slice(m[0], whole, whole, m[0].endswith("weight")) for m in named}
+    if LOGITS_BIAS in names:
+        first = Slice(LOGITS_BIAS, 0, slice(None), transposed=False)
+        return dict.fromkeys(("model.shared.bias", "lm_head.bias"), first)
     stacking = STACKINGS.get(str(raw.get("model_type")))
     found: dict[str, Slice] = {}
     stacks = [name for name in names if SWITCH.fullmatch(name) or (stacking and _parts(name))]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 SQUARED_RELU = "relu2"
 """The activation of Nemotron and Arcee."""
 
-UNGATED = SQUARED_RELU, "relu", "plain_gelu_tanh", "plain_gelu"
+UNGATED = SQUARED_RELU, "relu", "plain_gelu_tanh", "plain_gelu", "plain_silu"
 """Activations of parts without a gate. `soothsay.core.functions.UNGATED` has the functions."""
 
 CLIPPED = "clipped_swiglu"

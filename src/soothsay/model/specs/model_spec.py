@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from soothsay.core.state_shape import StateShape
 from soothsay.errors import ModelError
@@ -132,6 +132,8 @@ class SequenceLayerSpec(LayerSpec):
     """
 
     cross: AttentionSpec | None = None  # reads the source, after the mixer
+    norms: Literal["before", "after", "between"] = "before"
+    # before each part; after each sum (BART); after each but the last one, where the model's own norm follows
 
     def num_parameters(self, hidden: int) -> int:
         """See `LayerSpec`."""
@@ -158,10 +160,16 @@ class LayerEmbeddingsSpec:
 
 @dataclass(frozen=True)
 class PositionsSpec:
-    """A learned embedding of each position, added to its token's (GPT-2, OPT)."""
+    """An embedding of each position, added to its token's: learned (GPT-2, OPT), or of waves (Marian)."""
 
     rows: int
     shift: int = 0  # the row of position 0
+    waves: float | None = None  # see `soothsay.model.decoder.embedding.Waves`; None: learned
+
+    @property
+    def count(self) -> int:
+        """How many positions have an embedding."""
+        return self.rows - self.shift
 
 
 @dataclass(frozen=True)
@@ -172,6 +180,7 @@ class EmbeddingSpec:
     scale_rounded: bool = False  # Gemma: to the dtype of the embedding's table, as in training
     layers: LayerEmbeddingsSpec | None = None
     positions: PositionsSpec | None = None
+    norm: NormSpec | None = None  # BART: of embeddings with their positions
 
 
 @dataclass(frozen=True)
@@ -182,6 +191,7 @@ class HeadSpec:
     biased: bool = False
     scale: float = 1.0
     softcap: float | None = None
+    never: int | None = None  # Marian: a token that is not written, since its logit was not trained
 
 
 @dataclass(frozen=True)
@@ -300,7 +310,8 @@ class ModelSpec:
         total += sum(layer.num_parameters(hidden) for layer in (*self.layers, *encoded))
         if own is not None:  # a table, and its projection
             total += (own.rows + hidden) * own.size * self.num_layers
-        total += 0 if self.embedding.positions is None else self.embedding.positions.rows * hidden
+        places = self.embedding.positions
+        total += 0 if places is None or places.waves is not None else places.rows * hidden
         alternating = self.layers[0].alternating
         return total + (0 if alternating is None else alternating.num_stream_parameters(hidden))
 

@@ -43,6 +43,8 @@ from soothsay.vocabulary.directory import tokenizer_files
 
 _TOKEN_IDS = each(whole(0, 2**31 - 1))
 
+STARTS = ("decoder_start_token_id", "forced_bos_token_id")
+"""Keys of an encoder-decoder's first tokens, which count in `generation_config.json` if they are there."""
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 """Names of files with weights, or of their index without its ending. The first that is there is read."""
@@ -110,6 +112,7 @@ class SafetensorsCheckpoint:
         self.config = read_json_object(path / "config.json")
         file = path / GENERATION_CONFIG
         generation = read_json_object(file) if file.is_file() else {}
+        self.config |= {key: generation[key] for key in STARTS if generation.get(key) is not None}
         self.eos_ids = _eos_ids(file, generation) or _eos_ids(path / "config.json", self.config)
         self._files = _files_of_tensors(path)
         for shard in self.files:

@@ -83,6 +83,7 @@ BLOCK_NAMES: Names = {
 OUTER_NAMES: Names = {
     "embedding": ("embed_tokens",),
     "positions": ("embed_positions",),
+    "embedding_norm": ("layernorm_embedding",),
     "layers": ("layers",),
     "norm": ("norm",),
     "head": ("lm_head",),
@@ -131,6 +132,35 @@ def _t5(stack: str, mlp: int) -> Names:
     }
 
 
+def _bart(stack: str, norm: str) -> Names:
+    """The names of a stack, whose last norm has this name."""
+    across = "encoder_attn"
+    return {
+        **_OPT,
+        **{
+            module: (f"{stack}.{OUTER_NAMES[module][0]}",)
+            for module in ("positions", "embedding_norm", "layers")
+        },
+        "embedding": ("shared",),
+        "norm": (f"{stack}.{norm}",),
+        "cross.q": (f"{across}.q_proj",),
+        "cross.kv": (f"{across}.k_proj", f"{across}.v_proj"),
+        "cross.o": (f"{across}.out_proj",),
+        "cross_norm": (f"{across}_layer_norm",),
+    }
+
+
+_OPT = _renamed(
+    {"mlp.": ""},
+    {"o_proj": "out_proj", "up_proj": "fc1", "down_proj": "fc2"},
+    attention_norm="self_attn_layer_norm",
+    mlp_norm="final_layer_norm",
+    norm="final_layer_norm",
+)
+_LAST_OF_BART = {
+    **dict.fromkeys(("bart", "marian"), "layers.{}.final_layer_norm"),
+    **dict.fromkeys(("mbart", "m2m_100", "pegasus"), "layer_norm"),
+}
 _W123 = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 _GEMMA = _renamed({}, mlp_norm="pre_feedforward_layernorm")
 _QWEN3_5 = _renamed({"mlp.shared_experts": "mlp.shared_expert"})
@@ -229,15 +259,11 @@ FAMILY_NAMES: Mapping[str, Names] = {
         embedding="wte",
         **_GPT,
     ),
-    "opt": _renamed(
-        {"mlp.": ""},
-        {"o_proj": "out_proj", "up_proj": "fc1", "down_proj": "fc2"},
-        attention_norm="self_attn_layer_norm",
-        mlp_norm="final_layer_norm",
-        norm="final_layer_norm",
-    ),
+    "opt": _OPT,
     "t5": _t5("decoder", 2),
     "t5 encoder": _t5("encoder", 1),
+    **{name: _bart("decoder", norm) for name, norm in _LAST_OF_BART.items()},
+    **{f"{name} encoder": _bart("encoder", norm) for name, norm in _LAST_OF_BART.items()},
     "hunyuan_v1_dense": _renamed({}, {"q_norm": "query_layernorm", "k_norm": "key_layernorm"}),
 }
 """Names of modules of a family, if they differ from the usual ones."""

@@ -46,7 +46,8 @@ class TensorNames:
                 return [self._head()]
             module = "embedding"
         if module in OUTER_NAMES:
-            return [f"{self.prefix}{name}" for name in self._names[module]]
+            last = self.spec.num_layers - 1  # BART's last norm is that of its last layer
+            return [f"{self.prefix}{name.format(last)}" for name in self._names[module]]
         if module.startswith("stream."):
             _, end, place = module.split(".")
             kind = "altup_projections" if end == "spreading" else "altup_unembed_projections"

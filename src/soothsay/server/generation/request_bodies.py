@@ -151,6 +151,7 @@ class GenerationRequest(Body):
     prompt_logprobs: Whole | None = None
     truncate_prompt_tokens: Whole | None = Field(default=None, ge=-1)  # -1: what the context holds
     add_special_tokens: bool | None = None
+    answer_start: str | TokenIds | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     speculation: Speculation | bool | None = None
