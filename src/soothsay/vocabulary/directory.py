@@ -272,7 +272,7 @@ LOOKED_FOR = ", ".join(" with ".join(form.files) for form in FORMS)
 
 def tokenizer_files(directory: Path) -> list[str]:
     """Names of the files by which a directory shows that it has a tokenizer."""
-    names = [*(name for form in FORMS for name in form.files), *OTHER_FILES]
+    names = dict.fromkeys([*(name for form in FORMS for name in form.files), *OTHER_FILES])
     return [name for name in names if (directory / name).is_file()]
 
 
