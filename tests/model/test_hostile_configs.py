@@ -173,6 +173,11 @@ def test_every_field_of_every_family_is_parsed_or_refused(family: str, step: int
         good |= {"hidden_act": "relu2"}
     if family == "gemma3n_text":
         good |= {"num_kv_shared_layers": 2, "activation_sparsity_pattern": [0.5] * 8, "altup_num_inputs": 4}
+    if family in ("bart", "mbart", "marian", "m2m_100", "pegasus"):
+        stack = {"layers": 2, "attention_heads": 4, "ffn_dim": 48}
+        good |= {f"{side}_{key}": value for side in ("encoder", "decoder") for key, value in stack.items()}
+        good |= {"d_model": 64, "pad_token_id": 1, "decoder_start_token_id": 2, "forced_bos_token_id": 3}
+        good |= {"scale_embedding": True, "activation_function": "gelu"}
     parse_model_config(good)
     number = [*FAMILIES].index(family)
     for place, field in enumerate(good, number):

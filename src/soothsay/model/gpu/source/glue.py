@@ -157,7 +157,7 @@ def activated(x, ACTIVATION: tl.constexpr):
         y = tl.maximum(x, 0.0)
     elif ACTIVATION == "relu2":
         y = tl.maximum(x, 0.0) * tl.maximum(x, 0.0)
-    elif ACTIVATION == "silu":
+    elif ACTIVATION == "silu" or ACTIVATION == "plain_silu":
         y = tl.div_rn(x, tl.exp(-x) + 1.0)
     elif ACTIVATION == "gelu" or ACTIVATION == "plain_gelu":
         y = x * 0.5 * (error_function(x * 0.7071067811865476) + 1.0)
