@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import certifi
-import packed_once
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -82,12 +81,6 @@ def _one_certificate(tmp_path_factory: pytest.TempPathFactory) -> None:
 def _commands_once() -> None:
     """Build each command line once, and not each time that it runs."""
     testing._get_command = functools.cache(testing._get_command)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _packed_once() -> None:
-    """Pack the bundled model's weights once, and not each time that it is loaded."""
-    packed_once.share()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from bundled import bundled
 from every_drafter import DRAFTERS, resolve
 from families import load, random_oracle
 from heads import write_assistant
@@ -110,7 +111,7 @@ def same(result: Result, expected: Result) -> None:
 
 
 def make(dtype: str = "float32", **options: object) -> LLM:
-    return LLM("sibyl", dtype=dtype, drafter="none", **{"kv_tokens": 8192, **options})
+    return bundled(dtype, drafter="none", **{"kv_tokens": 8192, **options})
 
 
 @cache

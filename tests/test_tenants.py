@@ -9,6 +9,7 @@ from statistics import NormalDist
 from time import perf_counter
 
 import pytest
+from bundled import bundled
 from every_drafter import DRAFTERS, resolve
 from slow import mostly_slow
 
@@ -60,7 +61,7 @@ def attack(llm: LLM, tenant: Tenant) -> list[tuple[object, ...]]:
 
 def after_the_victim(spec: str, victim: Tenant | None) -> list[tuple[object, ...]]:
     """What an attacker sees after a victim's requests. None: there are none."""
-    llm = LLM("sibyl", dtype="int8", drafter=spec, kv_tokens=4096)
+    llm = bundled("int8", drafter=spec, kv_tokens=4096)
     if victim is not None:
         for _ in range(2):
             serve(llm, KNOWN + SECRET, victim)

@@ -1,4 +1,4 @@
-"""Runs commands of `soothsay` in forks of a process that has done most of the work of a start.
+"""Runs commands of `soothsay` in forks of a process that has imported torch, which takes most of a start.
 
 Signals, limits, the environment and what is printed are those of a process of its own.
 """
@@ -16,7 +16,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 WARM = multiprocessing.get_context("forkserver")
-WARM.set_forkserver_preload(["warm"])
+WARM.set_forkserver_preload(["soothsay.server.engines.worker", "soothsay.cli.app"])
 
 
 class Command:

@@ -34,7 +34,7 @@ from soothsay.server.server_config import ServerConfig
 
 
 class WarmEngine(EngineProcess):
-    """An engine whose process is a fork of a warm one."""
+    """An engine whose process is a fork of one that has imported torch. The import takes most of a start."""
 
     def _launch(self, theirs: Connection) -> Any:
         arguments = self._factory, theirs, self._environment
