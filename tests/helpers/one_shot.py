@@ -155,6 +155,12 @@ def log_probs(guess: Guess, logits: Tensor) -> Tensor:
     return perturb(logits, [Nodes(guess.request, chain, range(len(logits)))], OPS).log_softmax(-1)
 
 
+def has_near_tie(logits: Tensor) -> bool:
+    """Whether rounding may decide which token is the likeliest one of a depth, of logits `[D, V]`."""
+    best, second = logits.topk(2).values.T
+    return bool((best - second).min() < 0.01)
+
+
 def check_best_tree(guess: Guess, scores: Tensor, branch: int, size: int) -> None:
     """Assert that `guess` is the best tree for `scores` `[D, V]` by depth, compared with all paths."""
     tree = guess.tree
