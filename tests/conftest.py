@@ -56,7 +56,7 @@ def _one_thread() -> None:
 def _same_numbers() -> None:
     """Let a test draw the same random numbers wherever it runs, and after whichever tests.
 
-    `torch.manual_seed` takes a millisecond: it notes for three kinds of devices which code called it.
+    `torch.manual_seed` takes over a hundred times as long: it notes for devices which code called it.
     """
     torch.default_generator.manual_seed(0)
 

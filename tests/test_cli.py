@@ -68,7 +68,7 @@ def printed(conversation: Conversation) -> str:
 
 
 def test_generate_says_what_the_api_says_with_any_drafter(llm: LLM) -> None:
-    """Of each way to name one; tests/test_guarantee.py has all drafters."""
+    """The drafters here stand for each way to name one; tests/test_guarantee.py has all drafters."""
     text = llm.generate(PROMPT, GREEDY).text
     for drafter in ("none", "mtp", "draft-model(model=sibyl)", "suffix > prompt-lookup"):
         result = run(*RAW, PROMPT, "--max-tokens", "24", "--drafter", drafter)

@@ -91,4 +91,4 @@ class AdapterOps:
 
 
 NO_ADAPTERS = Adapters({}, StockKernels(), ())
-"""Of a model that has none."""
+"""The adapters of a model that has none."""
