@@ -224,11 +224,12 @@ def test_what_cannot_be_is_refused(t5: Path, tmp_path: Path) -> None:
 def test_each_side_has_positions_of_its_own(case: tuple[Any, Path], rng: np.random.Generator) -> None:
     oracle, directory = case
     llm = LLM(load(directory), drafter="layer-skip(depth=3)", kv_tokens=512)
-    [source] = tokens_for(oracle, rng, PLACES)
+    short, source = tokens_for(oracle, rng, 9, PLACES)
     begun = len(llm.model.spec.source.start) if llm.model.spec.source else 0
-    result = llm.generate(source, replace(GREEDY, max_tokens=None))
-    assert result.finish_reason == "length"
-    assert result.token_ids == oracle_answer(oracle, source, PLACES - begun)
+    for ids in (short, source):
+        result = llm.generate(ids, replace(GREEDY, max_tokens=None))
+        assert result.finish_reason == "length"
+        assert result.token_ids == oracle_answer(oracle, ids, PLACES - begun)
     with pytest.raises(RequestError, match=f"prompt has {PLACES + 1} tokens.*encoder has {PLACES} positions"):
         llm.generate([*source, 5], GREEDY)
     with pytest.raises(RequestError, match=f"decoder has {PLACES} positions; shorten answer_start"):
