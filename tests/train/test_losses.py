@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from soothsay.train import losses
-from soothsay.train.losses import Divergence, cross_entropy, distillation, likely
+from soothsay.train.losses import Divergence, Likely, cross_entropy, distillation, likely
 
 DIVERGENCES: list[Divergence] = ["forward-kl", "reverse-kl", "total-variation", "lk"]
 
@@ -121,3 +121,19 @@ class TestLikely:
         torch.testing.assert_close(loss, expected)
         torch.testing.assert_close(*(torch.autograd.grad(one, x)[0] for one in (loss, expected)))
         assert agreement == (kept[log_q.argmax(-1)] == p.argmax(-1)).float().mean()
+
+
+@pytest.mark.parametrize("size", [1, 5, 63, 64, 65, 1000, 4_095, 4_097, 50_257])
+def test_a_teacher_keeps_its_likeliest_tokens(size: int) -> None:
+    logits = rows(9, size, seed=size) * 4
+    kept, (values, _) = Likely.of(logits), logits.softmax(-1).topk(min(64, size))
+    torch.testing.assert_close(kept.probabilities, values)
+    torch.testing.assert_close(logits.softmax(-1).gather(1, kept.tokens), kept.probabilities)
+
+
+def test_a_teacher_keeps_the_likeliest_tokens_that_stand_side_by_side() -> None:
+    logits = rows(3, 10_000, seed=1)
+    logits[0, 4_000:4_100] += 20  # in one part of the row
+    logits[1, 9_990:] += 20  # in the last part, which is shorter
+    kept = Likely.of(logits)
+    assert [{*own} for own in kept.tokens.tolist()] == [{*own} for own in logits.topk(64).indices.tolist()]

@@ -26,6 +26,7 @@ from soothsay.drafters.base import NoDrafter, Target
 from soothsay.errors import TrainingError
 from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.transformer import Transformer
+from soothsay.progress import tell_progress
 from soothsay.train.examples import Example
 from soothsay.train.losses import Likely, likely
 from soothsay.train.sequences import Sequences, head_weight
@@ -311,11 +312,13 @@ Inputs = Callable[[Sequences, Tensor], Tensor]
 
 
 def measured(store: FeatureStore, examples: Sequence[Example]) -> Iterator[tuple[Sequences, Tensor]]:
-    """The first examples in batches, and the target's states `[1 + taps, B * T, H]` float32."""
-    for first in range(0, min(len(examples), MEASURED), AT_ONCE):
+    """The first examples in batches, by length, and the target's states `[1 + taps, B * T, H]` float32."""
+    examples = sorted(examples[:MEASURED], key=lambda example: len(example.tokens))
+    for first in range(0, len(examples), AT_ONCE):
         some = examples[first : first + AT_ONCE]
         batch = Sequences.of(some, store.target.device)
         yield batch, store.states(some, batch).float()
+        tell_progress("measuring the target", first + len(some), len(examples))
 
 
 def linear_guess(

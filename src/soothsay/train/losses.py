@@ -6,11 +6,13 @@ time, and the gradients in closed form in the same pass. A loss can be different
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 CHUNK = 256
@@ -48,8 +50,9 @@ class Likely:
     def of(cls, logits: Tensor) -> Likely:
         """The `TOP` likeliest tokens of logits `[K, V]`."""
         logits = logits.float()
-        best, tokens = logits.topk(min(TOP, logits.shape[-1]))
-        return cls(tokens, (best - logits.logsumexp(-1, keepdim=True)).exp())
+        best, tokens = _largest(logits, min(TOP, logits.shape[-1]))
+        total = (logits - best[:, :1]).exp_().sum(-1, keepdim=True)
+        return cls(tokens, (best - best[:, :1]).exp() / total)
 
     @classmethod
     def joined(cls, parts: Sequence[Likely]) -> Likely:
@@ -85,7 +88,20 @@ def cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
 
 def likely(hidden: Tensor, weight: Tensor) -> Likely:
     """The likeliest tokens of a teacher's output head: `[M, H]`, `[V, H]` -> M rows."""
-    return Likely.joined([Likely.of(log_p) for _, log_p in _Gradient(hidden, weight).log_probs()])
+    return Likely.joined([Likely.of(logits) for _, logits in _Gradient(hidden, weight).logits()])
+
+
+def _largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The largest numbers of each row, `[K, count]`, and their places.
+
+    They are in those `count` parts of the row whose largest numbers are the largest. PyTorch's own search of
+    a whole row takes three times as long.
+    """
+    width = -(-logits.shape[-1] // max(count, math.isqrt(logits.shape[-1])))
+    parts = F.pad(logits, (0, -logits.shape[-1] % width), value=-math.inf).view(len(logits), -1, width)
+    best = parts.amax(-1).topk(min(count, parts.shape[1])).indices
+    values, places = parts.gather(1, best[..., None].expand(-1, -1, width)).flatten(1).topk(count)
+    return values, best.gather(1, places // width) * width + places % width
 
 
 def distillation(
@@ -117,7 +133,8 @@ class _Distillation(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         gradient = _Gradient(hidden, weight)
         loss, agree = torch.zeros((), device=hidden.device), torch.zeros((), device=hidden.device)
-        for rows, log_q in gradient.log_probs():
+        for rows, logits in gradient.logits():
+            log_q = logits.log_softmax(-1)
             agree += ((log_q.argmax(-1) == tokens[rows, 0]) & (p[rows, 0] > 0)).sum()
             values, error = _diverge(tokens[rows], p[rows], log_q, divergence)
             loss += values.sum()
@@ -165,12 +182,12 @@ class _Gradient:
         self.hidden = torch.empty_like(self.x) if hidden.requires_grad else None
         self.weight = torch.zeros_like(self.w, dtype=torch.float32) if weight.requires_grad else None
 
-    def log_probs(self) -> Iterator[tuple[slice, Tensor]]:
-        """The log-probabilities of some rows at a time, `[rows, V]` float32."""
+    def logits(self) -> Iterator[tuple[slice, Tensor]]:
+        """The logits of some rows at a time, `[rows, V]` float32."""
         size = GPU_CHUNK if self.x.is_cuda else CHUNK
         for begin in range(0, len(self.x), size):
             rows = slice(begin, begin + size)
-            yield rows, (self.x[rows] @ self.w.t()).float().log_softmax(-1)
+            yield rows, (self.x[rows] @ self.w.t()).float()
 
     def add(self, rows: slice, error: Tensor) -> None:
         """Add a chunk. `error` `[rows, V]` is the gradient with respect to its logits."""

@@ -7,7 +7,7 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from soothsay.cli.terminal import notice
+from soothsay.cli.terminal import load_bar
 from soothsay.cli.train.training_run import TrainingRun
 from soothsay.options import flag, option
 
@@ -72,11 +72,12 @@ class HeadTraining(TrainingRun):
 
         examples, held_out = self.examples()
         torch.manual_seed(self.config.seed)
-        target, make = self.target(), getattr(new_heads, self.head)
-        own = self.choices(target, examples)
-        given = {"target": target, "examples": examples, **own}
+        make = getattr(new_heads, self.head)
         taken = signature(make).parameters
-        with notice("making a new head ..."):
+        with load_bar("making a new head ..."):
+            target = self.target()
+            own = self.choices(target, examples)
+            given = {"target": target, "examples": examples, **own}
             head = make(**{name: given[name] for name in taken})
         if self.init is not None:
             self._begin_with(self.init, head, target)
