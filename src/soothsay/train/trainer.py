@@ -39,6 +39,11 @@ CLIP = 1.0
 """Largest norm of all gradients together. Larger gradients are scaled down."""
 
 
+def resumes(directory: Path) -> bool:
+    """Whether a directory has the state of a training, with the weights to go on with."""
+    return (directory / "training" / STATE).is_file()
+
+
 class Recipe(Protocol):
     """Says what is trained, and what its loss is."""
 
@@ -88,7 +93,7 @@ class Trainer:
         self._state = directory / "training"
         self.metrics = self._state / "metrics.jsonl"
         self._state.mkdir(parents=True, exist_ok=True)
-        if (self._state / STATE).is_file():
+        if resumes(directory):
             self._resume()
 
     def run(self, report: StepReport, stop_after: int | None = None) -> None:

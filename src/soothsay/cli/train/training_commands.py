@@ -20,6 +20,9 @@ GUESSES, LAYERS = "Draft tokens in a row.", "Layers."
 SHORTLISTS = {"shortlist", "vocabulary"}
 """Options that are numbers of tokens, where a head wants the tokens."""
 
+FEW = 16
+"""Examples in which the target is measured for a head whose weights are replaced."""
+
 SHORTLIST = "Number of tokens that can be drafted: the most frequent. 0: all."
 DEPTH = "Draft tokens in a row that training unrolls."
 
@@ -69,6 +72,7 @@ class HeadTraining(TrainingRun):
 
         from soothsay.drafters.heads.checkpoints.head_directory import write_head
         from soothsay.train import heads, new_heads
+        from soothsay.train.trainer import resumes
 
         examples, held_out = self.examples()
         torch.manual_seed(self.config.seed)
@@ -77,7 +81,8 @@ class HeadTraining(TrainingRun):
         with load_bar("making a new head ..."):
             target = self.target()
             own = self.choices(target, examples)
-            given = {"target": target, "examples": examples, **own}
+            measured = examples[:FEW] if self.init is not None or resumes(self.out) else examples
+            given = {"target": target, "examples": measured, **own}
             head = make(**{name: given[name] for name in taken})
         if self.init is not None:
             self._begin_with(self.init, head, target)
