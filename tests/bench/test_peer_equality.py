@@ -171,6 +171,7 @@ def test_command(plan: EqualityPlan, tmp_path: Path) -> None:
     assert "| transformers | bfloat16 | lookup | 3 | 3 | 100% | 2 | 2 | " in result.stdout
     assert (tmp_path / "chart.png").is_file()
     assert run("-d", "wrong").exit_code == 1
+    assert "| transformers | float16 | lookup | 3 |" in run("--dtype", "float16", "--markdown", "-").stdout
     assert "choose from auto" in run("--dtype", "int3").stderr
 
 

@@ -55,10 +55,15 @@ def write_markdown(text: str, path: Path) -> None:
 
 def known_dtypes(names: Sequence[str] | None, default: Sequence[DType] = ("bfloat16",)) -> list[DType]:
     """Check the names, or return the default. Raises `typer.BadParameter`; typer itself checks no lists."""
-    for name in names or ():
-        if name not in get_args(DType):
-            raise typer.BadParameter(f"--dtype {name}: choose from {', '.join(get_args(DType))}")
+    check_dtypes(names or (), get_args(DType))
     return [cast(DType, name) for name in names or default]
+
+
+def check_dtypes(names: Sequence[str], known: Sequence[str]) -> None:
+    """Raise `typer.BadParameter` if a name is not known."""
+    for name in names:
+        if name not in known:
+            raise typer.BadParameter(f"--dtype {name}: choose from {', '.join(known)}")
 
 
 def row_counts(text: str) -> list[int]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import typer
 from rich.text import Text
 
 from soothsay.bench.bench_plans import BenchOptions, EqualityPlan, LearnPlan, PeerPlan, StackPlan
-from soothsay.cli.bench.bench_options import known_dtypes, save_chart, save_numbers, show
+from soothsay.cli.bench.bench_options import check_dtypes, known_dtypes, save_chart, save_numbers, show
 from soothsay.cli.terminal import notice, progress_bar, stage_bars
+from soothsay.config import DType
 from soothsay.options import PROMPTS, argument, common, shared
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class Equality:
         from soothsay.bench.peers.equality_results import equality_chart, equality_table
         from soothsay.bench.peers.peer_results import OURS
 
-        known_dtypes(self.plan.dtypes)
+        check_dtypes(self.plan.dtypes or (), (*get_args(DType), "float16"))
         with stage_bars() as progress:
             bench = EqualityBench(self.plan, self.to_json, progress)
             results = bench.run()
