@@ -33,6 +33,8 @@ SIZES: dict[str, Any] = {
     "rms_norm_eps": 1e-3,  # large enough to matter
 }
 TABLES = ("embed_tokens", "embed_in", "embed_positions", "word_embeddings", "wte", "wpe")
+LLAMAS = ("InternLM3", "IQuestCoder", "Exaone")
+"""Configurations without a model of their own."""
 TWO_HEADS = {"num_attention_heads": 2, "num_key_value_heads": 2}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
 LATENT = {
@@ -618,6 +620,90 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' class,
             "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 1.0, "alpha": 50.0},
         },
     ),
+    "hunyuan_moe": (
+        "HunYuanMoEV1",
+        {
+            "head_dim": 32,
+            "num_experts": 6,
+            "moe_topk": 3,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 1.0, "alpha": 50.0},
+        },
+    ),
+    "hy3": (
+        "HYV3",
+        {"head_dim": 32, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40},
+    ),
+    "ernie_moe": (
+        "Ernie4_5_Moe",
+        {
+            "num_hidden_layers": 5,
+            "moe_num_experts": 6,
+            "moe_k": 3,
+            "moe_num_shared_experts": 2,
+            "moe_intermediate_size": 40,
+            "moe_layer_interval": 2,
+            "moe_layer_end_index": 3,
+        },
+    ),
+    "exaone_moe": (
+        "ExaoneMoe",
+        {
+            "num_hidden_layers": 5,
+            "num_attention_heads": 2,
+            "sliding_window": 9,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+        },
+    ),
+    "dots1": (
+        "Dots1",
+        {**GROUPS, "num_attention_heads": 2, "first_k_dense_replace": 1, "sliding_window": 9}
+        | {"max_window_layers": 2},
+    ),
+    "solar_open": ("SolarOpen", {**GROUPS, "head_dim": 32, "attention_bias": True}),
+    "mellum": (
+        "Mellum",
+        {
+            "head_dim": 32,
+            "sliding_window": 9,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "rope_parameters": {
+                "full_attention": YARN,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            },
+        },
+    ),
+    "flex_olmo": (
+        "FlexOlmo",
+        {"num_attention_heads": 2, "pad_token_id": None, "num_experts": 6, "num_experts_per_tok": 3},
+    ),
+    "jais2": ("Jais2", {"layer_norm_eps": 1e-3}),
+    "vaultgemma": ("VaultGemma", {"head_dim": 32, "sliding_window": 9, "query_pre_attn_scalar": 50}),
+    "iquestcoder": ("IQuestCoder", {"head_dim": 32}),
+    "exaone": ("Exaone", {"head_dim": 32}),
+    "bamba": (
+        "Bamba",
+        {
+            "num_hidden_layers": 4,
+            "attn_layer_indices": [1, 3],
+            "mamba_n_heads": 8,
+            "mamba_d_head": 16,
+            "mamba_n_groups": 2,
+            "mamba_d_state": 16,
+        },
+    ),
+    "internlm3": ("InternLM3", {"head_dim": 32, "attention_bias": True, "mlp_bias": True}),
+    "helium": ("Helium", {"head_dim": 32, "num_attention_heads": 2}),
+    "cwm": ("Cwm", {"num_hidden_layers": 5, "head_dim": 32, "sliding_window": 9}),
+    "ministral": (
+        "Ministral",
+        {"head_dim": 32, "sliding_window": 9}
+        | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
     "starcoder2": ("Starcoder2", {"head_dim": 32, "sliding_window": 10, "norm_epsilon": 1e-3}),
     "stablelm": ("StableLm", {"num_attention_heads": 2, "layer_norm_eps": 1e-3, "use_qkv_bias": True}),
     "stablelm_parallel": ("StableLm", {"num_attention_heads": 2, "use_parallel_residual": True}),
@@ -735,6 +821,10 @@ MULTIMODALS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # and se
         },
     ),
 }
+GLM_VISION = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 64}
+MROPE = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [1, 2, 1]}
+MULTIMODALS["glm4v"] = "Glm4v", {"rope_parameters": MROPE}, GLM_VISION
+MULTIMODALS["glm4v_moe"] = "Glm4vMoe", {**GROUPS, "head_dim": 16, "rope_parameters": MROPE}, GLM_VISION
 MULTIMODALS["qwen3_vl_moe"] = (
     "Qwen3VLMoe",
     {
@@ -779,7 +869,8 @@ def random_oracle(name: str, **changes: Any) -> Any:
         suffix = "TextConfig" if text else "Config"
         sizes = {} if family == "NemotronH" else SIZES  # which has other names for some
         config = getattr(transformers, family + suffix)(**{**sizes, **settings, **changes})
-        whole = "GPT2LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM"
+        classes = {"GPT2": "GPT2LMHeadModel"} | dict.fromkeys(LLAMAS, "LlamaForCausalLM")
+        whole = classes.get(family, f"{family}ForCausalLM")
     oracle = getattr(transformers, whole)._from_config(config, attn_implementation="eager")
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     sharper = ("q_proj.weight", "k_proj.weight", "lm_head.weight", "gate.weight")
@@ -788,7 +879,7 @@ def random_oracle(name: str, **changes: Any) -> Any:
     for key, parameter in oracle.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if key.endswith(factors):
-            zero = family in ("Gemma", "Gemma2", "Gemma3", "Nemotron") or (
+            zero = family in ("Gemma", "Gemma2", "Gemma3", "VaultGemma", "Nemotron") or (
                 name in HYBRIDS and "linear_attn" not in key
             )
             centre = 0.0 if zero else 1.0
@@ -872,6 +963,7 @@ def older_spelling(config: dict[str, Any], kind: str) -> dict[str, Any]:
     if config["model_type"] not in (
         "granitemoehybrid",
         "exaone4",
+        "ministral",
         "lfm2",
         "lfm2_moe",
         "gemma3n_text",

@@ -63,6 +63,11 @@ def starcoder2(raw: Raw) -> ModelSpec:
     return _decoder(raw, windowed=windows(raw, every, reads_types=False))
 
 
+def jais2(raw: Raw) -> ModelSpec:
+    """Jais 2: the squared ReLU, and biases everywhere."""
+    return _decoder(_usual(raw, hidden_act="relu2"))
+
+
 def phi(raw: Raw) -> ModelSpec:
     """Phi-1, Phi-1.5 and Phi-2: half of each head rotates, and both parts read the same normed stream."""
     _only(raw, qk_layernorm=False)

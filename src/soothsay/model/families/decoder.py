@@ -167,7 +167,7 @@ def experts(
         f"{used} of {number} experts cannot be chosen from {kept} (topk_group) of {groups} groups (n_group)",
     )
     if shared_size is None:
-        shared_size = size * int(raw.get("n_shared_experts") or 0)
+        shared_size = size * int(raw.get("n_shared_experts") or raw.get("num_shared_experts") or 0)
     fields = {
         "normalize": bool(raw.get("norm_topk_prob", False)),
         "sigmoid": correction is not None,
@@ -187,6 +187,12 @@ def experts(
 
 def _sparse(raw: Raw) -> list[bool]:
     """For each layer, whether it has experts."""
+    if "mlp_layer_types" in raw:
+        kinds = raw["mlp_layer_types"]
+        require(len(kinds) == count(raw), f"mlp_layer_types has {len(kinds)} entries for {count(raw)} layers")
+        if unknown := set(kinds) - {"dense", "sparse"}:
+            raise ModelError(f"config.json: mlp_layer_types has {min(unknown)!r}, not dense or sparse")
+        return [kind == "sparse" for kind in kinds]
     listed, first = set(raw.get("mlp_only_layers") or ()), int(raw.get("first_k_dense_replace") or 0)
     step, frequency = int(raw.get("decoder_sparse_step") or 1), int(raw.get("moe_layer_freq") or 1)
     return [

@@ -1,6 +1,5 @@
 """Latent attention: DeepSeek-V2 and V3, Kimi K2, GLM-4.7-Flash and MiniCPM3."""
 
-from soothsay.errors import ModelError
 from soothsay.model.families.decoder import decoder, dense, experts, latent_attentions
 from soothsay.model.families.fields import require
 from soothsay.model.families.layer_fields import Raw, count
@@ -28,18 +27,8 @@ def deepseek_v3(raw: Raw) -> ModelSpec:
 
 
 def glm4_moe_lite(raw: Raw) -> ModelSpec:
-    """`mlp_layer_types` takes the place of `first_k_dense_replace`."""
-    raw = {"rms_norm_eps": 1e-5, "first_k_dense_replace": 1, **raw}
-    kinds = raw.get("mlp_layer_types")
-    if kinds is None:
-        return deepseek_v3(raw)
-    require(
-        len(kinds) == count(raw), f"mlp_layer_types has {len(kinds)} entries, one for each layer is needed"
-    )
-    if unknown := set(kinds) - {"dense", "sparse"}:
-        raise ModelError(f"config.json: mlp_layer_types has {min(unknown)!r}, which is not dense or sparse")
-    listed = [i for i, kind in enumerate(kinds) if kind == "dense"]
-    return deepseek_v3({**raw, "mlp_only_layers": listed, "first_k_dense_replace": 0})
+    """GLM-4.7-Flash: the first layer is dense, unless the file says which."""
+    return deepseek_v3({"rms_norm_eps": 1e-5, "first_k_dense_replace": 1, **raw})
 
 
 def minicpm3(raw: Raw) -> ModelSpec:

@@ -125,8 +125,8 @@ _NAMES: dict[Rule, str] = {
     _equal(_SIZE): "intermediate_size",
     whole(1, MAX_LAYERS): (
         "num_hidden_layers no_rope_layer_interval moe_layer_freq interleave_moe_layer_step "
-        "full_attention_interval target_layers num_target_layers n_layer num_decoder_layers "
-        "encoder_layers decoder_layers"
+        "moe_layer_interval full_attention_interval target_layers num_target_layers n_layer "
+        "num_decoder_layers encoder_layers decoder_layers"
     ),
     whole(1, 65_536): (
         "num_attention_heads num_key_value_heads num_experts n_routed_experts n_group topk_group "
@@ -165,22 +165,26 @@ _NAMES: dict[Rule, str] = {
         "swiglu_alpha lm_head_multiplier key_multiplier attention_in_multiplier attention_out_multiplier "
         "ssm_in_multiplier ssm_out_multiplier block_ffn_dim_multiplier factor low_freq_factor "
         "high_freq_factor beta_fast beta_slow attention_factor input_embedding_scale output_multiplier alpha "
-        "clip_qkv scale_emb scale_depth"
+        "clip_qkv scale_emb scale_depth router_scaling_factor"
     ),
     whole(0, MAX_POSITIONS): "sliding_window",
     _either(_LAYER, TEXT): "sliding_window_pattern",
     real(0, 1e3): "attn_scale mscale mscale_all_dim llama_4_scaling_beta",
     _LAYER: (
-        "max_window_layers first_k_dense_replace decoder_sparse_step num_kv_shared_layers "
-        "num_dense_layers num_layers num_nextn_predict_layers num_ln_in_parallel_attn"
+        "moe_layer_start_index max_window_layers first_k_dense_replace decoder_sparse_step "
+        "num_kv_shared_layers num_dense_layers num_layers num_nextn_predict_layers num_ln_in_parallel_attn"
     ),
     each(whole(0, 1)): "no_rope_layers",
-    whole(0, 65_536): "num_local_experts num_experts_per_tok markov_rank",
-    whole(0, 1024): "n_shared_experts",
+    whole(0, 65_536): "num_local_experts num_experts_per_tok moe_num_experts moe_k markov_rank",
+    _equal(whole(1, 65_536)): "moe_topk",
+    whole(0, 1024): "n_shared_experts num_shared_experts moe_num_shared_experts",
+    whole(-1, MAX_LAYERS): "moe_layer_end_index",
     whole(0, 2**22): (
         "shared_intermediate_size shared_expert_intermediate_size moe_shared_expert_intermediate_size"
     ),
-    each(_LAYER): "mlp_only_layers moe_layers full_attn_idxs taps aux_hidden_state_layer_ids",
+    each(
+        _LAYER
+    ): "attn_layer_indices mlp_only_layers moe_layers full_attn_idxs taps aux_hidden_state_layer_ids",
     whole(0, 2**16): "hidden_size_per_layer_input",
     whole(0, 2**24): "vocab_size_per_layer_input",
     whole(2, 64): "linear_conv_kernel_dim mamba_d_conv conv_kernel altup_num_inputs conv_L_cache",

@@ -86,6 +86,11 @@ def gemma2(raw: Raw) -> ModelSpec:
     return _gemma(raw, attentions(raw, windows(raw, even)))
 
 
+def vault_gemma(raw: Raw) -> ModelSpec:
+    """VaultGemma: Gemma 2 without norms after the parts."""
+    return _gemma(raw, attentions(raw, windows(raw, even)), post_norms=False)
+
+
 def gemma3(raw: Raw) -> ModelSpec:
     """Layers with a window rotate by a base of their own, without scaling."""
     raw = {**GEMMA3_DEFAULTS, **raw}
@@ -96,7 +101,9 @@ def gemma3(raw: Raw) -> ModelSpec:
     return _gemma(raw, attentions(raw, windowed, rotated, norms=head_norms(raw)), context)
 
 
-def _gemma(raw: Raw, mixers: Sequence[AttentionSpec], max_positions: int | None = None) -> ModelSpec:
+def _gemma(
+    raw: Raw, mixers: Sequence[AttentionSpec], max_positions: int | None = None, *, post_norms: bool = True
+) -> ModelSpec:
     raw = gemma_keys(raw)
     return decoder(
         raw,
@@ -104,7 +111,7 @@ def _gemma(raw: Raw, mixers: Sequence[AttentionSpec], max_positions: int | None 
         dense(raw),
         embedding=scaled_embedding(raw),
         max_positions=max_positions,
-        post_norms=True,
+        post_norms=post_norms,
         zero_centred_norms=True,
     )
 

@@ -57,9 +57,7 @@ def granite_hybrid(raw: Raw) -> ModelSpec:
         )
         raw = {**raw, "intermediate_size": raw["shared_intermediate_size"]}
     still = [raw.get("position_embedding_type") != "rope"] * count(raw)
-    read = _attentions(raw, rotations(raw, unrotated=still))
-    own, is_own = state_space(raw, norm_eps(raw)), are("linear_attention", raw)
-    mixers = [own if kept else other for kept, other in zip(is_own, read, strict=True)]
+    mixers = _mixed(raw, _attentions(raw, rotations(raw, unrotated=still)))
     return _scaled(raw, mixers, _experts(raw))
 
 
@@ -81,6 +79,22 @@ def _scaled(raw: Raw, mixers: Sequence[MixerSpec], mlps: Sequence[MLPSpec]) -> M
         residual=float(raw.get("residual_multiplier", 1.0)),
         logit_scale=1 / float(raw.get("logits_scaling", 1.0)),
     )
+
+
+def bamba(raw: Raw) -> ModelSpec:
+    """Bamba: Mamba-2, and attention in some layers, half of whose heads' dimensions rotate."""
+    raw = {**MAMBA_DEFAULTS, "rms_norm_eps": 1e-5, **raw}
+    if "layer_types" not in raw:
+        attends = raw.get("attn_layer_indices") or ()
+        kinds = ["full_attention" if i in attends else "linear_attention" for i in range(count(raw))]
+        raw = {**raw, "layer_types": kinds}
+    return decoder(raw, _mixed(raw, attentions(raw, rotated=rotations(raw, share=0.5))), dense(raw))
+
+
+def _mixed(raw: Raw, read: Sequence[AttentionSpec]) -> list[MixerSpec]:
+    """Mamba-2 in the layers of its type, and attention in the others."""
+    own, is_own = state_space(raw, norm_eps(raw)), are("linear_attention", raw)
+    return [own if kept else other for kept, other in zip(is_own, read, strict=True)]
 
 
 BIASES = ("attention_bias", "mlp_bias", "projectors_bias")

@@ -35,7 +35,7 @@ from soothsay.model.families.layer_fields import (
 )
 from soothsay.model.specs.attention_spec import AttentionSpec, HeadRotation
 from soothsay.model.specs.feed_forward_spec import CLIPPED, SQUARED_RELU
-from soothsay.model.specs.model_spec import ModelSpec, NormSpec
+from soothsay.model.specs.model_spec import MLPSpec, ModelSpec, NormSpec
 
 
 def phi3(raw: Raw) -> ModelSpec:
@@ -48,11 +48,9 @@ def mistral(raw: Raw) -> ModelSpec:
     return llama_like(raw, windows(raw, every, reads_types=False))
 
 
-def mixtral(raw: Raw) -> ModelSpec:
-    """Mixtral: Mistral with experts."""
-    raw = {"rope_theta": 1e6, **raw}
-    mlps = experts(raw, routing={"normalize": True})
-    return llama_like(raw, windows(raw, every, reads_types=False), mlps=mlps)
+def ministral(raw: Raw) -> ModelSpec:
+    """Ministral 8B: all layers have the window, unless `layer_types` say which."""
+    return llama_like(raw, windows(raw, every))
 
 
 def ministral3(raw: Raw) -> ModelSpec:
@@ -75,11 +73,34 @@ def smollm3(raw: Raw) -> ModelSpec:
 
 
 def ernie(raw: Raw) -> ModelSpec:
-    """ERNIE 4.5: `use_bias` is about all linear layers of a block, and neighbours rotate together."""
-    biased = bool(raw.get("use_bias", False))
-    defaults = {"tie_word_embeddings": True, "rope_theta": 5e5, "rms_norm_eps": 1e-5, "head_dim": 128}
-    raw = {**defaults, **raw, "attention_bias": biased, "mlp_bias": biased}
+    """ERNIE 4.5: neighbours rotate together."""
+    raw = ernie_keys({"head_dim": 128, **raw})
     return llama_like(raw, rotated=rotations(raw, neighbours=True))
+
+
+def ernie_keys(raw: Raw) -> Raw:
+    """The file with the usual keys: `use_bias` is about all linear layers of a block."""
+    biased = bool(raw.get("use_bias", False))
+    defaults = {"tie_word_embeddings": True, "rope_theta": 5e5, "rms_norm_eps": 1e-5}
+    return {**defaults, **raw, "attention_bias": biased, "mlp_bias": biased}
+
+
+def helium(raw: Raw) -> ModelSpec:
+    """Helium: neighbours rotate together."""
+    raw = {"rms_norm_eps": 1e-8, "head_dim": 128, "rope_theta": 1e5, **raw}
+    return llama_like(raw, rotated=rotations(raw, neighbours=True))
+
+
+def internlm3(raw: Raw) -> ModelSpec:
+    """InternLM3: `qkv_bias` is about attention, and `bias` about the feed-forward part."""
+    biases = {"attention_bias": raw.get("qkv_bias", False), "mlp_bias": raw.get("bias", False)}
+    return llama_like({"rms_norm_eps": 1e-5, "head_dim": 128, **biases, **raw})
+
+
+def cwm(raw: Raw) -> ModelSpec:
+    """CWM: all layers have the window but 0, 4, 8, ..."""
+    raw = {"rms_norm_eps": 1e-5, "head_dim": 128, "sliding_window": 8192, **raw}
+    return llama_like(raw, windows(raw, lambda raw: [i % 4 > 0 for i in range(count(raw))]))
 
 
 def seed_oss(raw: Raw) -> ModelSpec:
@@ -102,16 +123,6 @@ def gpt_oss(raw: Raw) -> ModelSpec:
 
 CLIPPED_SILU = {"silu": CLIPPED, "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 """Activations of gpt-oss."""
-
-
-def minimax_m2(raw: Raw) -> ModelSpec:
-    """MiniMax-M2: norms of all queries and all keys. `rotary_dim` is the number of dimensions that rotate."""
-    raw = {"rope_theta": 5e6, "head_dim": 128, **raw}
-    if "rotary_dim" in raw:
-        raw = {**raw, "partial_rotary_factor": int(raw["rotary_dim"]) / int(raw["head_dim"])}
-    mlps = experts(raw, correction="e_score_correction_bias", routing={"normalize": True})
-    rotated = rotations(raw, share=1.0)
-    return llama_like(raw, rotated=rotated, mlps=mlps, norms=head_norms(raw, over_heads=True))
 
 
 def cohere(raw: Raw) -> ModelSpec:
@@ -141,7 +152,13 @@ def arcee(raw: Raw) -> ModelSpec:
 
 
 def hunyuan(raw: Raw) -> ModelSpec:
-    """Hunyuan: norms of queries and keys come after the rotation, whose base grows by `alpha`."""
+    """Hunyuan: norms of queries and keys come after the rotation."""
+    raw = hunyuan_keys(raw)
+    return llama_like(raw, norms=head_norms(raw, last=True))
+
+
+def hunyuan_keys(raw: Raw) -> Raw:
+    """The file with the usual keys. The base of the rotation grows by `alpha`."""
     raw = {"rms_norm_eps": 1e-5, **raw}
     scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     if scaling.get("alpha"):
@@ -149,32 +166,40 @@ def hunyuan(raw: Raw) -> ModelSpec:
         theta = float(scaling.get("rope_theta") or raw.get("rope_theta") or 1e4)
         theta *= float(scaling["alpha"]) ** (size / max(size - 2, 1))
         raw = {**raw, "rope_parameters": {"rope_theta": theta}}
-    return llama_like(raw, norms=head_norms(raw, last=True))
-
-
-def olmoe(raw: Raw) -> ModelSpec:
-    """OLMoE: all queries are normed together, and all keys."""
-    require(not raw.get("clip_qkv"), "clip_qkv is not supported; take another model")
-    raw = {"rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8, **raw}
-    return llama_like(raw, mlps=experts(raw), norms=head_norms(raw, over_heads=True))
+    return raw
 
 
 def olmo2(raw: Raw) -> ModelSpec:
     """All queries are normed together, and all keys."""
     raw = {"rms_norm_eps": 1e-5, **raw}
-    return _normed_after(raw, windows(raw), rotations(raw), over_heads=True)
+    return normed_after(raw, windows(raw), rotations(raw), over_heads=True)
 
 
 def olmo3(raw: Raw) -> ModelSpec:
     """OLMo 2 with windows, whose layers rotate without scaling."""
     raw = {"rms_norm_eps": 1e-5, "rope_theta": 5e5, **raw}
     windowed = windows(raw, partial(all_but_each, 4))
-    return _normed_after(raw, windowed, rotations(raw, local=windowed), over_heads=True)
+    return normed_after(raw, windowed, rotations(raw, local=windowed), over_heads=True)
+
+
+def exaone(raw: Raw) -> ModelSpec:
+    """EXAONE 3 and 3.5: Llama with other keys."""
+    keys = {"num_layers": "num_hidden_layers", "layer_norm_epsilon": "rms_norm_eps"}
+    keys["activation_function"] = "hidden_act"
+    return llama_like({"rms_norm_eps": 1e-5, **{keys.get(key, key): raw[key] for key in raw}})
 
 
 def exaone4(raw: Raw) -> ModelSpec:
-    """Layers without a window do not rotate, where others have one. A text such as LLLG may list them."""
+    """EXAONE 4."""
     raw = {"rms_norm_eps": 1e-5, **raw}
+    return normed_after(raw, *exaone_layers(raw))
+
+
+def exaone_layers(raw: Raw) -> tuple[Windows, list[HeadRotation]]:
+    """The windows and rotations of EXAONE. Layers without a window do not rotate, where others have one.
+
+    A text such as LLLG may list them.
+    """
     pattern = raw.get("sliding_window_pattern")
     if isinstance(pattern, str):
         require(
@@ -186,12 +211,19 @@ def exaone4(raw: Raw) -> ModelSpec:
         raw = {"layer_types": listed, **raw, "sliding_window_pattern": None}
     windowed = windows(raw, partial(all_but_each, 4))
     unrotated = [window is None and any(windowed) for window in windowed]
-    return _normed_after(raw, windowed, rotations(raw, unrotated=unrotated))
+    return windowed, rotations(raw, unrotated=unrotated)
 
 
-def _normed_after(raw: Raw, windowed: Windows, rotated: Sequence[HeadRotation], **norms: bool) -> ModelSpec:
+def normed_after(
+    raw: Raw,
+    windowed: Windows,
+    rotated: Sequence[HeadRotation],
+    mlps: Sequence[MLPSpec] | None = None,
+    **norms: bool,
+) -> ModelSpec:
+    """A decoder whose norms stand after each part, and normed heads. `norms`: see `head_norms`."""
     mixers = attentions(raw, windowed, rotated, norms=head_norms(raw, **norms))
-    return decoder(raw, mixers, dense(raw), pre_norms=False, post_norms=True)
+    return decoder(raw, mixers, dense(raw) if mlps is None else mlps, pre_norms=False, post_norms=True)
 
 
 def glm(raw: Raw, **layer: Any) -> ModelSpec:
@@ -204,15 +236,6 @@ def glm(raw: Raw, **layer: Any) -> ModelSpec:
 def glm4(raw: Raw) -> ModelSpec:
     """Norms stand after each part too."""
     return glm(raw, post_norms=True)
-
-
-def glm4_moe(raw: Raw) -> ModelSpec:
-    """GLM-4.5: experts as in DeepSeek-V3. Heads are normed if the file says so."""
-    defaults = {"first_k_dense_replace": 1, "n_shared_experts": 1, "norm_topk_prob": True}
-    raw = {"rms_norm_eps": 1e-5, **defaults, **raw}
-    norms = head_norms(raw) if raw.get("use_qk_norm") else None
-    mlps = experts(raw, correction="e_score_correction_bias")
-    return llama_like(raw, None, rotations(raw, share=0.5), mlps, norms=norms, o_bias=False)
 
 
 LLAMA4_DEFAULTS = {

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from soothsay.errors import ModelError
-from soothsay.model.families import classic, deepseek, encoder_decoders, gemma, hybrids, llama, qwen
+from soothsay.model.families import classic, deepseek, encoder_decoders, gemma, hybrids, llama, mixtures, qwen
 from soothsay.model.families.decoder import llama_like
 from soothsay.model.families.fields import checked_fields, require
 from soothsay.model.families.layer_fields import Raw, sizes
@@ -25,11 +25,16 @@ TEXT_DEFAULTS: Mapping[str, Raw] = {
 LLaVA-1.5 names only what differs from transformers' `LlamaConfig`. A whole model's config.json names all."""
 
 FAMILIES: dict[str, Callable[[Raw], ModelSpec]] = {
-    "llama": llama_like,
+    **dict.fromkeys(("llama", "iquestcoder"), llama_like),
+    "exaone": llama.exaone,
     "phi3": llama.phi3,
     "mistral": llama.mistral,
-    "mixtral": llama.mixtral,
+    "mixtral": mixtures.mixtral,
+    "ministral": llama.ministral,
     "ministral3": llama.ministral3,
+    "internlm3": llama.internlm3,
+    "helium": llama.helium,
+    "cwm": llama.cwm,
     "qwen2": qwen.qwen2,
     **dict.fromkeys(("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), qwen.qwen2_vl),
     "qwen3": qwen.qwen3,
@@ -46,11 +51,12 @@ FAMILIES: dict[str, Callable[[Raw], ModelSpec]] = {
     # granitemoe_gguf, granitemoehybrid_gguf: our own: gate and up are matrices of their own
     **dict.fromkeys(("granitemoe", "granitemoeshared", "granitemoe_gguf"), hybrids.granite_moe),
     **dict.fromkeys(("granitemoehybrid", "granitemoehybrid_gguf"), hybrids.granite_hybrid),
+    "bamba": hybrids.bamba,
     "falcon_h1": hybrids.falcon_h1,
     "nemotron_h": hybrids.nemotron_h,
     "glm": llama.glm,
-    "glm4": llama.glm4,
-    "glm4_moe": llama.glm4_moe,
+    **dict.fromkeys(("glm4", "glm4v_text"), llama.glm4),
+    **dict.fromkeys(("glm4_moe", "glm4v_moe_text"), mixtures.glm4_moe),
     "deepseek_v2": deepseek.deepseek_v2,
     **dict.fromkeys(("deepseek_v3", "kimi_k2"), deepseek.deepseek_v3),
     "glm4_moe_lite": deepseek.glm4_moe_lite,
@@ -59,21 +65,30 @@ FAMILIES: dict[str, Callable[[Raw], ModelSpec]] = {
     "llama4_text": llama.llama4,
     "lfm2": hybrids.lfm2,
     "lfm2_moe": hybrids.lfm2_moe,
-    "minimax_m2": llama.minimax_m2,
+    "minimax_m2": mixtures.minimax_m2,
     "cohere": llama.cohere,
     "cohere2": llama.cohere2,
     "ernie4_5": llama.ernie,
+    "ernie4_5_moe": mixtures.ernie_moe,
     "seed_oss": llama.seed_oss,
     "exaone4": llama.exaone4,
+    "exaone_moe": mixtures.exaone_moe,
     "olmo": classic.olmo,
-    "olmoe": llama.olmoe,
+    "olmoe": mixtures.olmoe,
     "olmo2": llama.olmo2,
     "olmo3": llama.olmo3,
     "arcee": llama.arcee,
     "hunyuan_v1_dense": llama.hunyuan,
+    "hunyuan_v1_moe": mixtures.hunyuan_moe,
+    "hy_v3": mixtures.hy3,
+    "dots1": mixtures.dots1,
+    "solar_open": mixtures.solar_open,
+    "mellum": mixtures.mellum,
+    "flex_olmo": mixtures.flex_olmo,
     "starcoder2": classic.starcoder2,
     "stablelm": classic.stablelm,
     "nemotron": classic.nemotron,
+    "jais2": classic.jais2,
     "phi": classic.phi,
     "gpt_neox": classic.gpt_neox,
     "gpt2": classic.gpt2,
@@ -82,6 +97,7 @@ FAMILIES: dict[str, Callable[[Raw], ModelSpec]] = {
     "falcon": classic.falcon,
     "gemma": gemma.gemma,
     "gemma2": gemma.gemma2,
+    "vaultgemma": gemma.vault_gemma,
     "gemma3_text": gemma.gemma3,
     "gemma3n_text": gemma.gemma3n,
     "gemma4_text": gemma.gemma4,
@@ -102,16 +118,12 @@ _RECURRENT = "it has Mamba layers"
 _SOURCE = "of encoder-decoders, only relatives of T5 and of BART run"
 UNSUPPORTED: dict[str, str] = {  # by `model_type`
     "apertus": "its feed-forward parts have an activation of their own (xIELU)",
-    "bamba": _RECURRENT,
     "bert": "it is an encoder",
     **dict.fromkeys(("blenderbot", "pegasus_x", "prophetnet", "t5gemma"), _SOURCE),
     "deepseek_ref": "it is DeepSeek-V4 in its authors' own format",
     "deepseek_v32": _SPARSE,
     "deepseek_v4": "its attention runs over compressed keys, and its layers have several residual streams",
-    "ernie4_5_moe": "its experts have not been tried",
-    "exaone_moe": "its experts have not been tried",
     "glm_moe_dsa": _SPARSE,
-    "hunyuan_v1_moe": "its experts have not been tried",
     "jamba": _RECURRENT,
     "kimi_linear": "it has layers of Kimi Delta Attention",
     "mamba": _RECURRENT,
@@ -120,6 +132,7 @@ UNSUPPORTED: dict[str, str] = {  # by `model_type`
     "mimo_v2_flash": "its heads of keys and of values differ in size",
     "minimax_m3": _BLOCKS,
     "minimax_m3_vl": _BLOCKS,
+    "mistral4": "its latent attention has queries that grow with the position",
     "nllb-moe": "its experts have not been tried",
     "nemotron-nas": "each of its blocks has a shape of its own",
     "phimoe": "its experts are chosen by SparseMixer",

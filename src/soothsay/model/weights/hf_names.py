@@ -162,6 +162,7 @@ _LAST_OF_BART = {
     **dict.fromkeys(("mbart", "m2m_100", "pegasus"), "layer_norm"),
 }
 _W123 = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+_GEMMAS = "gemma2", "vaultgemma", "gemma3_text", "gemma3n_text", "gemma4_text", "gemma4_unified_text"
 _GEMMA = _renamed({}, mlp_norm="pre_feedforward_layernorm")
 _QWEN3_5 = _renamed({"mlp.shared_experts": "mlp.shared_expert"})
 _GRANITE = {
@@ -169,6 +170,8 @@ _GRANITE = {
     "mlp.shared_experts": "shared_mlp",
     "mlp": "shared_mlp",
 }
+_SHARED_MLP = {"mlp.shared_experts": "mlp.shared_mlp"}
+_HUNYUAN = {"q_norm": "query_layernorm", "k_norm": "key_layernorm"}
 _DENSE = {"o_proj": "dense", "up_proj": "dense_h_to_4h", "down_proj": "dense_4h_to_h"}
 _LN = {"input_layernorm": "ln_1", "post_attention_layernorm": "ln_2"}
 _GPT = {"layers": "h", "norm": "ln_f"}
@@ -195,18 +198,23 @@ FAMILY_NAMES: Mapping[str, Names] = {
     **dict.fromkeys(("qwen2_moe", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), _QWEN3_5),
     "mixtral": _renamed({"mlp": "block_sparse_moe"}, _W123),
     "minimax_m2": _renamed({"mlp": "block_sparse_moe"}, _W123, mlp__correction="block_sparse_moe"),
-    **dict.fromkeys(("gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "gemma4_unified_text"), _GEMMA),
+    **dict.fromkeys(
+        ("gemma2", "vaultgemma", "gemma3_text", "gemma3n_text", "gemma4_text", "gemma4_unified_text"), _GEMMA
+    ),
     "gpt_oss": _renamed({}, mlp__router="mlp.router"),
     "llama4_text": _renamed(
         {"mlp.shared_experts": "feed_forward.shared_expert", "mlp": "feed_forward"},
         mlp__router="feed_forward.router",
     ),
     "glm": _renamed({}, mlp__gate_up="mlp.gate_up_proj"),
-    "glm4": _renamed(
-        {},
-        attention_post_norm="post_self_attn_layernorm",
-        mlp_post_norm="post_mlp_layernorm",
-        mlp__gate_up="mlp.gate_up_proj",
+    **dict.fromkeys(
+        ("glm4", "glm4v_text"),
+        _renamed(
+            {},
+            attention_post_norm="post_self_attn_layernorm",
+            mlp_post_norm="post_mlp_layernorm",
+            mlp__gate_up="mlp.gate_up_proj",
+        ),
     ),
     **dict.fromkeys(
         ("granitemoe", "granitemoeshared", "granitemoehybrid"),
@@ -222,7 +230,10 @@ FAMILY_NAMES: Mapping[str, Names] = {
     **dict.fromkeys(
         ("granitemoe_gguf", "granitemoehybrid_gguf"), _renamed(_GRANITE, mlp__router=_GRANITE_ROUTER)
     ),
-    "falcon_h1": _renamed({"mlp": "feed_forward"}, norm="final_layernorm", mlp_norm="pre_ff_layernorm"),
+    **dict.fromkeys(
+        ("falcon_h1", "bamba"),
+        _renamed({"mlp": "feed_forward"}, norm="final_layernorm", mlp_norm="pre_ff_layernorm"),
+    ),
     "nemotron_h": _renamed(
         {"self_attn": "mixer", "mlp": "mixer", "mamba": "mixer"}, embedding="embeddings", norm="norm_f"
     ),
@@ -259,12 +270,22 @@ FAMILY_NAMES: Mapping[str, Names] = {
         embedding="wte",
         **_GPT,
     ),
+    "exaone": _renamed(
+        {"self_attn": "attn.attention"},
+        {"o_proj": "out_proj", "gate_proj": "c_fc_0", "up_proj": "c_fc_1", "down_proj": "c_proj", **_LN},
+        embedding="wte",
+        **_GPT,
+    ),
     "opt": _OPT,
     "t5": _t5("decoder", 2),
     "t5 encoder": _t5("encoder", 1),
     **{name: _bart("decoder", norm) for name, norm in _LAST_OF_BART.items()},
     **{f"{name} encoder": _bart("encoder", norm) for name, norm in _LAST_OF_BART.items()},
-    "hunyuan_v1_dense": _renamed({}, {"q_norm": "query_layernorm", "k_norm": "key_layernorm"}),
+    "hunyuan_v1_dense": _renamed({}, _HUNYUAN),
+    "hunyuan_v1_moe": _renamed(_SHARED_MLP, _HUNYUAN, mlp__router="mlp.gate.wg"),
+    "hy_v3": _renamed(_SHARED_MLP, mlp__router="mlp.router.gate", mlp__correction="mlp"),
+    "exaone_moe": _renamed({}, mlp__correction="mlp"),
+    "ernie4_5_moe": _renamed({}, mlp__correction="mlp.moe_statics"),
 }
 """Names of modules of a family, if they differ from the usual ones."""
 

@@ -84,6 +84,8 @@ class WeightSource:
         """A plain tensor of a module, with its rows in our order and in the shape of `expected`."""
         names = self.names.require(module, suffix)
         parts = [self._floats(name) for name in names]
+        if parts[0].shape == (1, *expected.shape):  # ERNIE's corrections are a matrix of one row
+            parts = [parts[0][0]]
         self._check(names, parts, expected)
         whole = parts[0] if len(parts) == 1 else torch.cat(parts)
         order = self.chosen.get(module, self.names.row_order(module))

@@ -1,0 +1,118 @@
+"""Families with experts, whose attention is like Llama's."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from soothsay.model.families.decoder import experts, head_norms, llama_like
+from soothsay.model.families.fields import require
+from soothsay.model.families.layer_fields import Raw, count, every, last, rotations, windows
+from soothsay.model.families.llama import ernie_keys, exaone_layers, hunyuan_keys, normed_after
+from soothsay.model.specs.model_spec import ModelSpec
+
+corrected = partial(experts, correction="e_score_correction_bias")
+"""Experts that are chosen as in DeepSeek-V3."""
+
+
+def mixtral(raw: Raw) -> ModelSpec:
+    """Mixtral: Mistral with experts."""
+    raw = {"rope_theta": 1e6, **raw}
+    mlps = experts(raw, routing={"normalize": True})
+    return llama_like(raw, windows(raw, every, reads_types=False), mlps=mlps)
+
+
+def minimax_m2(raw: Raw) -> ModelSpec:
+    """MiniMax-M2: norms of all queries and all keys. `rotary_dim` is the number of dimensions that rotate."""
+    raw = {"rope_theta": 5e6, "head_dim": 128, **raw}
+    if "rotary_dim" in raw:
+        raw = {**raw, "partial_rotary_factor": int(raw["rotary_dim"]) / int(raw["head_dim"])}
+    mlps = corrected(raw, routing={"normalize": True})
+    rotated = rotations(raw, share=1.0)
+    return llama_like(raw, rotated=rotated, mlps=mlps, norms=head_norms(raw, over_heads=True))
+
+
+def olmoe(raw: Raw) -> ModelSpec:
+    """OLMoE: all queries are normed together, and all keys."""
+    require(not raw.get("clip_qkv"), "clip_qkv is not supported; take another model")
+    raw = {"rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8, **raw}
+    return llama_like(raw, mlps=experts(raw), norms=head_norms(raw, over_heads=True))
+
+
+def flex_olmo(raw: Raw) -> ModelSpec:
+    """FlexOLMo: OLMo 2 with experts."""
+    raw = {"rope_theta": 5e5, "num_experts_per_tok": 5, **raw}
+    return normed_after(raw, windows(raw), rotations(raw), experts(raw), over_heads=True)
+
+
+def glm4_moe(raw: Raw) -> ModelSpec:
+    """GLM-4.5: experts as in DeepSeek-V3. Heads are normed if the file says so."""
+    defaults = {"first_k_dense_replace": 1, "n_shared_experts": 1, "norm_topk_prob": True}
+    raw = {"rms_norm_eps": 1e-5, **defaults, **raw}
+    norms = head_norms(raw) if raw.get("use_qk_norm") else None
+    mlps = corrected(raw)
+    return llama_like(raw, None, rotations(raw, share=0.5), mlps, norms=norms, o_bias=False)
+
+
+def solar_open(raw: Raw) -> ModelSpec:
+    """Solar Open: all layers have experts, and attention's output has no bias."""
+    defaults = {"rms_norm_eps": 1e-5, "rope_theta": 1e6, "head_dim": 128, "norm_topk_prob": True}
+    raw = {"intermediate_size": raw["moe_intermediate_size"], "n_shared_experts": 1, **defaults, **raw}
+    return llama_like(raw, mlps=corrected(raw), o_bias=False)
+
+
+def dots1(raw: Raw) -> ModelSpec:
+    """dots.llm1: the attention of Qwen3, and the experts of DeepSeek-V3."""
+    raw = {"max_window_layers": 62, **raw}
+    return llama_like(raw, windows(raw, last), mlps=corrected(raw), norms=head_norms(raw))
+
+
+def hy3(raw: Raw) -> ModelSpec:
+    """Hunyuan 3: all layers but the first have experts."""
+    defaults = {"rms_norm_eps": 1e-5, "rope_theta": 11_158_840.0, "head_dim": 128, "first_k_dense_replace": 1}
+    raw = {
+        **defaults,
+        "num_shared_experts": 1,
+        "routed_scaling_factor": raw.get("router_scaling_factor", 2.826),
+        **raw,
+    }
+    mlps = experts(raw, correction="expert_bias", routing={"normalize": True})
+    return llama_like(raw, mlps=mlps, norms=head_norms(raw))
+
+
+def hunyuan_moe(raw: Raw) -> ModelSpec:
+    """Hunyuan with experts, which are as large as the part beside them."""
+    raw = hunyuan_keys({**raw, "num_experts_per_tok": raw["moe_topk"]})
+    mlps = experts(raw, shared_size=int(raw["intermediate_size"]), routing={"normalize": True})
+    return llama_like(raw, mlps=mlps, norms=head_norms(raw, last=True))
+
+
+def exaone_moe(raw: Raw) -> ModelSpec:
+    """K-EXAONE."""
+    defaults = {"rms_norm_eps": 1e-5, "norm_topk_prob": True, "num_shared_experts": 1}
+    raw = {**defaults, "routed_scaling_factor": 2.5, "first_k_dense_replace": 1, **raw}
+    return llama_like(raw, *exaone_layers(raw), corrected(raw), norms=head_norms(raw))
+
+
+def mellum(raw: Raw) -> ModelSpec:
+    """Mellum 2: layers with a window rotate by an embedding of their own."""
+    raw = {"norm_topk_prob": True, "head_dim": 128, **raw}
+    windowed = windows(raw)
+    return llama_like(raw, windowed, rotations(raw, local=windowed), experts(raw), norms=head_norms(raw))
+
+
+def ernie_moe(raw: Raw) -> ModelSpec:
+    """ERNIE 4.5 with experts, from `moe_layer_start_index` to `moe_layer_end_index`."""
+    require(not raw.get("use_bias"), "use_bias is supported only as false")
+    raw = ernie_keys(raw)
+    end = int(raw.get("moe_layer_end_index", -1)) % count(raw)
+    raw = {
+        **raw,
+        "num_experts": raw.get("moe_num_experts", 64),
+        "num_experts_per_tok": raw.get("moe_k", 6),
+        "n_shared_experts": raw.get("moe_num_shared_experts", 2),
+        "first_k_dense_replace": raw.get("moe_layer_start_index", 1),
+        "decoder_sparse_step": raw.get("moe_layer_interval", 1),
+        "mlp_only_layers": range(end + 1, count(raw)),
+    }
+    mlps = corrected(raw, routing={"sigmoid": False, "normalize": True})
+    return llama_like(raw, rotated=rotations(raw, neighbours=True), mlps=mlps)
