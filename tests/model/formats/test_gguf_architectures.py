@@ -156,6 +156,37 @@ def glm4_moe(writer: GGUFWriter, c: Any) -> None:
     writer.add_rope_dimension_count(int(c.head_dim * c.rope_parameters["partial_rotary_factor"]))
 
 
+def mixture(writer: GGUFWriter, c: Any) -> None:
+    """Write the keys of families whose experts are like DeepSeek-V3's, or have other names in config.json."""
+
+    def found(*names: str, default: Any = None) -> Any:
+        return next((getattr(c, name) for name in names if hasattr(c, name)), default)
+
+    c.head_dim = found("head_dim") or c.hidden_size // c.num_attention_heads
+    common(writer, c)
+    size, count = c.moe_intermediate_size, found("n_routed_experts", "moe_num_experts", "num_experts")
+    experts(writer, count, found("num_experts_per_tok", "moe_k", "moe_topk"), size)
+    writer.add_expert_shared_count(found("n_shared_experts", "moe_num_shared_experts", "num_shared_experts"))
+    dense = c.mlp_layer_types.count("dense") if hasattr(c, "mlp_layer_types") else None
+    writer.add_leading_dense_block_count(
+        found("first_k_dense_replace", "moe_layer_start_index", default=dense)
+    )
+    writer.add_interleave_moe_layer_step(found("moe_layer_interval", default=1))
+    writer.add_expert_weights_scale(found("routed_scaling_factor", default=1.0))
+    writer.add_expert_weights_norm(found("norm_topk_prob", default=True))
+    writer.add_rope_freq_base(c.rope_parameters["rope_theta"])
+    if found("sliding_window"):
+        writer.add_sliding_window(c.sliding_window)
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in c.layer_types])
+
+
+def hunyuan_moe(writer: GGUFWriter, c: Any) -> None:
+    common(writer, c)
+    experts(writer, c.num_experts, c.moe_topk, c.intermediate_size)
+    rope, size = c.rope_parameters, c.head_dim
+    writer.add_rope_freq_base(rope["rope_theta"] * rope["alpha"] ** (size / (size - 2)))
+
+
 def granite(writer: GGUFWriter, c: Any) -> None:
     c.head_dim = c.hidden_size // c.num_attention_heads
     common(writer, c)
@@ -434,6 +465,14 @@ CASES: dict[str, tuple[Write, dict[str, Any]]] = {
     ),
     "glm4_moe": ((gguf.MODEL_ARCH.GLM4_MOE, glm4_moe, stacked), {}),
     "minimax_m2": ((gguf.MODEL_ARCH.MINIMAXM2, minimax_m2, stacked), {}),
+    "dots1": (
+        (gguf.MODEL_ARCH.DOTS1, mixture, stacked),
+        {"sliding_window": None, "n_group": 1, "topk_group": 1},
+    ),
+    "exaone_moe": ((gguf.MODEL_ARCH.EXAONE_MOE, mixture, stacked), {}),
+    "ernie_moe": ((gguf.MODEL_ARCH.ERNIE4_5_MOE, mixture, stacked), {"moe_layer_end_index": -1}),
+    "hunyuan_moe": ((gguf.MODEL_ARCH.HUNYUAN_MOE, hunyuan_moe, stacked), {}),
+    "exaone": ((gguf.MODEL_ARCH.EXAONE, close_to_llama, as_stored), {}),
     "ernie": ((gguf.MODEL_ARCH.ERNIE4_5, close_to_llama, as_stored), {"use_bias": False}),
     "seed_oss": ((gguf.MODEL_ARCH.SEED_OSS, close_to_llama, as_stored), {}),
     "exaone4": ((gguf.MODEL_ARCH.EXAONE4, close_to_llama, as_stored), {}),

@@ -116,13 +116,13 @@ _NAMES: dict[Rule, str] = {
     ),
     whole(1, 2**24): "vocab_size draft_vocab_size num_centroids centroid_intermediate_top_k",
     _SIZE: (
-        "hidden_size moe_intermediate_size intermediate_size_mlp mamba_d_ssm moe_latent_size laurel_rank "
+        "hidden_size intermediate_size_mlp mamba_d_ssm moe_latent_size laurel_rank "
         "block_ff_dim block_multiple_of target_hidden_size block_size conv_kernel_size conv_group_size "
         "selector_rank selector_top_k xpress_rank speculative_tokens backbone_hidden_size n_embd n_inner "
         "ffn_dim ffn_hidden_size word_embed_proj_dim dim_model_base d_model d_ff encoder_ffn_dim "
         "decoder_ffn_dim"
     ),
-    _equal(_SIZE): "intermediate_size",
+    _equal(_SIZE): "intermediate_size moe_intermediate_size",
     whole(1, MAX_LAYERS): (
         "num_hidden_layers no_rope_layer_interval moe_layer_freq interleave_moe_layer_step "
         "moe_layer_interval full_attention_interval target_layers num_target_layers n_layer "

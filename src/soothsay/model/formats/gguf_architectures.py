@@ -179,6 +179,7 @@ ARCHITECTURES = {
     "gpt2": Architecture("gpt2", parts.FUSED_QKV, keys.acting("gelu_new"), eps="layer_norm_epsilon"),
     "falcon": Architecture("falcon", parts.FUSED_QKV, keys.falcon, eps="layer_norm_epsilon"),
     "hunyuan-dense": Architecture("hunyuan_v1_dense"),  # its base has grown by `alpha` already
+    "hunyuan-moe": Architecture("hunyuan_v1_moe", parts.EXPERTS_AND_SHARED, keys.hunyuan_moe),
     "smollm3": Architecture("smollm3", interleaved=True),
     "granite": Architecture("granite", own=keys.granite, interleaved=True),
     "granitemoe": Architecture("granitemoe_gguf", parts.GRANITE, keys.granite_moe, interleaved=True),
@@ -191,6 +192,10 @@ ARCHITECTURES = {
     "nemotron_h": _NEMOTRON_H,
     "nemotron_h_moe": _NEMOTRON_H,
     "ernie4_5": Architecture("ernie4_5"),
+    "ernie4_5-moe": Architecture("ernie4_5_moe", parts.CORRECTED_AND_SHARED, keys.ernie_moe),
+    "dots1": Architecture("dots1", parts.CORRECTED_AND_SHARED, keys.dots1),
+    "exaone": Architecture("exaone"),
+    "exaone-moe": Architecture("exaone_moe", parts.CORRECTED_AND_SHARED, keys.exaone_moe),
     "seed_oss": Architecture("seed_oss", parts.BEFORE_MLP),
     "exaone4": Architecture("exaone4", parts.AFTER, keys.typed_windows),
     "olmo": Architecture("olmo", own=keys.olmo, interleaved=True),

@@ -169,6 +169,35 @@ def glm4(data: Metadata, config: Config, shapes: Shapes) -> Config:
     return {}
 
 
+def dots1(data: Metadata, config: Config, shapes: Shapes) -> Config:
+    """Experts as in DeepSeek-V3."""
+    return _deepseek_experts(data, config, normalized=True)
+
+
+def exaone_moe(data: Metadata, config: Config, shapes: Shapes) -> Config:
+    """The same, and windows in some layers."""
+    own = dots1(data, config, shapes)
+    return own | typed_windows(data, {**config, **own}, shapes)
+
+
+def ernie_moe(data: Metadata, config: Config, shapes: Shapes) -> Config:
+    """Experts in each n-th layer from one on."""
+    own = _deepseek_experts(data, config, normalized=True)
+    return own | {
+        "moe_num_experts": own["num_local_experts"],
+        "moe_k": own["num_experts_per_tok"],
+        "moe_num_shared_experts": own["n_shared_experts"],
+        "moe_layer_start_index": own["first_k_dense_replace"],
+        "moe_layer_interval": data.number("interleave_moe_layer_step", 1),
+    }
+
+
+def hunyuan_moe(data: Metadata, config: Config, shapes: Shapes) -> Config:
+    """How many experts a row chooses has a name of its own."""
+    own = own_experts(data)
+    return own | {"moe_topk": own["num_experts_per_tok"]}
+
+
 def glm4_moe(data: Metadata, config: Config, shapes: Shapes) -> Config:
     """Heads are normed if the file has norms."""
     own = _deepseek_experts(data, config, normalized=True)

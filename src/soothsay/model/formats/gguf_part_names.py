@@ -73,7 +73,8 @@ _SHARED = {
     "ffn_down_shexp": "mlp.shared.down",
 }
 EXPERTS_AND_SHARED = {**EXPERTS, **_SHARED}
-GLM4_MOE = {**BEFORE_MLP, **CORRECTED_EXPERTS, **_SHARED}
+CORRECTED_AND_SHARED = {**CORRECTED_EXPERTS, **_SHARED}
+GLM4_MOE = {**BEFORE_MLP, **CORRECTED_AND_SHARED}
 GPT_OSS = {**BEFORE_MLP, **EXPERTS, "attn_sinks.weight": "attention.sinks:0:.sinks"}
 FUSED_QKV = {"attn_qkv": "attention.qkv"}
 GATED_SHARED = {**EXPERTS_AND_SHARED, "ffn_gate_inp_shexp": "mlp.shared_gate"}
@@ -99,8 +100,7 @@ FALCON_H1 = {  # whose converter may name a norm without `.weight`
 }
 NEMOTRON_H = {  # queries and keys are permuted alike, which changes no score: nothing rotates
     **_MAMBA2,
-    **CORRECTED_EXPERTS,
-    **_SHARED,
+    **CORRECTED_AND_SHARED,
     "attn_norm": "part_norm",
     "ffn_latent_down": "mlp.latent_in",
     "ffn_latent_up": "mlp.latent_out",
@@ -113,8 +113,7 @@ LFM2 = {
     "shortconv.out_proj": "=conv.out_proj",
 }
 LATENT = {
-    **CORRECTED_EXPERTS,
-    **_SHARED,
+    **CORRECTED_AND_SHARED,
     "attn_q_a": "attention.q_a",
     "attn_q_a_norm": "attention.q_a_norm",
     "attn_q_b": "attention.q_b",
