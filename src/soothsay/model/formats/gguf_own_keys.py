@@ -165,7 +165,7 @@ def cohere2(data: Metadata, config: Config, shapes: Shapes) -> Config:
 def glm4(data: Metadata, config: Config, shapes: Shapes) -> Config:
     """Raises `ModelError` for the text part of GLM-4V."""
     if data.raw("rope.dimension_sections") is not None:
-        raise ModelError(f"{data.path}: the text part of GLM-4V is not supported, only GLM-4")
+        raise ModelError(f"{data.path}: GGUF files of GLM-4V are not supported; take its safetensors")
     return {}
 
 
