@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from dataclasses import replace
 from typing import Any
@@ -129,3 +130,19 @@ class TestParams:
     def test_other_values_are_refused(self, given: Any, match: str) -> None:
         with pytest.raises(RequestError, match=match):
             SamplingParams(**given)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("temperature", "SamplingParams(temperature=...)"),
+        ("max_tokens", "SamplingParams(max_tokens=...)"),
+        ("drafer", "did you mean 'drafter'"),
+        ("param", "did you mean 'params'"),
+    ],
+)
+def test_a_chat_refuses_what_is_meant_for_other_arguments(sibyl: LLM, name: str, words: str) -> None:
+    for call in (sibyl.chat, sibyl.chat_prompt):
+        with pytest.raises(TypeError, match=re.escape(words)):
+            call("Hello", **{name: 1})  # type: ignore[arg-type]
+    assert sibyl.chat_prompt("Hello", enable_thinking=False) == sibyl.chat_prompt("Hello")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from difflib import get_close_matches
 from typing import NoReturn, Self, Unpack, overload
 
 import torch
@@ -325,7 +328,8 @@ class LLM:
             continue_final_message: whether the answer continues the last message, which it has begun.
             variables: variables of the chat template, such as `tools=[...]` or `enable_thinking=False`.
 
-        Raises `TypeError` for what is no message, and what `generate` raises for one prompt.
+        Raises `TypeError` for what is no message, and for what is meant for `params`, and what `generate`
+        raises for one prompt.
         """
         prompt = self.chat_prompt(messages, continue_final_message=continue_final_message, **variables)
         return self.generate(prompt, params, drafter=drafter, adapter=adapter, traced=traced)
@@ -362,6 +366,11 @@ class LLM:
 
         `variables` are those of the chat template, such as `enable_thinking=False`.
         """
+        for name in variables:
+            if name in {field.name for field in fields(SamplingParams)}:
+                raise TypeError(f"{name!r} is no variable of a template; give SamplingParams({name}=...)")
+            if meant := get_close_matches(name, inspect.signature(self.chat).parameters, n=1, cutoff=0.8):
+                raise TypeError(f"there is no argument {name!r}; did you mean {meant[0]!r}?")
         if self.tokenizer is None:
             raise RequestError(f"{NO_TOKENIZER}. Give token ids to generate instead")
         return self.tokenizer.encode_chat(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
@@ -188,3 +189,18 @@ def test_a_failure_within_a_stream_is_told_without_its_text(
     assert b"[DONE]" not in told
     assert SECRET.encode() not in told
     running.wait_until(lambda: running.free)
+
+
+def test_drafters_are_named_without_folders() -> None:
+    folder = resources.files("soothsay") / "bundled" / "sibyl" / "drafters"
+    spec = f"suffix | medusa(model={folder / 'medusa'})"
+    with serving(partial(engines.sibyl, drafter=spec)) as running:
+        shown = httpx.get(f"{running.url}/v1/models").text
+        url, asked = f"{running.url}/v1/chat/completions", {"messages": [USER], "max_tokens": 3}
+        wrong, answer = (
+            httpx.post(url, json={**asked, "speculation": {"drafter": name}}, timeout=60)
+            for name in ("eagle9", "suffix | medusa(model=medusa)")
+        )
+    assert answer.status_code == 200
+    assert "choose from suffix | medusa(model=medusa), none" in wrong.json()["error"]["message"]
+    assert str(folder) not in shown + wrong.text + answer.text

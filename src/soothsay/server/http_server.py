@@ -27,6 +27,7 @@ from soothsay.server.fleet.engine_fleet import Fleet
 from soothsay.server.fleet.engine_loop import EngineLoop
 from soothsay.server.fleet.server_metrics import CONTENT_TYPE, Metrics
 from soothsay.server.fleet.watch import Watch, health_routes, replica_routes
+from soothsay.server.generation.request_parameters import HEADER
 from soothsay.server.generation.service import Service
 from soothsay.server.http.api_route import (
     METHODS,
@@ -100,7 +101,7 @@ class Server:
                 allow_origins=config.cors_origins,
                 allow_methods=METHODS,
                 allow_headers=["*"],
-                expose_headers=["X-Request-Id", "Retry-After"],
+                expose_headers=["X-Request-Id", "Retry-After", HEADER],
             )
 
     @asynccontextmanager

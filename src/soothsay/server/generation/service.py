@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -69,6 +70,16 @@ class ReplyPlan:
     ignored: list[str]  # unknown fields
 
 
+def without_folders(spec: str) -> str:
+    """A drafter as clients may see it: the names of its files without their folders.
+
+    Example:
+        >>> without_folders("suffix | eagle3(model=/home/me/head)")
+        'suffix | eagle3(model=head)'
+    """
+    return re.sub(r"[^\s=(,|>+]*[\\/]", "", spec)
+
+
 class Service:
     """Answers chats and completions over HTTP. All methods raise `ApiError`.
 
@@ -80,7 +91,8 @@ class Service:
 
     def __init__(self, loop: EngineLoop, model: LoadedModel, config: ServerConfig):
         self.loop, self.model, self.config = loop, model, config
-        self.drafters = tuple(dict.fromkeys((model.drafter, "none", *config.drafters)))
+        specs = model.drafter, "none", *config.drafters
+        self.drafters = {without_folders(spec): spec for spec in specs}  # by the names that clients know
         self.tools = ToolFormat.of(model.tokenizer)
         self.reasoning = ReasoningFormat.of(model.tokenizer)
         self.texts = TokenTexts(model.tokenizer)
@@ -218,10 +230,13 @@ class Service:
         apart = None if self.config.share_between_keys else account
         options = request_options(body, "" if apart is None else apart.key.sha256)
         options = replace(options, adapter=self.adapter(body.model))
-        if options.drafter not in (None, *self.drafters):
-            choices = ", ".join(self.drafters)
-            message = f"drafter {options.drafter!r} is not offered here; choose from {choices}"
-            raise invalid("speculation.drafter", message)
+        if options.drafter is not None:
+            if options.drafter not in self.drafters:
+                choices = ", ".join(self.drafters)
+                message = f"drafter {options.drafter!r} is not offered here; choose from {choices}"
+                raise invalid("speculation.drafter", message)
+            spec = self.drafters[options.drafter]
+            options = replace(options, drafter=None if spec == self.model.drafter else spec)
         least = self.config.min_priority if account is None else account.key.priority
         if body.priority is None:
             options = replace(options, priority=max(least, 0))
@@ -231,7 +246,7 @@ class Service:
         if options.traced and account is not None and not account.key.trace:
             message = "this key may not ask for traces (soothsay keys add --trace)"
             raise ApiError(403, message, "not_allowed", param="speculation.trace")
-        return replace(options, drafter=None) if options.drafter == self.model.drafter else options
+        return options
 
     async def _answer(self, http: Request, plan: ReplyPlan) -> Response:
         """Submit a job, and reply with a stream of its updates or with the whole answers."""
