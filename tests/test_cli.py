@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import shutil
 import signal
@@ -550,6 +551,32 @@ def test_help_and_version() -> None:
     assert run("--version").stdout == f"soothsay {soothsay.__version__}\n"
     process = subprocess.run(main("generate", "-h"), capture_output=True, text=True, check=True)
     assert "--drafter" in process.stdout
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no file that is always full")
+def test_a_full_disk_is_an_error_in_one_line() -> None:
+    ask = "generate", "--chat", "Say hi.", "-m", "sibyl", "-n", "4"
+    with open("/dev/full", "w") as full:
+        whole = subprocess.run(main(*ask), stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (whole.returncode, whole.stderr.count("\n")) == (2, 1), whole.stderr
+    assert whole.stderr == "error: the output cannot be read or written (No space left on device)\n"
+    measure = "bench", "step", "sibyl", "--rows", "1", "--rounds", "1", "--json", "/dev/full"
+    result = subprocess.run(main(*measure), capture_output=True, text=True)
+    assert result.returncode == 2
+    assert result.stderr.endswith("error: /dev/full cannot be read or written (No space left on device)\n")
+
+
+def test_a_warning_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    process = subprocess.run(
+        main("generate", "--chat", "Say hi.", "-m", "sibyl", "-n", "4"),
+        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "file")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (line,) = process.stderr.splitlines()
+    assert re.fullmatch(r"warning: the times of passes .*file.*Not a directory.*", line), line
 
 
 def test_the_command_line_itself_needs_no_torch() -> None:

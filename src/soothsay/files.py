@@ -11,7 +11,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,15 +54,18 @@ def replacing(path: Path, mode: int | None = None) -> Iterator[Path]:
         yield path
         return
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    temporary.touch(0o666 if mode is None else mode, exist_ok=False)
     try:
+        temporary.touch(0o666 if mode is None else mode, exist_ok=False)
         if mode is None and path.exists():
             shutil.copymode(path, temporary)
         yield temporary
         _flush_to_disk(temporary)
         temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+    except BaseException as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename in (None, str(temporary)):
+            error.filename = str(path)  # which people know
         raise
 
 

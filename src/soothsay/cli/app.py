@@ -5,10 +5,12 @@ Commands import torch when they run, not before, so that `--help` answers at onc
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,23 +28,37 @@ from soothsay.cli.keys_command import keys
 from soothsay.cli.model_commands import Grow, Models, Pull, Quantize, Stage
 from soothsay.cli.serve_command import Serve
 from soothsay.cli.settings_file import read_settings
-from soothsay.cli.terminal import report
+from soothsay.cli.terminal import report, warn
 from soothsay.cli.text_stores import datastore
 from soothsay.cli.train.train_app import train
 from soothsay.cli.verify_command import Verify
 from soothsay.errors import SoothsayError
 from soothsay.own_process import SAFE_PATH
 
+DISK = {
+    *(errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR),
+    *(errno.EROFS, errno.ENOSPC, errno.EFBIG, errno.EIO, errno.ENAMETOOLONG),
+}
+"""Errors that a user can mend: of folders, permissions and disks."""
+
 
 class _Commands(TyperGroup):
-    """Reports a `SoothsayError` as one line, with exit code 2. Typer handles Ctrl-C and closed pipes."""
+    """Reports a `SoothsayError`, or an error of a disk, as one line, with exit code 2.
+
+    Typer handles Ctrl-C and closed pipes.
+    """
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except SoothsayError as error:
             report(error)
-            raise typer.Exit(2) from None
+        except OSError as error:
+            if error.errno not in DISK:
+                raise
+            file = error.filename or "the output"
+            report(SoothsayError(f"{file} cannot be read or written ({error.strerror})"))
+        raise typer.Exit(2) from None
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options and the commands."""
@@ -111,6 +127,7 @@ def main() -> None:
     Ctrl-C and for SIGTERM, which ends work in the same way.
     """
     os.environ |= SAFE_PATH
+    warnings.showwarning = warn  # type: ignore[assignment]
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # print "?" for a character that the terminal does not have

@@ -29,7 +29,8 @@ class Models:
         from soothsay.model.weights.hub import known_models
 
         about = Column("what it is", overflow="fold")
-        table = Table("model", Column("size", justify="right"), "here", about, box=None, pad_edge=False)
+        name = Column("model", no_wrap=True)  # people copy it
+        table = Table(name, Column("size", justify="right"), "here", about, box=None, pad_edge=False)
         for model in known_models():
             table.add_row(model.name, decimal(model.num_bytes), "yes" if model.path else "no", model.about)
         console = Console(highlight=False)

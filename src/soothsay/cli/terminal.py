@@ -52,7 +52,16 @@ def harmless(text: str) -> str:
 
 def report(error: Exception) -> None:
     """Print an error as one line on stderr."""
-    line = Text.assemble(("error: ", "bold red"), harmless(" ".join(str(error).split())))
+    _say("error: ", "bold red", str(error))
+
+
+def warn(message: Warning | str, *_: object) -> None:
+    """Print a warning as one line on stderr. Takes the place of `warnings.showwarning`."""
+    _say("warning: ", "yellow", str(message))
+
+
+def _say(kind: str, style: str, text: str) -> None:
+    line = Text.assemble((kind, style), harmless(" ".join(text.split())))
     Console(stderr=True).print(line, soft_wrap=True)
 
 

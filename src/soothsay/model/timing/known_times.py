@@ -106,7 +106,8 @@ class KnownTimes:
             if (file := self._file()) is not None:
                 self._known.write(file)
         except OSError as error:
-            self._warn(str(error))
+            where = error.filename or file
+            self._warn(f"{where}: {error.strerror}; the variable XDG_CACHE_HOME names another folder")
 
     def _read(self) -> Measurements:
         file = self._file()
