@@ -50,11 +50,11 @@ def replacing(path: Path, mode: int | None = None) -> Iterator[Path]:
     Raises `OSError` if the file cannot be written.
     """
     path = Path(os.path.realpath(path))  # a link stays a link: the file that it names is replaced
-    if path.exists() and not path.is_file():
-        yield path
-        return
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
+        if path.exists() and not path.is_file():
+            yield path
+            return
         temporary.touch(0o666 if mode is None else mode, exist_ok=False)
         if mode is None and path.exists():
             shutil.copymode(path, temporary)
