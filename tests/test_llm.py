@@ -388,3 +388,16 @@ def test_a_shared_prefix_is_computed_once_even_when_requests_come_together() -> 
     assert [request.num_prefix_hits for request in requests] == [0, 64]
     answers = llm.generate([*range(200, 300)], replace(GREEDY, temperature=1.0, n=3))
     assert len(answers.choices) == 3
+
+
+def test_a_stream_is_an_iterator(sibyl: LLM) -> None:
+    stream = sibyl.stream("Hello", GREEDY)
+    first = next(stream)
+    assert [first.token, *(piece.token for piece in stream)] == stream.result.token_ids
+    assert next(stream, None) is None
+
+    async def read() -> list[int]:
+        again = sibyl.stream("Hello", GREEDY)
+        return [(await anext(again)).token, *[piece.token async for piece in again]]
+
+    assert asyncio.run(read()) == stream.result.token_ids

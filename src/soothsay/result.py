@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
+from typing import Self
 from weakref import finalize
 
 from soothsay.core.answer import FinishReason, Piece, SpeculationStats, StepTrace, TokenLogprobs
@@ -127,13 +127,21 @@ class Stream:
         self._logprobs: list[TokenLogprobs] = []
         finalize(self, engine.abandon, request).atexit = False
 
-    def __iter__(self) -> Iterator[Piece]:
-        while (piece := self._next()) is not None:
-            yield piece
+    def __iter__(self) -> Self:
+        return self
 
-    async def __aiter__(self) -> AsyncIterator[Piece]:
-        while (piece := await asyncio.to_thread(self._next)) is not None:
-            yield piece
+    def __next__(self) -> Piece:
+        if (piece := self._next()) is None:
+            raise StopIteration
+        return piece
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Piece:
+        if (piece := await asyncio.to_thread(self._next)) is None:
+            raise StopAsyncIteration
+        return piece
 
     def cancel(self) -> None:
         """End the answer with its current text."""
