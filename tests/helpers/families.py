@@ -656,6 +656,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' class,
             "moe_intermediate_size": 40,
         },
     ),
+    "afmoe": (
+        "Afmoe",
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 32,
+            "sliding_window": 9,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "route_scale": 1.7,
+            "mup_enabled": True,
+        },
+    ),
     "dots1": (
         "Dots1",
         {**GROUPS, "num_attention_heads": 2, "first_k_dense_replace": 1, "sliding_window": 9}

@@ -169,10 +169,10 @@ def mixture(writer: GGUFWriter, c: Any) -> None:
     writer.add_expert_shared_count(found("n_shared_experts", "moe_num_shared_experts", "num_shared_experts"))
     dense = c.mlp_layer_types.count("dense") if hasattr(c, "mlp_layer_types") else None
     writer.add_leading_dense_block_count(
-        found("first_k_dense_replace", "moe_layer_start_index", default=dense)
+        found("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers", default=dense)
     )
     writer.add_interleave_moe_layer_step(found("moe_layer_interval", default=1))
-    writer.add_expert_weights_scale(found("routed_scaling_factor", default=1.0))
+    writer.add_expert_weights_scale(found("routed_scaling_factor", "route_scale", default=1.0))
     writer.add_expert_weights_norm(found("norm_topk_prob", default=True))
     writer.add_rope_freq_base(c.rope_parameters["rope_theta"])
     if found("sliding_window"):
@@ -413,7 +413,8 @@ def stacked(tensors: dict[str, Tensor], c: Any) -> Named:
         if part:
             stacks.setdefault(f"{stem}.experts.{part.partition('.')[2]}", []).append(tensor)
         else:
-            yield name.replace("e_score_correction_bias", "e_score_correction.bias"), tensor
+            name = name.replace("e_score_correction_bias", "e_score_correction.bias")
+            yield (f"{name}.bias" if name.endswith("mlp.expert_bias") else name), tensor
     yield from ((name, torch.stack(parts)) for name, parts in stacks.items())
 
 
@@ -469,6 +470,7 @@ CASES: dict[str, tuple[Write, dict[str, Any]]] = {
         (gguf.MODEL_ARCH.DOTS1, mixture, stacked),
         {"sliding_window": None, "n_group": 1, "topk_group": 1},
     ),
+    "afmoe": ((gguf.MODEL_ARCH.AFMOE, mixture, stacked), {}),
     "exaone_moe": ((gguf.MODEL_ARCH.EXAONE_MOE, mixture, stacked), {}),
     "ernie_moe": ((gguf.MODEL_ARCH.ERNIE4_5_MOE, mixture, stacked), {"moe_layer_end_index": -1}),
     "hunyuan_moe": ((gguf.MODEL_ARCH.HUNYUAN_MOE, hunyuan_moe, stacked), {}),

@@ -125,8 +125,8 @@ _NAMES: dict[Rule, str] = {
     _equal(_SIZE): "intermediate_size moe_intermediate_size",
     whole(1, MAX_LAYERS): (
         "num_hidden_layers no_rope_layer_interval moe_layer_freq interleave_moe_layer_step "
-        "moe_layer_interval full_attention_interval target_layers num_target_layers n_layer "
-        "num_decoder_layers encoder_layers decoder_layers"
+        "moe_layer_interval full_attention_interval global_attn_every_n_layers target_layers "
+        "num_target_layers n_layer num_decoder_layers encoder_layers decoder_layers"
     ),
     whole(1, 65_536): (
         "num_attention_heads num_key_value_heads num_experts n_routed_experts n_group topk_group "
@@ -155,7 +155,8 @@ _NAMES: dict[Rule, str] = {
         "use_ordered_embeddings use_qkv_bias qkv_bias qkv_by_head qk_layernorm use_parallel_residual bias "
         "parallel_attn multi_query new_decoder_architecture alibi do_layer_norm_before enable_bias "
         "layer_norm_elementwise_affine scale_attn_weights scale_attn_by_inverse_layer_idx "
-        "add_cross_attention scale_decoder_outputs scale_embedding share_encoder_decoder_embeddings"
+        "add_cross_attention scale_decoder_outputs mup_enabled scale_embedding "
+        "share_encoder_decoder_embeddings"
     ),
     _either(FLAG, TEXT): "use_bidirectional_attention",
     each(TEXT): "architectures layer_types layers_block_type mlp_layer_types",
@@ -165,7 +166,7 @@ _NAMES: dict[Rule, str] = {
         "swiglu_alpha lm_head_multiplier key_multiplier attention_in_multiplier attention_out_multiplier "
         "ssm_in_multiplier ssm_out_multiplier block_ffn_dim_multiplier factor low_freq_factor "
         "high_freq_factor beta_fast beta_slow attention_factor input_embedding_scale output_multiplier alpha "
-        "clip_qkv scale_emb scale_depth router_scaling_factor"
+        "clip_qkv scale_emb scale_depth router_scaling_factor route_scale"
     ),
     whole(0, MAX_POSITIONS): "sliding_window",
     _either(_LAYER, TEXT): "sliding_window_pattern",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
-from soothsay.model.families.decoder import experts, head_norms, llama_like
+from soothsay.model.families.decoder import attentions, decoder, experts, head_norms, llama_like
 from soothsay.model.families.fields import require
-from soothsay.model.families.layer_fields import Raw, count, every, last, rotations, windows
+from soothsay.model.families.layer_fields import Raw, all_but_each, count, every, last, rotations, windows
 from soothsay.model.families.llama import ernie_keys, exaone_layers, hunyuan_keys, normed_after
-from soothsay.model.specs.model_spec import ModelSpec
+from soothsay.model.specs.model_spec import EmbeddingSpec, ModelSpec
 
 corrected = partial(experts, correction="e_score_correction_bias")
 """Experts that are chosen as in DeepSeek-V3."""
@@ -98,6 +98,20 @@ def mellum(raw: Raw) -> ModelSpec:
     raw = {"norm_topk_prob": True, "head_dim": 128, **raw}
     windowed = windows(raw)
     return llama_like(raw, windowed, rotations(raw, local=windowed), experts(raw), norms=head_norms(raw))
+
+
+def afmoe(raw: Raw) -> ModelSpec:
+    """Trinity: gated attention, whose layers without a window do not rotate, and norms around all parts."""
+    defaults = {"rms_norm_eps": 1e-5, "head_dim": 128, "sliding_window": 1024, "num_shared_experts": 2}
+    raw = {**defaults, "routed_scaling_factor": raw.get("route_scale", 1.0), **raw}
+    raw = {**raw, "first_k_dense_replace": raw.get("num_dense_layers", 1)}
+    pattern = int(raw.get("global_attn_every_n_layers", 4))
+    windowed = windows(raw, partial(all_but_each, pattern))
+    rotated = rotations(raw, unrotated=[window is None for window in windowed])
+    mixers = attentions(raw, windowed, rotated, norms=head_norms(raw), gated=True, gates_apart=True)
+    mlps = experts(raw, correction="expert_bias", routing={"normalize": True})
+    scale = int(raw["hidden_size"]) ** 0.5 if raw.get("mup_enabled") else 1.0
+    return decoder(raw, mixers, mlps, embedding=EmbeddingSpec(scale), post_norms=True)
 
 
 def ernie_moe(raw: Raw) -> ModelSpec:

@@ -84,6 +84,7 @@ FAMILIES: dict[str, Callable[[Raw], ModelSpec]] = {
     "dots1": mixtures.dots1,
     "solar_open": mixtures.solar_open,
     "mellum": mixtures.mellum,
+    "afmoe": mixtures.afmoe,
     "flex_olmo": mixtures.flex_olmo,
     "starcoder2": classic.starcoder2,
     "stablelm": classic.stablelm,

@@ -194,6 +194,7 @@ ARCHITECTURES = {
     "ernie4_5": Architecture("ernie4_5"),
     "ernie4_5-moe": Architecture("ernie4_5_moe", parts.CORRECTED_AND_SHARED, keys.ernie_moe),
     "dots1": Architecture("dots1", parts.CORRECTED_AND_SHARED, keys.dots1),
+    "afmoe": Architecture("afmoe", parts.AFMOE, keys.afmoe),
     "exaone": Architecture("exaone"),
     "exaone-moe": Architecture("exaone_moe", parts.CORRECTED_AND_SHARED, keys.exaone_moe),
     "seed_oss": Architecture("seed_oss", parts.BEFORE_MLP),

@@ -174,6 +174,12 @@ def dots1(data: Metadata, config: Config, shapes: Shapes) -> Config:
     return _deepseek_experts(data, config, normalized=True)
 
 
+def afmoe(data: Metadata, config: Config, shapes: Shapes) -> Config:
+    """The same, and a window in three of four layers."""
+    own = dots1(data, config, shapes) | windowed(data, config, shapes)
+    return own | {"num_dense_layers": own["first_k_dense_replace"], "mup_enabled": True}
+
+
 def exaone_moe(data: Metadata, config: Config, shapes: Shapes) -> Config:
     """The same, and windows in some layers."""
     own = dots1(data, config, shapes)

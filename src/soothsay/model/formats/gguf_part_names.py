@@ -75,6 +75,12 @@ _SHARED = {
 EXPERTS_AND_SHARED = {**EXPERTS, **_SHARED}
 CORRECTED_AND_SHARED = {**CORRECTED_EXPERTS, **_SHARED}
 GLM4_MOE = {**BEFORE_MLP, **CORRECTED_AND_SHARED}
+AFMOE = {
+    **AFTER,
+    **EXPERTS_AND_SHARED,
+    **{name: f"attention.qkv:{i}" for i, name in enumerate(("attn_q", "attn_gate", "attn_k", "attn_v"))},
+    "exp_probs_b.bias": "mlp.correction:0:.expert_bias",
+}
 GPT_OSS = {**BEFORE_MLP, **EXPERTS, "attn_sinks.weight": "attention.sinks:0:.sinks"}
 FUSED_QKV = {"attn_qkv": "attention.qkv"}
 GATED_SHARED = {**EXPERTS_AND_SHARED, "ffn_gate_inp_shexp": "mlp.shared_gate"}

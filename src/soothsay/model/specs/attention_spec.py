@@ -92,6 +92,7 @@ class AttentionSpec:
     bias: bool = False  # of queries, keys and values
     o_bias: bool = False
     gated: bool = False  # outputs are multiplied by the sigmoid of a gate for each number
+    gates_apart: bool = False  # AFMoE: as stored, gates are a matrix of their own
     sinks: bool = False  # gpt-oss: each head has a score of a key without a value, which all rows see
     growth: QueryGrowthSpec | None = None
     keys_are_values: bool = False  # Gemma 4: values are the keys before their norm and their rotation

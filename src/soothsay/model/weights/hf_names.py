@@ -283,6 +283,16 @@ FAMILY_NAMES: Mapping[str, Names] = {
     **{f"{name} encoder": _bart("encoder", norm) for name, norm in _LAST_OF_BART.items()},
     "hunyuan_v1_dense": _renamed({}, _HUNYUAN),
     "hunyuan_v1_moe": _renamed(_SHARED_MLP, _HUNYUAN, mlp__router="mlp.gate.wg"),
+    "afmoe": {
+        **_renamed(
+            {},
+            mlp_norm="pre_mlp_layernorm",
+            mlp_post_norm="post_mlp_layernorm",
+            mlp__router="mlp.router.gate",
+            mlp__correction="mlp",
+        ),
+        "attention.qkv": tuple(f"self_attn.{part}_proj" for part in ("q", "gate", "k", "v")),
+    },
     "hy_v3": _renamed(_SHARED_MLP, mlp__router="mlp.router.gate", mlp__correction="mlp"),
     "exaone_moe": _renamed({}, mlp__correction="mlp"),
     "ernie4_5_moe": _renamed({}, mlp__correction="mlp.moe_statics"),

@@ -161,13 +161,14 @@ def qkv_order(spec: AttentionSpec) -> Tensor | None:
         own = stored.view(spec.kv_heads, -1, 1)
         keys, values = own[:, -2] + order, own[:, -1] + torch.arange(d, device="cpu")
         return torch.cat([part.flatten() for part in (own[:, :-2] + order, keys, values)])
-    if spec.gated:  # the rows of each query are followed by those of its gate
+    if spec.gated:
         gates = spec.heads
     heads = torch.arange(spec.heads, device="cpu")[:, None] * d
     keys = (2 * gates or spec.heads) * d + torch.arange(spec.kv_heads, device="cpu")[:, None] * d
     values = keys[-1] + d + torch.arange(spec.kv_heads * d, device="cpu")
-    gate_rows = (heads[:gates] * 2 + d + torch.arange(d, device="cpu")).flatten()
-    queries = heads * 2 if gates else heads
+    # the rows of each query are followed by those of its gate, or all queries by all gates
+    queries, after = (heads, spec.heads * d) if spec.gates_apart or not gates else (heads * 2, d)
+    gate_rows = (queries[:gates] + after + torch.arange(d, device="cpu")).flatten()
     return torch.cat([(queries + order).flatten(), gate_rows, (keys + order).flatten(), values])
 
 
