@@ -48,7 +48,7 @@ ASKED = "Translate German to English: "
 PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"
 SIZES: dict[str, dict[str, int]] = {
     "large": {"num_layers": 4, "num_decoder_layers": 6},
-    "small": {"num_layers": 2, "num_decoder_layers": 1},
+    "small": {"num_layers": 4, "num_decoder_layers": 1},
 }
 IGNORED = -100
 """The label of padding."""
@@ -218,6 +218,9 @@ def train(asked: argparse.Namespace) -> None:
     model = T5ForConditionalGeneration(config)
     model.set_attn_implementation("eager")  # whose backward pass is faster for short rows
     teacher = asked.teacher and T5ForConditionalGeneration.from_pretrained(asked.teacher).eval()
+    if teacher:  # the model begins as its first layers
+        known = model.state_dict()
+        model.load_state_dict({name: own for name, own in teacher.state_dict().items() if name in known})
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=asked.rate, betas=(0.9, 0.98), weight_decay=0.05, fused=True
     )
