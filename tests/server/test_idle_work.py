@@ -7,6 +7,8 @@ from queue import SimpleQueue
 from typing import Any
 
 import pytest
+from encoder_decoders import random_sequence_oracle
+from families import load
 
 from soothsay import LLM, DrafterError, SamplingParams
 from soothsay.drafters import learned_files
@@ -121,3 +123,13 @@ def test_a_worker_saves_in_idle_time_and_at_its_end(
     Worker(llm, tell, inbox).run()
     assert len(saved) == (1 if interval else 2)
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_an_encoder_decoder_shows_its_bits_by_an_answer(tmp_path: Path) -> None:
+    random_sequence_oracle("t5").save_pretrained(tmp_path)
+    float32, rounded = (
+        idle_work.numerics(LLM(load(tmp_path, dtype), drafter="none", kv_tokens=256))
+        for dtype in ("float32", "int8")
+    )
+    assert float32.probe
+    assert float32.probe != rounded.probe

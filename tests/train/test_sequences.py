@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from soothsay.core.batch import Batch, Rows
 from soothsay.model.ops.kernels import StockKernels
 from soothsay.model.transformer import Transformer
 from soothsay.train.examples import Example
-from soothsay.train.sequences import Sequences, TrainingKernels, compile_blocks
+from soothsay.train.sequences import Sequences, TrainingKernels, compile_blocks, head_weight
 
 CONFIG = adapted(
     TINY,
@@ -120,3 +122,11 @@ def test_compiled_blocks_compute_the_same_for_any_number_of_rows() -> None:
     compile_blocks(training, backend="eager")
     for batch, hidden in zip(batches, expected, strict=True):
         close(training(batch)[0], hidden)
+
+
+def test_a_scaled_head_has_a_scaled_weight() -> None:
+    """Granite's logits, and T5's, are products times a number. Losses see logits."""
+    torch.manual_seed(0)
+    model = Transformer(replace(CONFIG, head=replace(CONFIG.head, scale=0.25)), TrainingKernels())
+    hidden = torch.randn(5, CONFIG.hidden_size)
+    torch.testing.assert_close(hidden @ head_weight(model).t(), model.logits(hidden))

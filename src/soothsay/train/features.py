@@ -239,6 +239,11 @@ class FeatureStore:
         return self._computed(batch) if kept is None else self._restored(kept, batch).states
 
     def _computed(self, batch: Sequences) -> Tensor:
+        if self.target.spec.source is not None:
+            raise TrainingError(
+                "drafters of encoder-decoders learn from what the target computed as it answered: give a "
+                "folder that `soothsay train data` with --features has written"
+            )
         hidden, taps = self.target(batch, taps=self.taps)
         return torch.stack([hidden, *taps])
 

@@ -96,14 +96,15 @@ class HeadRecipe(ABC):
     def guesses(self, seen: Seen) -> list[dict[str, Tensor]]:
         """Return what `teach` returns, for each draft token of a draft in order."""
 
-    def teach(self, seen: Seen, out: Tensor, weight: Tensor, columns: Tensor) -> dict[str, Tensor]:
+    def teach(self, seen: Seen, out: Tensor, columns: Tensor, own: Tensor | None = None) -> dict[str, Tensor]:
         """Compare the head's distributions with the target's, at the tokens of answers.
 
         Args:
             seen: the batch.
             out: `[B, n, H]`; the distribution of token `columns[b, j]` is computed from `out[b, j]`.
-            weight: `[V, H]` of the head's output matrix.
             columns: `[B, n]` int64. Columns after the end do not count.
+            own: `[V, H]` an output matrix whose products are logits; None: `output_weight`, whose products
+                are scaled as the target's.
 
         Returns:
             `loss`, and `agreement`: the share of tokens whose likeliest value is the target's, of its whole
@@ -111,7 +112,9 @@ class HeadRecipe(ABC):
         """
         columns, learned = seen.learned(columns)
         teacher_rows = at(seen.teacher_rows, columns)[learned]
-        loss, agreement = distillation(out[learned], weight, seen.teacher, teacher_rows, self.divergence)
+        if own is None:
+            out, own = out * self.shared.output.scale, self.output_weight
+        loss, agreement = distillation(out[learned], own, seen.teacher, teacher_rows, self.divergence)
         return {"loss": loss, "agreement": agreement}
 
     @property
@@ -140,10 +143,7 @@ class MedusaRecipe(HeadRecipe):
         features = at(seen.features, columns)
         outs = self.head(features.flatten(0, 1)).view(-1, *features.shape)
         own = [weight_of(module) for module in self.head.lm_heads]
-        return [
-            self.teach(seen, out, own[k] if own else self.output_weight, columns + k + 2)
-            for k, out in enumerate(outs)
-        ]
+        return [self.teach(seen, out, columns + k + 2, own[k] if own else None) for k, out in enumerate(outs)]
 
 
 class HydraRecipe(HeadRecipe):
@@ -161,7 +161,7 @@ class HydraRecipe(HeadRecipe):
             after = [(columns + 1 + i).clamp(max=t - 1) for i in range(k + 1)]
             tokens = torch.stack([at(embedded, one) for one in after], dim=2)  # [B, n, k + 1, H]
             out = self.head(features, tokens.flatten(0, 1)).view(*columns.shape, -1)
-            made.append(self.teach(seen, out, self.output_weight, columns + k + 2))
+            made.append(self.teach(seen, out, columns + k + 2))
         return made
 
 
@@ -194,7 +194,10 @@ class RecurrentRecipe(HeadRecipe):
 
     def _taught(self, seen: Seen, out: Tensor, columns: Tensor) -> dict[str, Tensor]:
         """The losses of one level; see `teach`."""
-        taught = self.teach(seen, *self._output(out), columns)
+        if isinstance(self.head, Eagle3Head):
+            taught = self.teach(seen, self.head.normed(out), columns, weight_of(self.head.head))
+        else:
+            taught = self.teach(seen, out, columns)
         if self.regression:
             columns, learned = seen.learned(columns)
             feature = at(seen.features, columns - 1)[learned]
@@ -202,12 +205,6 @@ class RecurrentRecipe(HeadRecipe):
             taught["feature"] = error / max(feature.numel(), 1)  # short answers have no deep draft tokens
             taught["loss"] = taught["loss"] + self.regression * taught["feature"]
         return taught
-
-    def _output(self, out: Tensor) -> tuple[Tensor, Tensor]:
-        """The inputs of the output matrix, and the matrix."""
-        if isinstance(self.head, Eagle3Head):
-            return self.head.normed(out), weight_of(self.head.head)
-        return out, self.output_weight
 
 
 class RefiningRecipe(HeadRecipe):
@@ -229,9 +226,9 @@ class RefiningRecipe(HeadRecipe):
         The first guess of a draft chooses no candidates that are refined.
         """
         shape = *columns.shape, -1
-        taught = self.teach(seen, refined.view(shape), self.output_weight, columns)
+        taught = self.teach(seen, refined.view(shape), columns)
         if self.candidates and not first:
-            again = self.teach(seen, raw.view(shape), self.output_weight, columns)
+            again = self.teach(seen, raw.view(shape), columns)
             taught["loss"] = taught["loss"] + self.candidates * again["loss"]
         return taught
 
@@ -268,7 +265,7 @@ class BlockRecipe(RefiningRecipe):
     ) -> tuple[dict[str, Tensor], Tensor | None]:
         """The losses of one level, and the cell's state there."""
         if self.head.refiner is None:
-            return self.teach(seen, out, self.output_weight, columns), None
+            return self.teach(seen, out, columns), None
         embedded = self.head.embedded(now.tokens, self.shared)
         refined, state = self.head.refiner(out.flatten(0, 1), embedded, above)
         return self.teach_both(seen, refined, out, columns, above is None), state

@@ -219,7 +219,7 @@ def at(x: Tensor, columns: Tensor) -> Tensor:
 
 
 def head_weight(model: Transformer) -> Tensor:
-    """The weight of an output head, `[V, H]`.
+    """The weight of an output head, `[V, H]`, whose products are logits.
 
     Raises `TrainingError` if the head has a bias, or the model has an encoder.
     """
@@ -227,7 +227,8 @@ def head_weight(model: Transformer) -> Tensor:
         raise TrainingError(f"models of family {model.spec.family!r} cannot be trained: they have an encoder")
     if model.spec.head.biased:
         raise TrainingError(f"models of family {model.spec.family!r} cannot be trained: the head has a bias")
-    return weight_of(model.head)
+    weight, scale = weight_of(model.head), model.spec.head.scale
+    return weight if scale == 1.0 else weight * scale
 
 
 def weight_of(linear: nn.Module) -> Tensor:

@@ -105,9 +105,12 @@ class TrainingRun:
         It measures the mean number of tokens a step, at temperatures 0 and 1.
         """
         from soothsay import LLM
+        from soothsay.model.weights.checkpoint import read_model_config
         from soothsay.train.evaluate import mean_accepted, measuring
 
-        prompts = [example.prompt for example in held_out]
+        source = read_model_config(self.checkpoint()).source
+        begun = 0 if source is None else len(source.start)  # tokens that a request adds to its source
+        prompts = [example.prompt[: len(example.prompt) - begun] for example in held_out]
         llm: list[LLM] = []
 
         def evaluate(directory: Path) -> dict[str, float]:

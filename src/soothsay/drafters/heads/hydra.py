@@ -1,7 +1,7 @@
 """Hydra (Ankner et al. 2024, arXiv 2402.05109): Medusa's heads, each of which reads the tokens above it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -85,7 +85,7 @@ def open_hydra(files: DrafterFiles, fit: TargetFit) -> StoredHead:
     return StoredHead(fit, "Hydra (soothsay)", lambda: HydraHead(config), {})
 
 
-FORMAT = own_format(open_hydra)
+FORMAT = replace(own_format(open_hydra), reads_last=True)
 
 
 class Hydra(StateGrownDrafter[HydraHead]):

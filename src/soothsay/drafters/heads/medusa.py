@@ -216,6 +216,7 @@ FORMAT = HeadFormat(
     open_medusa,
     lambda files: any(re.fullmatch(pattern, name) for name in files.names for pattern in (ORIGINAL, VLLM)),
     layouts={"": write_medusa, "vllm": write_vllm_medusa},
+    reads_last=True,
 )
 
 

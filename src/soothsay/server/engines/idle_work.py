@@ -29,7 +29,8 @@ def _probe(llm: LLM) -> str:
     """A digest of the log-probabilities of a fixed prompt and of the token after it, by each adapter too."""
     size = min(PROBE, (llm.config.max_context or 2) // 2)
     prompt = [index * 37 % llm.model.spec.vocab_size for index in range(size)]
-    params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, logprobs=1, prompt_logprobs=0)
+    scored = 0 if llm.model.spec.source is None else None  # an encoder gives no probabilities
+    params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, logprobs=1, prompt_logprobs=scored)
     tenant = Tenant("numeric mode")  # whose blocks nobody shares
     try:
         computed = list[object]()

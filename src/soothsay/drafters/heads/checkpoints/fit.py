@@ -173,16 +173,11 @@ PADDING = 1024
 class TargetFit:
     """The target that a head is checked against, as the head sees it: through its view, if it has one.
 
-    Raises `DrafterError` if the view does not fit the target, or the target has an encoder.
+    Raises `DrafterError` if the view does not fit the target.
     """
 
     def __init__(self, target: Target, files: DrafterFiles):
         model = target.model
-        if model.spec.source is not None:
-            raise DrafterError(
-                f"{files.path} reads features of a decoder, and cannot draft for an encoder-decoder: choose "
-                "suffix, prompt-lookup, ngram, layer-skip or a draft model"
-            )
         self.config, self.embedding, self.kernels = model.spec, model.embedding, model.kernels
         self.context = target.config.max_context or model.spec.max_positions  # of the longest request
         self.files = files

@@ -125,7 +125,13 @@ def write_head(
 def _open(files: DrafterFiles, target: Target, own: bool) -> StoredHead:
     """Check the head in these files. `own`: they are the target's checkpoint."""
     try:
-        return _format(files, own).open(files, TargetFit(target, files))
+        chosen = _format(files, own)
+        if target.model.spec.source is not None and not chosen.reads_last:
+            raise DrafterError(
+                f"{files.path} reads features of a decoder, and cannot draft for an encoder-decoder: choose "
+                "suffix, prompt-lookup, ngram, layer-skip, medusa, hydra or a draft model"
+            )
+        return chosen.open(files, TargetFit(target, files))
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:
         if isinstance(error, DrafterError):
             if str(files.path) in str(error):

@@ -226,6 +226,9 @@ class HeadFormat:
 
     fills_masks: bool = False
 
+    reads_last: bool = False
+    """Whether heads read the feature of the last token alone, so that they draft for encoder-decoders too."""
+
     layouts: Mapping[str, Callable[[Any, str], Written]] = field(default_factory=dict)
     """Writers of a head for the model of a name, by layout; "" is the layout that most engines read."""
 
