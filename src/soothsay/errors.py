@@ -1,6 +1,21 @@
 """The errors that soothsay raises for wrong input. Each message names what is wrong and how to fix it."""
 
 
+def type_of(value: object) -> str:
+    """The type of a wrong value, with its article, such as "an int". That of None is "None"."""
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
+
+
+def shown(value: object, most: int = 80) -> str:
+    """A value as a message shows it: at most so many characters."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of thousands of digits
+        return "(a very long number)"
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
 class SoothsayError(Exception):
     """Base of every error that soothsay raises on purpose.
 

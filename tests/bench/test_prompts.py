@@ -102,7 +102,7 @@ def test_a_directory_of_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ({"messages": []}, "'messages' is empty"),
         ({"messages": ["Hello!"]}, "neither a 'text' nor 'messages'"),
         ({"messages": [*ask("Hi"), {"role": "user"}]}, "a message has no content"),
-        ({"messages": [{"role": "user", "content": 3}]}, "the content of message 1 is a int"),
+        ({"messages": [{"role": "user", "content": 3}]}, "the content of message 1 is an int"),
         ({"messages": [{"role": 1, "content": "Hi"}]}, "message 1 has no role"),
     ],
 )
