@@ -18,7 +18,7 @@ TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refu
 """Kinds of parts of a message that are text, and the field that has it."""
 
 EXPECTED = "give messages such as {'role': 'user', 'content': 'Hello!'}, or text for one of a user"
-SEVERAL = "this is one conversation; for several, give generate a list, with llm.chat_prompt(messages) of each"
+SEVERAL = "for several conversations, give generate a list with llm.chat_prompt(messages) of each"
 
 
 def text_part(part: Any) -> Any:

@@ -206,7 +206,7 @@ class LLM:
         parts = [part.name for part in getattr(drafter, "parts", ())]
         defaults = [f"{name} {value:g}" for name, value in self.sampling_defaults.items()]
         return {
-            "dtype": ("" if model.bits is None else f"int{model.bits} weights, ") + str(model.dtype)[6:],
+            "dtype": model.formats or str(model.dtype).removeprefix("torch."),
             "threads": f"{torch.get_num_threads()}",
             "kv_cache": f"{gib:,.2f} GiB for {tokens:,} tokens",
             "drafter": f"{drafter.name}" + (f": {', '.join(parts)}" if parts else ""),

@@ -26,7 +26,7 @@ import numpy as np
 
 from soothsay.core.arrays import FloatArray
 from soothsay.core.tree import DraftTree
-from soothsay.errors import ModelError, VerifierError, shown, type_of
+from soothsay.errors import ModelError, VerifierError, type_of
 from soothsay.own_files import named_in_file
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class Verifier:
 
     def __post_init__(self) -> None:
         if not callable(self.verify):
-            raise VerifierError(f"a verifier is a function of a tree and a chance, not {shown(self.verify, 60)}")
+            raise VerifierError(f"a verifier is a function of a tree and a chance, not {self.verify!r:.60}")
         if inspect.isfunction(self.verify) and not inspect.isgeneratorfunction(self.verify):
             raise self._wrong("is no generator: it must yield nodes, and return a Verdict")
         try:
@@ -172,7 +172,7 @@ class Verifier:
             while True:
                 if not isinstance(wanted, Sequence) or not wanted or {*wanted} - {*range(len(tree))}:
                     nodes = f"a list of nodes, 0 to {len(tree) - 1}"
-                    raise self._wrong(f"yielded {shown(wanted, 60)}; it must yield {nodes}")
+                    raise self._wrong(f"yielded {wanted!r:.60}; it must yield {nodes}")
                 wanted = steps.send((yield wanted))
         except StopIteration as ended:
             return self._checked(tree, ended.value, vocab_size)
@@ -183,12 +183,12 @@ class Verifier:
             raise self._wrong(f"returned {type_of(verdict)}; it must return a Verdict")
         path, tokens = verdict
         if {*path} - {*range(1, len(tree))} or [tree.parents[node] for node in path] != [0, *path][:-1]:
-            raise self._wrong(f"returned the path {shown(path, 60)}; each node must be a child of the one before")
+            raise self._wrong(f"returned the path {path!r:.60}; each node must be a child of the one before")
         if not tokens or [*tokens[:-1]] != [tree.tokens[node] for node in path]:
-            raise self._wrong(f"returned the tokens {shown(tokens, 60)}; they are those of its path and one more")
+            raise self._wrong(f"returned the tokens {tokens!r:.60}; they are those of its path and one more")
         if not isinstance(tokens[-1], Integral) or not 0 <= tokens[-1] < vocab_size:
             has = f"this model has tokens 0 to {vocab_size - 1}"
-            raise self._wrong(f"returned the token {shown(tokens[-1], 60)}; {has}")
+            raise self._wrong(f"returned the token {tokens[-1]!r:.60}; {has}")
         return Verdict([*path], [*tokens[:-1], int(tokens[-1])])
 
     def _wrong(self, what: str) -> VerifierError:

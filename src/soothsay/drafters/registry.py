@@ -276,8 +276,8 @@ def _made(spec: DrafterSpec, target: Target) -> Drafter:
         return _build(parse(spec), target)
     if not callable(spec):
         raise DrafterError(
-            f"drafter={shown(spec, 60)} is not possible: give a name, such as 'suffix', several in one text, such "
-            "as 'a > b', a class of drafters, or a drafter"
+            f"drafter={shown(spec, 60)} is not possible: give a name, such as 'suffix', several in one text, "
+            "such as 'a > b', a class of drafters, or a drafter"
         )
     made = spec(target)
     if not isinstance(made, Drafter):

@@ -309,20 +309,20 @@ def further_fields(
     return {name: value for name, value in (extra or {}).items() if name not in known}
 
 
-def ignored_fields(body: GenerationRequest) -> list[str]:
-    """The names of unknown fields that have a value and are ignored.
+def ignored_fields(body: GenerationRequest, missing: Mapping[str, str] = MISSING) -> list[str]:
+    """The names of unknown fields that have a value and are ignored. `missing`: see `MISSING`.
 
     Raises `ApiError` for a field that asks for what is missing here, or that looks like a misspelt one.
     """
     given = [name for name, value in (body.model_extra or {}).items() if value not in UNSET]
     names = []
     for name in given[:MAX_NAMES]:
-        if name in MISSING:
-            raise unsupported(name, f"{name} is not supported: {MISSING[name]}")
+        if name in missing:
+            raise unsupported(name, f"{name} is not supported: {missing[name]}")
         if name in WITHOUT_EFFECT or not PLAIN.fullmatch(name):
             continue
         if meant := get_close_matches(name, type(body).model_fields, n=1, cutoff=SIMILAR):
             message = f"{name} is not a parameter that this server knows; did you mean {meant[0]}?"
             raise ApiError(400, message, "unknown_parameter", param=name)
-        names.append(name)
+        names.append(f"{name} (give speculation.{name})" if name in Speculation.model_fields else name)
     return names
