@@ -7,6 +7,11 @@ def type_of(value: object) -> str:
     return "None" if value is None else f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
 
 
+def reason_of(error: BaseException) -> str:
+    """What an error says: its kind, its message, and its notes, which may name a drafter."""
+    return "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+
+
 def shown(value: object, most: int = 80) -> str:
     """A value as a message shows it: at most so many characters."""
     try:

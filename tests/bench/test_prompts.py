@@ -13,7 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from soothsay import LLM, RequestError, Tokenizer
-from soothsay.bench.prompts import PromptEntry, encode, read_prompts, spread
+from soothsay.bench.prompts import encode, read_prompts, spread
+from soothsay.corpus import PromptEntry
 
 
 def ask(text: str) -> tuple[dict[str, str], ...]:

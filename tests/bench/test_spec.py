@@ -22,7 +22,7 @@ import soothsay.core.answer as answer_module
 from soothsay import LLM, Drafter, DrafterError, DraftTree, Request, RequestError, SamplingParams, Target
 from soothsay.bench import measure
 from soothsay.bench.journal import Journal
-from soothsay.bench.prompts import SPEC_BENCH, PromptEntry, by_task, in_turns, read_prompts, user_message
+from soothsay.bench.prompts import SPEC_BENCH, by_task, in_turns, read_prompts
 from soothsay.bench.spec import contenders, spec_bench
 from soothsay.bench.spec.run_times import RunTimes
 from soothsay.bench.spec.spec_bench import SpecBench, SpecPlan, serving
@@ -30,6 +30,7 @@ from soothsay.bench.spec.spec_page import interval_table, slower
 from soothsay.bench.spec.spec_results import OVERALL, Lap, Score, SpecResults, SpecRow
 from soothsay.cli.app import app
 from soothsay.core.sampling import derive_seed
+from soothsay.corpus import PromptEntry, user_message
 from soothsay.drafters.base import NoDrafter
 from soothsay.drafters.lookup.exact_matches import PromptLookup
 from soothsay.errors import SoothsayError, VerifierError

@@ -191,10 +191,10 @@ def _check_limits(body: AnyRequest, config: ServerConfig) -> None:
         if len(given) > most or any(len(text) > config.max_stop_length for text in given):
             limits = f"{most} strings of {config.max_stop_length} characters"
             raise invalid(name, f"{name} is limited to {limits}")
-    n, tokens = body.n or 1, len(body.stop_token_ids or ())
+    n, tokens = 1 if body.n is None else body.n, len(body.stop_token_ids or ())
     rules = (
         ("prompt_logprobs", body.prompt_logprobs is not None and body.stream, " needs stream=false"),
-        ("n", n > config.max_n, f"={n} is not possible: it must be between 1 and {config.max_n}"),
+        ("n", not 1 <= n <= config.max_n, f"={n} is not possible: it must be between 1 and {config.max_n}"),
         ("truncate_prompt_tokens", body.truncate_prompt_tokens == 0, " must be at least 1, or -1"),
         ("stop_token_ids", tokens > config.max_stops, f" has more than {config.max_stops} tokens"),
         ("stream_options", body.stream_options is not None and not body.stream, " needs stream=true"),
