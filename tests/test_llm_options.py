@@ -40,7 +40,7 @@ def test_whole_numbers_of_the_engine(name: str, value: Any, expected: str) -> No
     match = rf"^{name}={value!r} is not possible: it must be an integer, {expected}$"
     with pytest.raises(ModelError, match=match):
         EngineConfig(**{name: value})
-    with pytest.raises(ModelError, match=match):  # there is no such model: options are looked at first
+    with pytest.raises(ValueError, match=match):  # there is no such model: options are looked at first
         LLM("/no/such/model", **{name: value})
 
 

@@ -33,7 +33,7 @@ class SoothsayError(Exception):
     """
 
 
-class ModelError(SoothsayError):
+class ModelError(SoothsayError, ValueError):
     """A model cannot be loaded: a file, a shape, an architecture or a dtype does not fit.
 
     Example:

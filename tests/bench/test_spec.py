@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from heads import untrained
@@ -23,6 +24,7 @@ from soothsay import LLM, Drafter, DrafterError, DraftTree, Request, RequestErro
 from soothsay.bench import measure
 from soothsay.bench.journal import Journal
 from soothsay.bench.prompts import SPEC_BENCH, by_task, in_turns, read_prompts
+from soothsay.bench.running import answer_of, running
 from soothsay.bench.spec import contenders, spec_bench
 from soothsay.bench.spec.run_times import RunTimes
 from soothsay.bench.spec.spec_bench import SpecBench, SpecPlan, serving
@@ -623,6 +625,21 @@ def command(tmp_path: Path, *options: str, width: str = "80") -> tuple[int, str]
     model = ["bench", "spec", "sibyl", "--dtype=float32", f"--spec-bench={file}", "-n8"]
     result = CliRunner().invoke(app, [*model, *options], env={"COLUMNS": width})
     return result.exit_code, result.output
+
+
+def test_a_drafter_that_fails_is_named() -> None:
+    class Raises(Drafter):
+        max_nodes = 2
+
+        def propose(self, requests: Any) -> Any:
+            raise ZeroDivisionError("oops")
+
+    llm = LLM("sibyl", drafter="none", kv_tokens=512)
+    with running(llm, [([17], SamplingParams(max_tokens=4))], Raises) as (request,):
+        while llm.engine.has_work:
+            llm.engine.step()
+    with pytest.raises(SoothsayError, match="a request: ZeroDivisionError: oops; drafter 'Raises' raised it"):
+        answer_of(request)
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -338,4 +338,5 @@ def test_an_interrupt_says_how_far_it_came(
     assert (stopped.exit_code, len((tmp_path / "out").read_text().splitlines())) == (130, 2)
     assert "stopped (2 of 5 conversations); the same command goes on" in stopped.output
     monkeypatch.undo()
-    assert "5 conversations, 2 of them from earlier runs" in CliRunner().invoke(app, command).output
+    again = CliRunner().invoke(app, command, env={"COLUMNS": "200"})
+    assert "5 conversations, 2 of them from earlier runs" in again.output

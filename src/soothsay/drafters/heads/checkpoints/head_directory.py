@@ -126,6 +126,8 @@ def _open(files: DrafterFiles, target: Target, own: bool) -> StoredHead:
     """Check the head in these files. `own`: they are the target's checkpoint."""
     try:
         return _format(files, own).open(files, TargetFit(target, files))
+    except ModelError:
+        raise
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:
         if isinstance(error, DrafterError):
             if str(files.path) in str(error):
