@@ -56,7 +56,7 @@ def test_an_answer_may_have_calls_and_no_content() -> None:
         (HELLO[0], TypeError, "a list, not a dict"),
         (b"Hello!", TypeError, "a list, not a bytes"),
         (["Hello!"], TypeError, "message 1 is a str"),
-        ([HELLO], TypeError, r"message 1 is a list: .* generate a list, with llm\.chat_prompt"),
+        ([HELLO], TypeError, r"message 1 is a list: .* generate a list with llm\.chat_prompt"),
         ([{"role": "user"}], RequestError, "^message 1 has no content: give"),
         ([*HELLO, {"role": "system", "content": None}], RequestError, "^message 2 has no content"),
         ([*HELLO, {"content": "Hello!"}], RequestError, "message 2 has no role"),
