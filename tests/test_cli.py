@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,12 +24,14 @@ from typer.testing import CliRunner, Result
 
 import soothsay
 from soothsay import LLM, RequestError, SamplingParams, SoothsayError, Stream
-from soothsay.bench.prompts import DEMO, PromptEntry, read_prompts
+from soothsay.bench.prompts import DEMO, read_prompts
 from soothsay.cli import demo_command as demo_module
 from soothsay.cli.app import app
 from soothsay.cli.chat_command import Conversation
 from soothsay.cli.demo_command import DemoAnswer
+from soothsay.cli.generate_command import _write
 from soothsay.core.answer import Piece
+from soothsay.corpus import PromptEntry
 from soothsay.server.tools.reasoning import ReasoningFormat
 
 PROMPT = "A man in a blue shirt is standing"
@@ -93,8 +97,9 @@ def test_generate_reads_stdin_and_files(llm: LLM, tmp_path: Path) -> None:
 
 def test_generate_in_the_chat_template(llm: LLM) -> None:
     text = llm.chat([{"role": "user", "content": LOOPING}], GREEDY).text
-    assert run(*CHAT, LOOPING, "-n", "24").stdout == text
-    assert run("generate", "-t", "0", LOOPING, "-n", "24").stdout == text  # the model has a template
+    assert not text.endswith("\n")
+    assert run(*CHAT, LOOPING, "-n", "24").stdout == f"{text}\n"
+    assert run("generate", "-t", "0", LOOPING, "-n", "24").stdout == f"{text}\n"  # the model has a template
     assert run(*RAW, LOOPING, "-n", "24").stdout == llm.generate(LOOPING, GREEDY).text != text
 
 
@@ -102,7 +107,24 @@ def test_generate_in_the_template_of_a_file(llm: LLM, tmp_path: Path) -> None:
     file = tmp_path / "plain.jinja"
     file.write_text("{{ messages[0].content }}")
     text = llm.generate(PROMPT, GREEDY).text
-    assert run(*CHAT, PROMPT, "-n", "24", "--chat-template", str(file)).stdout == text
+    assert run(*CHAT, PROMPT, "-n", "24", "--chat-template", str(file)).stdout == f"{text}\n"
+
+
+@pytest.mark.parametrize(
+    ("texts", "exact", "expected"),
+    [
+        (("One.",), False, "One.\n"),
+        (("One.\n", ""), False, "One.\n"),
+        (("One.",), True, "One."),
+        ((), False, ""),
+    ],
+)
+def test_generate_ends_a_line_once(
+    texts: tuple[str, ...], exact: bool, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pieces: Any = [SimpleNamespace(text=text) for text in texts]
+    _write(pieces, exact=exact)
+    assert capsys.readouterr().out == expected
 
 
 def test_generate_stops_at_any_of_the_strings(llm: LLM) -> None:
@@ -123,7 +145,7 @@ def test_generate_names_chats_where_a_model_ends_at_once(llm: LLM) -> None:
 def test_generate_puts_stats_on_stderr(llm: LLM) -> None:
     result = run(*CHAT, LOOPING, "-n", "48", "-d", "suffix + mtp", "--stats")
     params = replace(GREEDY, max_tokens=48)
-    assert result.stdout == llm.chat([{"role": "user", "content": LOOPING}], params).text
+    assert result.stdout == llm.chat([{"role": "user", "content": LOOPING}], params).text + "\n"
     assert re.search(r"48 tokens in [\d.]+ s, \d+ tokens/s; \d+ steps, [\d.]+ tokens a step", result.stderr)
     assert re.search(r"accepted by depth: \d+% .*; by drafter: (suffix|mtp) \d+", result.stderr)
     assert "ended by length" in result.stderr

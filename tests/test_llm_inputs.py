@@ -52,8 +52,8 @@ class TestPrompts:
             (b"abc", "bytes"),
             ({"prompt": "a"}, "dict"),
             ({17, 266}, "set"),
-            (None, "NoneType"),
-            (5, "int"),
+            (None, "must not be None"),
+            (5, "must not be an int"),
             (1.5, "float"),
             ([1.5, 2.5], "float"),
             (np.array([1.5, 2.5]), "float"),
@@ -66,13 +66,25 @@ class TestPrompts:
         ids=str,
     )
     def test_anything_else_is_refused(self, sibyl: LLM, prompt: Any, match: str) -> None:
-        with pytest.raises(TypeError, match=rf"{match}.*: give text, a sequence of token ids"):
+        with pytest.raises(TypeError, match=rf"{match}.*: give text, or a sequence of token ids"):
             sibyl.generate(prompt, GREEDY)
         assert not sibyl.engine.has_work
 
     def test_a_stream_has_one_prompt(self, sibyl: LLM) -> None:
-        with pytest.raises(TypeError, match="'Hello' is not a token id"):
+        with pytest.raises(TypeError, match=r"'Hello' is not a token id: give .* ids \(integers\)$"):
             sibyl.stream(["Hello", "Hello"], GREEDY)  # type: ignore[list-item]
+        with pytest.raises(TypeError, match=r"^'aaa.*aaa\.\.\. is not a token id"):
+            sibyl.stream(["a" * 100], GREEDY)  # type: ignore[list-item]
+
+    def test_messages_are_no_prompt(self, sibyl: LLM) -> None:
+        message: Any = {"role": "user", "content": "Hello!"}
+        for call in (sibyl.stream, sibyl.generate):
+            for given in ([message], message):
+                with pytest.raises(TypeError, match=r"^messages are no prompt: .* llm\.chat_prompt"):
+                    call(given, GREEDY)
+        with pytest.raises(TypeError, match=r"llm\.chat_prompt"):
+            sibyl.generate([[message], [message]], GREEDY)
+        assert sibyl.stream(sibyl.chat_prompt([message]), GREEDY).result == sibyl.chat([message], GREEDY)
 
 
 class TestParams:
@@ -125,6 +137,10 @@ class TestParams:
             ({"ignore_eos": "no"}, "ignore_eos='no' .* must be True or False"),
             ({"include_stop_str_in_output": None}, "must be True or False"),
             ({"skip_special_tokens": 2}, "must be True or False"),
+            ({"stop": 5}, "^stop=5 is not possible: give strings, not an int$"),
+            ({"stop": ["a", 1]}, r"^stop=\['a', 1\] .* not an int$"),
+            ({"bad_words": [None]}, "^bad_words=.* not None$"),
+            ({"stop": ["a", ""]}, "not an empty one$"),
         ],
     )
     def test_other_values_are_refused(self, given: Any, match: str) -> None:

@@ -40,8 +40,24 @@ def test_whole_numbers_of_the_engine(name: str, value: Any, expected: str) -> No
     match = rf"^{name}={value!r} is not possible: it must be an integer, {expected}$"
     with pytest.raises(ModelError, match=match):
         EngineConfig(**{name: value})
-    with pytest.raises(ModelError, match=match):  # there is no such model: options are looked at first
+    with pytest.raises(ValueError, match=match):  # there is no such model: options are looked at first
         LLM("/no/such/model", **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "match"),
+    [
+        ("drafer", "^LLM has no option 'drafer'; did you mean drafter\\?$"),
+        ("max_contxt", "did you mean max_context\\?$"),
+        ("colour", "^LLM has no option 'colour'; it has drafter, .*, max_context, .*, engines$"),
+        ("threads", r"torch\.set_num_threads"),
+    ],
+)
+def test_an_unknown_option_names_the_nearest(name: str, match: str) -> None:
+    with pytest.raises(TypeError, match=match):
+        LLM("/no/such/model", **{name: 0})
+    with pytest.raises(TypeError, match=f"^EngineConfig has no option '{name}'"):
+        EngineConfig().with_options(**{name: 0})  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(("name", "value"), [("learn", "0.1"), ("learn", None), ("max_stall", "1")])
@@ -114,8 +130,8 @@ def test_a_gpu_that_is_not_here() -> None:
     ("model", "error", "match"),
     [
         ("", ModelError, "^no model at ''"),
-        (None, TypeError, "^a model is a path, a name or a Transformer, not a NoneType"),
-        (3, TypeError, "not a int"),
+        (None, TypeError, "^a model is a path, a name or a Transformer, not None$"),
+        (3, TypeError, "not an int$"),
     ],
 )
 def test_what_is_no_model(model: Any, error: type[Exception], match: str) -> None:
@@ -129,7 +145,7 @@ def test_what_is_no_model(model: Any, error: type[Exception], match: str) -> Non
         (3, "^drafter=3 is not possible: give a name"),
         (["suffix", "mtp"], r"^drafter=\['suffix', 'mtp'\] is not possible: .*'a > b'"),
         ({"name": "suffix"}, "is not possible: give a name"),
-        (lambda target: None, "gave a NoneType"),
+        (lambda target: None, "gave None, which is no Drafter"),
         (EngineConfig, None),
     ],
     ids=["number", "list", "dict", "function of nothing", "other class"],

@@ -15,8 +15,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from soothsay.bench.prompts import PromptEntry, user_message
-from soothsay.corpus import Tally, read_entries
+from soothsay.corpus import PromptEntry, Tally, read_entries, user_message
 from soothsay.errors import RequestError
 
 EDITS, CALLS = "edits", "calls"

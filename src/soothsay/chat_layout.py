@@ -9,7 +9,7 @@ from secrets import token_hex
 from typing import Any
 
 from soothsay.chat_template import ChatTemplate
-from soothsay.errors import ModelError, RequestError
+from soothsay.errors import ModelError, RequestError, shown, type_of
 from soothsay.files import read_json_object, read_model_text
 
 Message = Mapping[str, Any]
@@ -18,6 +18,7 @@ TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refu
 """Kinds of parts of a message that are text, and the field that has it."""
 
 EXPECTED = "give messages such as {'role': 'user', 'content': 'Hello!'}, or text for one of a user"
+SEVERAL = "for several conversations, give generate a list with llm.chat_prompt(messages) of each"
 
 
 def text_part(part: Any) -> Any:
@@ -47,7 +48,7 @@ def conversation(messages: object) -> list[Message]:
     if isinstance(messages, str):
         return [{"role": "user", "content": messages}]
     if not isinstance(messages, Iterable) or isinstance(messages, Mapping | bytes):
-        raise TypeError(f"messages must be a list, not a {type(messages).__name__}: {EXPECTED}")
+        raise TypeError(f"messages must be a list, not {type_of(messages)}: {EXPECTED}")
     given = list(messages)
     if not given:
         raise RequestError(f"a conversation needs at least one message: {EXPECTED}")
@@ -55,8 +56,10 @@ def conversation(messages: object) -> list[Message]:
 
 
 def _for_template(message: Any, place: str) -> Message:
+    if isinstance(message, list | tuple):
+        raise TypeError(f"{place} is {type_of(message)}: {SEVERAL}")
     if not isinstance(message, Mapping):
-        raise TypeError(f"{place} is a {type(message).__name__}: {EXPECTED}")
+        raise TypeError(f"{place} is {type_of(message)}: {EXPECTED}")
     if not isinstance(message.get("role"), str):
         raise RequestError(f"{place} has no role: {EXPECTED}")
     changed: dict[str, Any] = {"role": "system"} if message["role"] == "developer" else {}
@@ -66,7 +69,9 @@ def _for_template(message: Any, place: str) -> Message:
     if isinstance(content, list | tuple):
         changed["content"] = "".join(_text_of(part, place) for part in content)
     elif not isinstance(content, str | None):
-        raise TypeError(f"the content of {place} is a {type(content).__name__}: give text, or text parts")
+        raise TypeError(f"the content of {place} is {type_of(content)}: give text, or text parts")
+    elif content is None and message["role"] in ("user", "system", "developer"):
+        raise RequestError(f"{place} has no content: {EXPECTED}")
     return {**message, **changed}
 
 
@@ -88,7 +93,9 @@ def _text_of(part: Any, place: str) -> str:
     except (TypeError, KeyError):
         text = None
     if not isinstance(text, str):
-        raise TypeError(f"{place} has {part!r:.60}, which is no part: give {{'type': 'text', 'text': ...}}")
+        raise TypeError(
+            f"{place} has {shown(part, 60)}, which is no part: give {{'type': 'text', 'text': ...}}"
+        )
     return text
 
 

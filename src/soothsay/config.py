@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import Literal, TypedDict, Unpack
 
@@ -146,8 +148,14 @@ class EngineConfig:
 
     def with_options(self, **options: Unpack[EngineOptions]) -> EngineConfig:
         """Replace single numbers. Raises `TypeError` for a name that is not the engine's."""
-        known = self.__dataclass_fields__
-        for name in options:
-            if name not in known:
-                raise TypeError(f"LLM has no option {name!r}; the engine's are {', '.join(known)}")
+        check_names("EngineConfig", options, self.__dataclass_fields__)
         return replace(self, **options)
+
+
+def check_names(owner: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Raise `TypeError` if `owner` has no option of a given name. It says which one is meant, or all."""
+    for name in given:
+        if name not in known:
+            meant = get_close_matches(name, known, 1)
+            hint = f"did you mean {meant[0]}?" if meant else f"it has {', '.join(known)}"
+            raise TypeError(f"{owner} has no option {name!r}; {hint}")

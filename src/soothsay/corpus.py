@@ -1,4 +1,4 @@
-"""Reads conversations and texts from files: JSON lines, plain text, and directories of `datasets`."""
+"""Reads conversations, texts and prompts from files: JSON lines, plain text, directories of `datasets`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import gzip
 import importlib
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -267,3 +267,103 @@ def _rows(directory: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         data = data["train"]
     for number, row in enumerate(data):
         yield f"{directory}, row {number}", row
+
+
+MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
+"""Categories of MT-bench, which Spec-Bench counts as one task."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptEntry:
+    """One prompt of a file."""
+
+    prompt: str | tuple[Message, ...]  # text to continue, or a conversation for the chat template
+    category: str = ""  # kind of task; empty: unknown
+    id: str = ""  # the file's identifier of it, or its number
+    later: tuple[str, ...] = ()  # further messages of the user, each after an answer to the one before
+    number: int = field(default=0, compare=False)  # its place in the file, from 1
+
+    @property
+    def task(self) -> str:
+        """Spec-Bench's task: the category, or "conversation" for MT-bench's categories."""
+        return "conversation" if self.category in MT_BENCH else self.category or "prompts"
+
+    @property
+    def turns(self) -> tuple[str, ...]:
+        """The prompt's last message, and the user's messages after it."""
+        return (self.messages[-1]["content"], *self.later)
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The prompt as a conversation: a text is the message of a user."""
+        return user_message(self.prompt) if isinstance(self.prompt, str) else self.prompt
+
+
+def user_message(text: str) -> tuple[Message, ...]:
+    """The conversation in which a user says one thing."""
+    return ({"role": "user", "content": text},)
+
+
+def prompt_items(path: Path) -> Iterator[tuple[str, object]]:
+    """Yield what may be a prompt in a file, each with its place.
+
+    - JSON lines, a JSON array, or a directory that `datasets` has saved: see `read_items`. If the name does
+      not say it, the first line does.
+    - Any other file: each line that is not blank is a user's message.
+
+    Raises `RequestError` if the file cannot be read.
+    """
+    first = b"" if path.is_dir() else next((line for _, line in read_lines(path)), b"")
+    plain_text = path.name.removesuffix(".gz").endswith(".txt")
+    if has_lines(path) or (first.lstrip()[:1] in (b"{", b"[") and not plain_text):
+        yield from read_items(path)
+        return
+    for number, line in read_lines(path):
+        where = f"{path}, line {number}"
+        try:
+            yield where, {"turns": [line.decode("utf-8-sig").rstrip("\r\n")]}
+        except UnicodeDecodeError as error:
+            raise RequestError(f"{where}: not UTF-8: {error.reason} at byte {error.start + 1}") from None
+
+
+def as_prompt(item: object, number: int) -> PromptEntry:
+    """Return the prompt of a line, or of a JSON value; `number` is its place in the file, from 1.
+
+    An object has a conversation, see `as_entry`, which ends before the assistant's last answer; or the user's
+    messages as `turns`, as in Spec-Bench (Xia et al. 2024, arXiv 2401.07851); or a text to continue as
+    `prompt` or `text`. `category` (or `task`) and `question_id` (or `id`) are kept.
+
+    Raises `ValueError` if the item is nothing of that.
+    """
+    raw = parse_line(item) if isinstance(item, bytes) else item
+    fields: Mapping[str, Any] = raw if isinstance(raw, Mapping) else {}
+    later: list[str] = []
+    prompt: str | tuple[Message, ...]
+    if "turns" in fields:
+        first, *later = _texts(fields["turns"], "turns")
+        prompt = user_message(first)
+    elif "prompt" in fields and not {"messages", "conversations", "completion"} & fields.keys():
+        (prompt,) = _texts([fields["prompt"]], "prompt")
+    else:
+        entry = as_entry(raw)
+        prompt = entry if isinstance(entry, str) else _without_answer(entry)
+    category = fields.get("category", fields.get("task", ""))
+    own_id = fields.get("question_id", fields.get("id", number))
+    return PromptEntry(prompt, str(category), str(own_id), tuple(later), number)
+
+
+def _without_answer(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The messages up to the last one that is not the assistant's. Raises `ValueError` if there is none."""
+    kept = [place for place, message in enumerate(messages, 1) if message["role"] != "assistant"]
+    if not kept:
+        raise ValueError("nobody asks anything: all messages are the assistant's")
+    return tuple(messages[: kept[-1]])
+
+
+def _texts(given: object, name: str) -> list[str]:
+    """A list of at least one text, none of which is empty. Raises `ValueError` for anything else."""
+    texts = given if isinstance(given, list) else []
+    if not texts or not all(isinstance(text, str) and text for text in texts):
+        raise ValueError(f"{name} must be text, and not empty")
+    check_text("".join(texts))
+    return texts

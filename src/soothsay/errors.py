@@ -1,6 +1,26 @@
 """The errors that soothsay raises for wrong input. Each message names what is wrong and how to fix it."""
 
 
+def type_of(value: object) -> str:
+    """The type of a wrong value, with its article, such as "an int". That of None is "None"."""
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
+
+
+def reason_of(error: BaseException) -> str:
+    """What an error says: its kind, its message, and its notes, which may name a drafter."""
+    return "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+
+
+def shown(value: object, most: int = 80) -> str:
+    """A value as a message shows it: at most so many characters."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of thousands of digits
+        return "(a very long number)"
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
 class SoothsayError(Exception):
     """Base of every error that soothsay raises on purpose.
 
@@ -13,7 +33,7 @@ class SoothsayError(Exception):
     """
 
 
-class ModelError(SoothsayError):
+class ModelError(SoothsayError, ValueError):
     """A model cannot be loaded: a file, a shape, an architecture or a dtype does not fit.
 
     Example:

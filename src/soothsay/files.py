@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from soothsay.errors import ModelError
+from soothsay.errors import ModelError, type_of
 
 MAX_JSON_BYTES = 2**25
 """Size limit of a JSON file of a model in bytes. The index of a model with 90,000 tensors takes 9 MB."""
@@ -143,7 +143,7 @@ def read_json_object(file: Path) -> dict[str, Any]:
     except ValueError as error:  # JSONDecodeError, UnicodeDecodeError, and integers with too many digits
         raise ModelError(f"{file} is not valid JSON ({error}); download it again") from error
     if not isinstance(value, dict):
-        raise ModelError(f"{file} should hold a JSON object, not a {type(value).__name__}")
+        raise ModelError(f"{file} should hold a JSON object, not {type_of(value)}")
     if _is_deeper(value, MAX_JSON_DEPTH):
         raise ModelError(_too_deep(file))
     return value

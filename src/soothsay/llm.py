@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from soothsay.chat_layout import conversation
-from soothsay.config import DType, EngineConfig, EngineOptions, KVDType
+from soothsay.config import DType, EngineConfig, EngineOptions, KVDType, check_names
 from soothsay.core.cache import kv_bytes
 from soothsay.core.constraint import Constraint
 from soothsay.core.params import SamplingParams
@@ -44,6 +44,9 @@ from soothsay.tokenizer import NO_TOKENIZER, Message, Tokenizer, with_layout
 
 class LLM:
     """A language model with its engine and its drafters.
+
+    It computes with the threads that PyTorch has in this process, by default one for each physical core:
+    `torch.set_num_threads(4)` sets their number.
 
     Args:
         model: a Hugging Face directory, a `.gguf` file, the name of a bundled model, `owner/name` on the hub,
@@ -105,6 +108,10 @@ class LLM:
         config: EngineConfig | None = None,
         **engine_options: Unpack[EngineOptions],
     ):
+        known = [*(LLM.__init__.__kwdefaults__ or ()), *EngineConfig.__dataclass_fields__]
+        if "threads" in engine_options:
+            raise TypeError("LLM has no option 'threads'; torch.set_num_threads sets those of the process")
+        check_names("LLM", engine_options, known)
         config = (config or EngineConfig()).with_options(**engine_options)
         eos_ids: tuple[int, ...] = ()
         path = None
@@ -202,7 +209,7 @@ class LLM:
         parts = [part.name for part in getattr(drafter, "parts", ())]
         defaults = [f"{name} {value:g}" for name, value in self.sampling_defaults.items()]
         return {
-            "dtype": ("" if model.bits is None else f"int{model.bits} weights, ") + str(model.dtype)[6:],
+            "dtype": model.formats or str(model.dtype).removeprefix("torch."),
             "threads": f"{torch.get_num_threads()}",
             "kv_cache": f"{gib:,.2f} GiB for {tokens:,} tokens",
             "drafter": f"{drafter.name}" + (f": {', '.join(parts)}" if parts else ""),
@@ -330,6 +337,15 @@ class LLM:
 
         Raises `TypeError` for what is no message, and for what is meant for `params`, and what `generate`
         raises for one prompt.
+
+        `chat_prompt` makes the prompt of a conversation, for `stream`, or for `generate` with many of them.
+
+        Example:
+            >>> params = SamplingParams(temperature=0, max_tokens=5)
+            >>> asked = [[{"role": "user", "content": text}] for text in ("Hello!", "Who are you?")]
+            >>> answers = llm.generate([llm.chat_prompt(messages) for messages in asked], params)
+            >>> answers[0].text == llm.chat(asked[0], params).text
+            True
         """
         prompt = self.chat_prompt(messages, continue_final_message=continue_final_message, **variables)
         return self.generate(prompt, params, drafter=drafter, adapter=adapter, traced=traced)
@@ -347,6 +363,13 @@ class LLM:
 
         Arguments are those of `generate`, for one prompt. Raises `RequestError` if the prompt cannot be
         served or `params.n` is not 1. Iterating raises `StepError` if the engine fails at the prompt.
+
+        Example:
+            >>> messages = [{"role": "user", "content": "Hello!"}]
+            >>> params = SamplingParams(temperature=0, max_tokens=5)
+            >>> for piece in llm.stream(llm.chat_prompt(messages), params):
+            ...     print(piece.text, end="", flush=True)
+            Do you need help with
         """
         params = self._params(params)
         if params.n != 1:

@@ -21,14 +21,15 @@ from soothsay.core.sampling import derive_seed
 from soothsay.core.scores import PromptScores
 from soothsay.core.tenant import EVERYBODY, Tenant
 from soothsay.drafters.base import Drafter
-from soothsay.errors import RequestError
+from soothsay.errors import RequestError, shown, type_of
 from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.tokenizer import NO_TOKENIZER, Tokenizer
 
 Prompt = str | Sequence[int] | np.ndarray[Any, np.dtype[Any]] | Tensor
 """Text, or token ids: a sequence or an array with one dimension."""
 
-EXPECTED = "give text, a sequence of token ids (integers), or a list of such prompts"
+EXPECTED = "give text, or a sequence of token ids (integers)"
+MESSAGES = "messages are no prompt: call llm.chat, or give llm.chat_prompt(messages)"
 
 
 def listed(prompts: object) -> tuple[list[Any], bool]:
@@ -38,7 +39,7 @@ def listed(prompts: object) -> tuple[list[Any], bool]:
     """
     if isinstance(prompts, str):
         return [prompts], True
-    items = _items(prompts)
+    items = _items(prompts, f"{EXPECTED}, or a list of such prompts")
     return ([items], True) if items and all(map(_is_id, items)) else (items, False)
 
 
@@ -47,7 +48,8 @@ def token_ids(prompt: object) -> list[int]:
     ids = _items(prompt)
     for one in ids:
         if not _is_id(one):
-            raise TypeError(f"{one!r:.40} is not a token id: {EXPECTED}")
+            _check_is_no_message(one)
+            raise TypeError(f"{shown(one, 40)} is not a token id: {EXPECTED}")
     return list(map(int, ids))
 
 
@@ -68,18 +70,24 @@ def check_params(params: object) -> None:
     """Raise `TypeError` for parameters that are not `SamplingParams`."""
     if not isinstance(params, SamplingParams):
         fields = "**params" if isinstance(params, Mapping) else "temperature=0"
-        raise TypeError(f"params must not be a {type(params).__name__}: write SamplingParams({fields})")
+        raise TypeError(f"params must not be {type_of(params)}: write SamplingParams({fields})")
 
 
-def _items(given: object) -> list[Any]:
+def _items(given: object, expected: str = EXPECTED) -> list[Any]:
     """The items of an array or a collection that has an order. Raises `TypeError` for anything else."""
     if isinstance(given, np.ndarray | Tensor):
         given = given.tolist()
     if not isinstance(given, Iterable) or isinstance(
         given, str | bytes | bytearray | Mapping | set | frozenset
     ):
-        raise TypeError(f"a prompt must not be a {type(given).__name__}: {EXPECTED}")
+        _check_is_no_message(given)
+        raise TypeError(f"a prompt must not be {type_of(given)}: {expected}")
     return list(given)
+
+
+def _check_is_no_message(given: object) -> None:
+    if isinstance(given, Mapping) and "role" in given:
+        raise TypeError(MESSAGES)
 
 
 def _is_id(item: object) -> bool:

@@ -10,7 +10,7 @@ from weakref import finalize
 from soothsay.core.answer import FinishReason, Piece, SpeculationStats, StepTrace, TokenLogprobs
 from soothsay.core.request import Request
 from soothsay.engine.engine import Engine
-from soothsay.errors import RequestError, StepError
+from soothsay.errors import RequestError, StepError, reason_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +194,7 @@ class Stream:
             return piece
         failure = self._request.failure
         if failure is not None:
-            reason = "; ".join([f"{type(failure).__name__}: {failure}", *getattr(failure, "__notes__", ())])
-            raise StepError(f"the engine failed at this request: {reason}") from failure
+            raise StepError(f"the engine failed at this request: {reason_of(failure)}") from failure
         return None
 
 

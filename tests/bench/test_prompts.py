@@ -13,7 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from soothsay import LLM, RequestError, Tokenizer
-from soothsay.bench.prompts import PromptEntry, encode, read_prompts, spread
+from soothsay.bench.prompts import encode, read_prompts, spread
+from soothsay.corpus import PromptEntry
 
 
 def ask(text: str) -> tuple[dict[str, str], ...]:
@@ -102,7 +103,7 @@ def test_a_directory_of_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ({"messages": []}, "'messages' is empty"),
         ({"messages": ["Hello!"]}, "neither a 'text' nor 'messages'"),
         ({"messages": [*ask("Hi"), {"role": "user"}]}, "a message has no content"),
-        ({"messages": [{"role": "user", "content": 3}]}, "the content of message 1 is a int"),
+        ({"messages": [{"role": "user", "content": 3}]}, "the content of message 1 is an int"),
         ({"messages": [{"role": 1, "content": "Hi"}]}, "message 1 has no role"),
     ],
 )

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from heads import untrained
@@ -22,7 +23,8 @@ import soothsay.core.answer as answer_module
 from soothsay import LLM, Drafter, DrafterError, DraftTree, Request, RequestError, SamplingParams, Target
 from soothsay.bench import measure
 from soothsay.bench.journal import Journal
-from soothsay.bench.prompts import SPEC_BENCH, PromptEntry, by_task, in_turns, read_prompts, user_message
+from soothsay.bench.prompts import SPEC_BENCH, by_task, in_turns, read_prompts
+from soothsay.bench.running import answer_of, running
 from soothsay.bench.spec import contenders, spec_bench
 from soothsay.bench.spec.run_times import RunTimes
 from soothsay.bench.spec.spec_bench import SpecBench, SpecPlan, serving
@@ -30,6 +32,7 @@ from soothsay.bench.spec.spec_page import interval_table, slower
 from soothsay.bench.spec.spec_results import OVERALL, Lap, Score, SpecResults, SpecRow
 from soothsay.cli.app import app
 from soothsay.core.sampling import derive_seed
+from soothsay.corpus import PromptEntry, user_message
 from soothsay.drafters.base import NoDrafter
 from soothsay.drafters.lookup.exact_matches import PromptLookup
 from soothsay.errors import SoothsayError, VerifierError
@@ -622,6 +625,21 @@ def command(tmp_path: Path, *options: str, width: str = "80") -> tuple[int, str]
     model = ["bench", "spec", "sibyl", "--dtype=float32", f"--spec-bench={file}", "-n8"]
     result = CliRunner().invoke(app, [*model, *options], env={"COLUMNS": width})
     return result.exit_code, result.output
+
+
+def test_a_drafter_that_fails_is_named() -> None:
+    class Raises(Drafter):
+        max_nodes = 2
+
+        def propose(self, requests: Any) -> Any:
+            raise ZeroDivisionError("oops")
+
+    llm = LLM("sibyl", drafter="none", kv_tokens=512)
+    with running(llm, [([17], SamplingParams(max_tokens=4))], Raises) as (request,):
+        while llm.engine.has_work:
+            llm.engine.step()
+    with pytest.raises(SoothsayError, match="a request: ZeroDivisionError: oops; drafter 'Raises' raised it"):
+        answer_of(request)
 
 
 def test_the_command(tmp_path: Path) -> None:

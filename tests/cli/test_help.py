@@ -50,6 +50,21 @@ def test_ten_options_come_first(shown: tuple[Any, str]) -> None:
     assert "SOOTHSAY_SERVE_API_KEY" in text or "env var" not in text
 
 
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        ("serve --bogus", ""),
+        ("serve --prot", " (Possible options: --port)"),
+        ("train medusa --stpes", "--steps)"),
+    ],
+)
+def test_an_unknown_option_offers_close_names_only(given: str, hint: str) -> None:
+    result = CliRunner().invoke(app, given.split(), env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert re.search(rf"No such option: --\w+.*{re.escape(hint)}$", result.output.strip())
+    assert ("Possible" in result.output) == bool(hint)
+
+
 def test_the_options_of_models_are_the_same_everywhere() -> None:
     commands = {" ".join(name): command for name, command in EVERY}
     for name in ("generate", "chat", "serve", "batch", "verify"):

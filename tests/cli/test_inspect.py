@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from public_models import public_configs
 from tiny import adapted
 from typer.testing import CliRunner, Result
 
+from soothsay import LLM
 from soothsay.cli.app import app
 from soothsay.drafters.heads.checkpoints.head_directory import write_head
 from soothsay.drafters.heads.eagle import EagleConfig, EagleHead
@@ -113,6 +115,12 @@ def test_layers_that_keep_a_state(tmp_path: Path) -> None:
 def test_several_streams(tmp_path: Path) -> None:
     random_oracle("gemma3n").save_pretrained(tmp_path)
     assert facts(inspect(str(tmp_path)))["streams"] == "3 of 64, predicted and corrected in each layer"
+
+
+@pytest.mark.parametrize("dtype", ["auto", "int8"])
+def test_a_numeric_mode_has_one_name(dtype: Any) -> None:
+    told = facts(inspect("sibyl", "--dtype", dtype))["runs here"].partition("; ")[0]
+    assert told == LLM("sibyl", dtype=dtype, drafter="none").about()["dtype"]
 
 
 def test_a_configuration_alone(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from soothsay import LLM
 from soothsay.cli.app import app
 from soothsay.cli.serve_command import _address, _request, cors_origins
+from soothsay.server.batch.batch_run import BatchSummary
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def test_batch_takes_the_model_in_its_place_or_by_name(given: str, monkeypatch: 
 
     def run(*places: str, **_: Any) -> Any:
         called.append(places)
-        return SimpleNamespace(lines=0, failed=0, tokens=0, earlier=0)
+        return BatchSummary(lines=0, failed=0, earlier=0, tokens=0)
 
     monkeypatch.setattr("soothsay.server.batch.batch_run.run_batch", run)
     result = CliRunner().invoke(app, ["batch", *given.split()])

@@ -136,7 +136,7 @@ def giving(yielded: Any, returned: Any) -> Callable[..., Any]:
         ([99], None, r"'mine' yielded \[99\]; it must yield"),
         ([], None, r"'mine' yielded \[\]"),
         (None, Verdict([], [1]), "'mine' yielded None"),
-        ([0], None, "'mine' returned a NoneType; it must return a Verdict"),
+        ([0], None, "'mine' returned None; it must return a Verdict"),
         ([0], ([], [1]), "'mine' returned a tuple; it must"),
         ([0], Verdict([99], [1, 1]), r"'mine' returned the path \[99\]; each node must be a child"),
         ([0], Verdict([2], [7, 1]), r"'mine' returned the path \[2\]; each node must be a child"),

@@ -102,9 +102,9 @@ def written(self: Drafter, requests: Sequence[Request]) -> list[DraftTree]:
 @pytest.mark.parametrize(
     ("propose", "match"),
     [
-        (lambda self, requests: None, "'Mine': propose gave a NoneType; .* a list of 1 DraftTree"),
+        (lambda self, requests: None, "'Mine': propose gave None; .* a list of 1 DraftTree"),
         (lambda self, requests: [], "'Mine': propose gave 0 trees for 1 requests"),
-        (lambda self, requests: [None], "'Mine': propose gave a NoneType in its list"),
+        (lambda self, requests: [None], "'Mine': propose gave None in its list"),
         (lambda self, requests: [[5, 6]], "'Mine': propose gave a list in its list"),
         (chain(10**6), "'Mine': propose gave token 1000000; this model has tokens 0 to"),
         (chain(-1), "'Mine': propose gave token -1;"),
@@ -200,7 +200,7 @@ def test_a_class_in_a_file(llm: LLM, mine: Path, spec: str) -> None:
     ("wanted", "match"),
     [
         ("mine.py:Agian", "mine.py has no class 'Agian'; its drafters are: Again"),
-        ("mine.py:nothing", "mine.py:nothing' gave a NoneType, which is no Drafter"),
+        ("mine.py:nothing", "mine.py:nothing' gave None, which is no Drafter"),
         ("mine.py:Again(size=1)", "has no option 'size'; its options are count"),
         ("none.py:Again", "there is no file .*none.py, where a drafter should be"),
         ("broken.py:Again", "broken.py, line 2: ZeroDivisionError"),

@@ -186,6 +186,17 @@ def test_a_batch_that_fails_only_together_ends_with_the_right_tokens(options: di
     assert failed <= MAX_DOUBLINGS + 1 < passed / 4
 
 
+def test_a_trace_is_told_once_for_each_request(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    sabotage(llm, "forward", monkeypatch)
+    for _ in range(2):
+        with pytest.raises(StepError):
+            llm.generate([BAD, 17], GREEDY)
+    told = [record.exc_info is not None for record in caplog.records if record.message == "step failed"]
+    assert told == [True, False] * 2  # together with others, then alone
+
+
 def test_one_prompt_and_a_stream_raise_what_happened(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     sabotage(llm, "forward", monkeypatch)
     with pytest.raises(StepError, match="failed at this request: RuntimeError: broken") as raised:

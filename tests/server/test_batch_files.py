@@ -38,13 +38,14 @@ def all_lines(path: Path) -> list[BatchLine]:
     ("raw", "status", "message"),
     [
         (b"{", 400, "line 7: the text is not valid JSON"),
+        (b'{"custom_id": \n', 400, "line 7: the text is not valid JSON: Expecting value at character 16"),
         (b'{"custom_id": "\xff"}', 400, "line 7: the text is not UTF-8"),
         (b"[" * 100_000, 400, "more than 32768 fields"),
         (b'{"custom_id": ' + b"[" * 5000 + b"]" * 5000 + b"}", 400, "nested deeper than 64"),
         (b"[" + b"{}," * 40_000 + b"{}]", 400, "more than 32768 fields"),
         (b"[]", 400, "line 7: give a JSON object"),
-        (b"{}", 400, "line 7: custom_id: Field required"),
-        (json.dumps(entry(5)).encode(), 400, "line 7: custom_id: Input should be a valid string"),
+        (b"{}", 400, "line 7: custom_id: it is missing"),
+        (json.dumps(entry(5)).encode(), 400, "line 7: custom_id: it must be a string"),
         (json.dumps(entry("")).encode(), 400, "line 7: custom_id"),
         (json.dumps(entry("x" * 513)).encode(), 400, "line 7: custom_id"),
         (b'{"custom_id": "a", "custom_id": "b"}', 400, "custom_id: the field is given twice"),
@@ -52,7 +53,7 @@ def all_lines(path: Path) -> list[BatchLine]:
         (b'{"custom_id": "\\ud800"}', 400, "half of a character"),
         (None, 413, f"line 7: the line is longer than {MAX_LINE} bytes"),
     ],
-    ids=range(14),
+    ids=range(15),
 )
 def test_what_is_no_request_has_an_error_and_its_number(raw: bytes | None, status: int, message: str) -> None:
     line = read_line(7, raw)
@@ -140,7 +141,7 @@ def test_double_ids_are_named_with_both_lines(tmp_path: Path) -> None:
 
 def test_input_that_cannot_be_read_twice(tmp_path: Path) -> None:
     for path in (tmp_path, Path("/dev/null"), tmp_path / "missing"):
-        with pytest.raises(RequestError, match="is not a file"):
+        with pytest.raises(RequestError, match=r"is not a file|there is no file"):
             BatchInput(path)
 
 
@@ -171,7 +172,7 @@ def test_answers_are_found_again(answered: Path) -> None:
     assert [line["custom_id"] for line in lines] == [f'"a\\{index}\n\u2028' for index in range(3)]
     assert [line["response"]["status_code"] for line in lines] == [200, 404, 200]
     with BatchOutput(answered) as output:
-        assert (len(output.keys), output.failed) == (3, 1)
+        assert (len(output.keys), [*output.failures]) == (3, [output.keys[1]])
         assert [f"batch_req_{key:016x}" for key in output.keys] == [line["id"] for line in lines]
 
 
@@ -244,7 +245,7 @@ def test_one_process_writes_an_output(answered: Path) -> None:
 
 def test_outputs_that_are_no_files(tmp_path: Path) -> None:
     for path in (Path("/dev/full"), tmp_path, tmp_path / "no" / "out", Path("/proc/out")):
-        with pytest.raises(RequestError, match=r"is not a file|cannot be written"):
+        with pytest.raises(RequestError, match=r"is not a file|cannot be written|no folder"):
             BatchOutput(path)
 
 

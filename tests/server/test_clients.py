@@ -58,6 +58,8 @@ def test_fields_without_effect(running: Running, fields: dict[str, Any]) -> None
 def test_unknown_fields_are_ignored_and_named(running: Running, stream: bool) -> None:
     reply = ask(running, CHAT, stream=stream, frobnicate=1, top_a=0.2, unset=None, **{"a\r\nb": 1})
     assert reply.headers[HEADER] == "frobnicate, top_a"
+    lost = ask(running, CHAT, stream=stream, drafter="none").headers[HEADER]
+    assert lost == "drafter (give speculation.drafter)"
     many = {f"field_number_{number}": number for number in range(1000)}
     assert len(ask(running, CHAT, stream=stream, **many).headers[HEADER].split(", ")) == 32
 

@@ -291,6 +291,8 @@ def test_an_infill(filling: tuple[Running, Tokenizer]) -> None:
     ids = [*tokenizer.encode(""), prefix, *before, suffix, *after, middle, *begun]
     assert said["tokens_evaluated"] == len(ids)
     assert said["content"] == openai(running, prompt=[ids], max_tokens=8)["choices"][0]["text"]
+    error = post(running, "/v1/completions", {"prompt": "a", "suffix": "b"}).json()["error"]
+    assert error["message"].startswith("suffix is not supported: use POST /infill")
     for mark in (prefix, suffix, middle):  # another gap begins
         ended = post(running, "/infill", body, logit_bias=[[mark, 100]]).json()
         assert (ended["stop_type"], ended["tokens_predicted"]) == ("eos", 1)
@@ -307,6 +309,8 @@ def test_a_model_that_cannot_fill_gaps(running: Running) -> None:
     reply = post(running, "/infill", {"input_prefix": "a", "input_suffix": "b"})
     assert reply.status_code == 400
     assert "use /completion" in reply.json()["error"]["message"]
+    error = post(running, "/v1/completions", {"prompt": "a", "suffix": "b"}).json()["error"]
+    assert error["message"] == "suffix is not supported: this model continues a text at its end only"
 
 
 def test_the_layout_of_infills() -> None:

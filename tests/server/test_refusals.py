@@ -267,10 +267,14 @@ def test_what_is_not_there_is_said_to_be_missing(
     ("body", "param", "words"),
     [
         ([1], None, "give a JSON object"),
-        ({"prompt": {"a": 1}}, "prompt", "Input should be a valid string or a valid list"),
-        ({"prompt": ["a", 1]}, "prompt.1", "prompt.1: Input should be a valid string"),
-        ({"prompt": "a", "stop": 3}, "stop", "Input should be a valid string or a valid list"),
-        ({"prompt": "a", "speculation": 3}, "speculation", "Input should be an object or a valid boolean"),
+        ({"prompt": {"a": 1}}, "prompt", "it must be a string or a list"),
+        ({"prompt": ["a", 1]}, "prompt.1", "prompt.1: it must be a string"),
+        ({"prompt": "a", "stop": 3}, "stop", "it must be a string or a list"),
+        ({"prompt": "a", "speculation": 3}, "speculation", "it must be an object or true or false"),
+        ({"prompt": "a", "stop": ["b", 3]}, "stop.1", "stop.1: it must be a string"),
+        ({"prompt": "a", "n": 0}, "n", "n=0 is not possible: it must be between 1 and 16"),
+        ({"prompt": "a", "n": 10_000}, "n", "n=10000 is not possible: it must be between 1 and 16"),
+        ({}, "prompt", "prompt: it is missing"),
         ({"prompt": "a", "speculation": {"x": 1}}, "speculation.x", "speculation.x is not a parameter"),
     ],
     ids=str,
@@ -282,6 +286,11 @@ def test_errors_name_no_class_and_no_alternative(
     error = reply.json()["error"]
     assert (reply.status_code, error["param"]) == (400, param)
     assert words in error["message"]
+
+
+def test_a_list_that_is_too_short(running: Running) -> None:
+    error = httpx.post(f"{running.url}/v1/chat/completions", json={"messages": []}).json()["error"]
+    assert error["message"] == "messages: it must have at least 1 item, not 0"
 
 
 def test_a_compressed_body_is_refused(running: Running) -> None:

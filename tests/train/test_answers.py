@@ -14,12 +14,14 @@ import typer
 from typer.testing import CliRunner
 
 from soothsay import LLM, RequestError, SamplingParams, Tokenizer
+from soothsay.cli.app import app
 from soothsay.cli.command_classes import as_function
 from soothsay.cli.train.train_app import AnswerConversations
 from soothsay.core.sampling import derive_seed
 from soothsay.errors import SoothsayError, TrainingError
 from soothsay.files import locked
 from soothsay.model.transformer import Transformer
+from soothsay.train import answers
 from soothsay.train.answers import AnswersReport, NumberedMessages, read_unanswered, write_answers
 from soothsay.train.examples import read_examples
 
@@ -270,7 +272,7 @@ def test_models_without_a_template(tiny: Callable[..., Transformer], sibyl: LLM,
 def test_files_of_questions(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     good: list[Any] = [{"messages": [user(f"{i}"), answer("?")]} for i in range(200)]
-    bad: list[Any] = [{"text": "a text"}, {"messages": [answer("nobody asked")]}]
+    bad: list[Any] = [{"messages": [SYSTEM]}, {"messages": [answer("nobody asked")]}]
     file.write_text("\n".join(json.dumps(entry) for entry in [*bad, *good]))
     asked, tally = read_unanswered(file)
     assert sorted(one.number for one in asked) == list(range(2, 202))
@@ -283,6 +285,17 @@ def test_files_of_questions(tmp_path: Path) -> None:
     file.write_text("")
     with pytest.raises(RequestError, match="has no conversations"):
         read_unanswered(file)
+
+
+def test_questions_in_all_forms_that_benchmarks_read(tmp_path: Path) -> None:
+    file, plain = tmp_path / "prompts.jsonl", tmp_path / "prompts.txt"
+    forms = [{"turns": ["a", "b"]}, {"prompt": "a"}, {"conversations": [{"from": "human", "value": "a"}]}]
+    file.write_text("\n".join(map(json.dumps, forms)))
+    asked = {one.number: one.messages for one in read_unanswered(file)[0]}
+    assert asked == {0: (user("a"), user("b")), 1: (user("a"),), 2: (user("a"),)}
+    plain.write_text("a\n\nb\n")
+    asked = {one.number: one.messages for one in read_unanswered(plain)[0]}
+    assert asked == {0: (user("a"),), 1: (user("b"),)}
 
 
 # the command
@@ -306,3 +319,24 @@ def test_the_command(prompts: Path, tmp_path: Path, sibyl: LLM) -> None:
     out.write_text("other\n")
     failed = CliRunner().invoke(app, args)
     assert isinstance(failed.exception, SoothsayError)
+
+
+def test_an_interrupt_says_how_far_it_came(
+    prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, calls = answers._write, []
+
+    def interrupted(*parts: Any) -> None:
+        calls.append(parts)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        write(*parts)
+
+    monkeypatch.setattr(answers, "_write", interrupted)
+    command = ["train", "data", "sibyl", str(prompts), "-o", str(tmp_path / "out"), "--max-tokens", "4"]
+    stopped = CliRunner().invoke(app, command)
+    assert (stopped.exit_code, len((tmp_path / "out").read_text().splitlines())) == (130, 2)
+    assert "stopped (2 of 5 conversations); the same command goes on" in stopped.output
+    monkeypatch.undo()
+    again = CliRunner().invoke(app, command, env={"COLUMNS": "200"})
+    assert "5 conversations, 2 of them from earlier runs" in again.output

@@ -321,7 +321,7 @@ def test_packed_files_and_several(written: Callable[..., Path], tmp_path: Path) 
         ("{not json", "not JSON: Expecting property name"),
         ("[1, 2]", r"a JSON object is expected, not '\[1, 2\]'"),
         ({"prompt": "x"}, "neither a 'text' nor 'messages'"),
-        ({"prompt": "x", "completion": 5}, "the content of message 2 is a int"),
+        ({"prompt": "x", "completion": 5}, "the content of message 2 is an int"),
         ({"messages": [{"role": "user"}]}, "a message has no content: neither a 'text' nor 'messages'"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url parts are not"),
         ({"conversations": [{"value": "x"}]}, "message 1 has no role"),

@@ -11,8 +11,9 @@ from typing import Any
 from soothsay import LLM, Drafter, DrafterError, SamplingParams
 from soothsay.bench.bench_plans import LearnPlan
 from soothsay.bench.measure import rotated
-from soothsay.bench.prompts import PromptEntry, encode
+from soothsay.bench.prompts import encode
 from soothsay.bench.tables import ResultTable
+from soothsay.corpus import PromptEntry
 from soothsay.drafters.learning.learning_drafter import can_learn
 from soothsay.drafters.registry import build_drafter
 from soothsay.plotting import new_figure, series_style, tidy

@@ -13,9 +13,10 @@ from soothsay import LLM, RequestError, SamplingParams
 from soothsay.bench.bench_plans import LengthPlan
 from soothsay.bench.journal import Journal, Records, conditions, short_hash
 from soothsay.bench.measure import Meter, Progress, turns
-from soothsay.bench.prompts import PromptEntry, encode, read_prompts, spread
+from soothsay.bench.prompts import encode, read_prompts, spread
 from soothsay.bench.running import answer_of, running
 from soothsay.bench.tables import ResultTable
+from soothsay.corpus import PromptEntry
 from soothsay.drafters.registry import build_drafter
 from soothsay.plotting import new_figure, series_style, tidy
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from soothsay.corpus import as_entry, check_text, has_lines, parse_line, plain, read_items, read_lines
+from soothsay.corpus import PromptEntry, as_prompt, plain, prompt_items
 from soothsay.errors import RequestError
 
 if TYPE_CHECKING:
     from soothsay.llm import LLM
-    from soothsay.tokenizer import Message, Tokenizer
+    from soothsay.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
@@ -26,108 +25,24 @@ DEMO = BUNDLED / "demo" / "prompts.jsonl"
 SPEC_BENCH = BUNDLED / "spec-bench" / "questions.jsonl.gz"
 """The questions of Spec-Bench (Xia et al. 2024, arXiv 2401.07851)."""
 
-MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
-"""Categories of MT-bench, which Spec-Bench counts as one task."""
-
-
-@dataclass(frozen=True, slots=True)
-class PromptEntry:
-    """One prompt of a file."""
-
-    prompt: str | tuple[Message, ...]  # text to continue, or a conversation for the chat template
-    category: str = ""  # kind of task; empty: unknown
-    id: str = ""  # the file's identifier of it, or its number
-    later: tuple[str, ...] = ()  # further messages of the user, each after an answer to the one before
-    number: int = field(default=0, compare=False)  # its place in the file, from 1
-
-    @property
-    def task(self) -> str:
-        """Spec-Bench's task: the category, or "conversation" for MT-bench's categories."""
-        return "conversation" if self.category in MT_BENCH else self.category or "prompts"
-
-    @property
-    def turns(self) -> tuple[str, ...]:
-        """The prompt's last message, and the user's messages after it."""
-        return (self.messages[-1]["content"], *self.later)
-
-    @property
-    def messages(self) -> tuple[Message, ...]:
-        """The prompt as a conversation: a text is the message of a user."""
-        return user_message(self.prompt) if isinstance(self.prompt, str) else self.prompt
-
-
-def user_message(text: str) -> tuple[Message, ...]:
-    """The conversation in which a user says one thing."""
-    return ({"role": "user", "content": text},)
-
 
 def read_prompts(path: Path) -> list[PromptEntry]:
     """Read the prompts of a file, in order.
 
-    - JSON lines, or a JSON array: objects with a conversation as `messages`, `conversations` (ShareGPT), or
-      `prompt` and `completion`; with the user's messages as `turns`, as in Spec-Bench (Xia et al. 2024, arXiv
-      2401.07851); or with a text to continue as `prompt` or `text`. `category` (or `task`) and `question_id`
-      (or `id`) are kept.
-    - A directory that `datasets` has saved: its rows have the same keys.
-    - Any other file: each line that is not blank is a user's message.
-
-    A conversation ends before the assistant's last answer. A name that ends in `.gz` says that the file is
-    compressed. This reads what training reads, see `soothsay.corpus.read_entries`.
+    See `soothsay.corpus.prompt_items` for the files, and `soothsay.corpus.as_prompt` for what is in them.
 
     Raises `RequestError` if the file cannot be read or has no prompts, or for an entry that cannot be used,
     which is named.
     """
     entries = list[PromptEntry]()
-    for number, (where, item) in enumerate(_items(path), 1):
+    for number, (where, item) in enumerate(prompt_items(path), 1):
         try:
-            entries.append(_entry(item, number))
+            entries.append(as_prompt(item, number))
         except ValueError as error:
             raise RequestError(f"{where}: {error}") from None
     if not entries:
         raise RequestError(f"{path} has no prompts")
     return entries
-
-
-def _items(path: Path) -> Iterator[tuple[str, object]]:
-    """The entries of a file, each with its place. A name that says nothing leaves it to the first line."""
-    first = b"" if path.is_dir() else next((line for _, line in read_lines(path)), b"")
-    plain_text = path.name.removesuffix(".gz").endswith(".txt")
-    if has_lines(path) or (first.lstrip()[:1] in (b"{", b"[") and not plain_text):
-        yield from read_items(path)
-        return
-    for number, line in read_lines(path):
-        where = f"{path}, line {number}"
-        try:
-            yield where, {"turns": [line.decode("utf-8-sig").rstrip("\r\n")]}
-        except UnicodeDecodeError as error:
-            raise RequestError(f"{where}: not UTF-8: {error.reason} at byte {error.start + 1}") from None
-
-
-def _entry(item: object, number: int) -> PromptEntry:
-    """Raises `ValueError`."""
-    raw = parse_line(item) if isinstance(item, bytes) else item
-    fields: Mapping[str, Any] = raw if isinstance(raw, Mapping) else {}
-    later: list[str] = []
-    prompt: str | tuple[Message, ...]
-    if "turns" in fields:
-        first, *later = _texts(fields["turns"], "turns")
-        prompt = user_message(first)
-    elif "prompt" in fields and not {"messages", "conversations", "completion"} & fields.keys():
-        (prompt,) = _texts([fields["prompt"]], "prompt")
-    else:
-        entry = as_entry(raw)
-        prompt = entry if isinstance(entry, str) else _without_answer(entry)
-    category = fields.get("category", fields.get("task", ""))
-    own_id = fields.get("question_id", fields.get("id", number))
-    return PromptEntry(prompt, str(category), str(own_id), tuple(later), number)
-
-
-def _without_answer(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """The messages up to the last one that is not the assistant's. Raises `ValueError` if there is none."""
-    kept = [place for place, message in enumerate(messages, 1) if message["role"] != "assistant"]
-    if not kept:
-        raise ValueError("nobody asks anything: all messages are the assistant's")
-    return tuple(messages[: kept[-1]])
 
 
 def by_task(entries: Sequence[PromptEntry], limit: int | None = None) -> dict[str, list[PromptEntry]]:
@@ -185,15 +100,6 @@ def encode_with(tokenizer: Tokenizer, entry: PromptEntry) -> list[int]:
         return tokenizer.encode_chat(entry.prompt)
     except RequestError as error:
         raise RequestError(f"prompt {entry.id}: {error}") from error
-
-
-def _texts(given: object, name: str) -> list[str]:
-    """A list of at least one text, none of which is empty. Raises `ValueError` for anything else."""
-    texts = given if isinstance(given, list) else []
-    if not texts or not all(isinstance(text, str) and text for text in texts):
-        raise ValueError(f"{name} must be text, and not empty")
-    check_text("".join(texts))
-    return texts
 
 
 QUESTION = "Tell me a story about a river, a bridge and a town."

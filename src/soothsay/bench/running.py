@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from soothsay import LLM, Request, SamplingParams
 from soothsay.core.tenant import EVERYBODY, Tenant
 from soothsay.drafters.registry import DrafterSpec
-from soothsay.errors import SoothsayError
+from soothsay.errors import SoothsayError, reason_of
 
 
 @contextmanager
@@ -48,6 +48,7 @@ def running(
 def answer_of(request: Request) -> list[int]:
     """The tokens of an ended request. Raises `SoothsayError` if the engine failed at it."""
     if request.failure is not None:
-        raise SoothsayError(f"the engine failed at a request: {request.failure}") from request.failure
+        reason = reason_of(request.failure)
+        raise SoothsayError(f"the engine failed at a request: {reason}") from request.failure
     tokens: list[int] = request.tokens[request.num_prompt :].tolist()
     return tokens

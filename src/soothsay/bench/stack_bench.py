@@ -20,11 +20,12 @@ from soothsay.bench.journal import Journal, conditions, short_hash
 from soothsay.bench.measure import Meter, Progress, turns
 from soothsay.bench.peers.engines.peer import Setup, UnavailableError
 from soothsay.bench.peers.peer_process import PeerProcess
-from soothsay.bench.prompts import PASSAGE, TOPICS, PromptEntry, encode_with, read_prompts, spread
+from soothsay.bench.prompts import PASSAGE, TOPICS, encode_with, read_prompts, spread
 from soothsay.bench.running import answer_of, running
 from soothsay.bench.stack_results import PEER, PLAIN, Rung, StackResults, StackRun
 from soothsay.config import DType
 from soothsay.core.tenant import Tenant
+from soothsay.corpus import PromptEntry
 from soothsay.drafters.registry import build_drafter
 from soothsay.errors import ModelError, RequestError, SoothsayError
 from soothsay.model.weights.checkpoint import open_checkpoint, read_model_config

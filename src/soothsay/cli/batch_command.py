@@ -10,15 +10,12 @@ import typer
 from rich.console import Console
 
 from soothsay.cli.serve_command import EngineOptions, PlacementOptions
-from soothsay.cli.terminal import progress_bar
+from soothsay.cli.terminal import goes_on, progress_bar
 from soothsay.errors import SoothsayError
 from soothsay.options import ModelChoice, argument, common, option, shared
 
 if TYPE_CHECKING:
     from soothsay.server.batch.batch_run import BatchSummary
-
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells have it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,42 +51,36 @@ class Batch:
             raise SoothsayError("give three names: MODEL INPUT OUTPUT, or --model MODEL INPUT OUTPUT")
         model, source, output = ModelChoice(given[0], named).name, str(given[1]), str(given[2])
         self.engine.check(self.replicas, self.ray_address)
-        out = Console(highlight=False, markup=False, soft_wrap=True)
         begin = time.perf_counter()
-        reached: tuple[int, int] | None = None
         loading = f"reading {source}, loading {model} ..."
-        with progress_bar("answering", "lines", paced=True, loading=loading) as show:
-
-            def progress(done: int, total: int, tokens: int) -> None:
-                nonlocal reached
-                reached = done, total
-                show(done, total, tokens)
-
+        with (
+            progress_bar("answering", "lines", paced=True, loading=loading) as bar,
+            goes_on(bar, "lines") as progress,
+        ):
             from soothsay.server.batch.batch_run import run_batch
 
-            try:
-                summary = run_batch(
-                    *(model, source, output),
-                    name=self.name,
-                    seed=self.seed,
-                    replicas=self.replicas,
-                    ray_address=self.ray_address,
-                    progress=progress,
-                    **asdict(self.engine),
-                )
-            except KeyboardInterrupt:
-                where = "{:,} of {:,} lines".format(*reached) if reached else "before the first answer"
-                out.print(f"stopped ({where}); the same command goes on")
-                raise typer.Exit(INTERRUPTED) from None
-        out.print(_text(summary, time.perf_counter() - begin))
+            summary = run_batch(
+                *(model, source, output),
+                name=self.name,
+                seed=self.seed,
+                replicas=self.replicas,
+                ray_address=self.ray_address,
+                progress=progress,
+                **asdict(self.engine),
+            )
+        out = Console(highlight=False, markup=False, soft_wrap=True)
+        out.print(_text(summary, output, time.perf_counter() - begin))
         if summary.failed:
             raise typer.Exit(1)
 
 
-def _text(summary: BatchSummary, seconds: float) -> str:
+def _text(summary: BatchSummary, output: str, seconds: float) -> str:
     """The summary in one line."""
+    first = summary.first_failed
+    reasons = f" (the first is line {first}; {output} has the reasons)" if first else ""
     earlier = f"; {summary.earlier:,} lines had their answer before" if summary.earlier else ""
     return (
-        f"{summary.lines:,} lines: {summary.lines - summary.failed:,} answered, {summary.failed:,} failed; "
+        f"{summary.lines:,} lines: {summary.lines - summary.failed:,} answered, {summary.failed:,} failed"
+        f"{reasons}; "
         f"{summary.tokens:,} tokens in {seconds:.1f} s{earlier}"
     )

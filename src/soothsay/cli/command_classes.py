@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
+from difflib import get_close_matches
 from inspect import Parameter, Signature
 from itertools import count
 from pathlib import Path
@@ -42,6 +43,17 @@ class _Documented(TyperCommand):
         for one in options:
             one.help = texts.get(str(one.name), one.help)  # type: ignore[attr-defined]
         return options
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the arguments. The error for an unknown option offers names that are close without dashes."""
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:  # Click's, which is a part of some versions of typer
+            if offered := getattr(error, "possibilities", None):
+                bare = {one.lstrip("-"): one for one in offered}
+                meant = get_close_matches(error.option_name.lstrip("-"), bare)  # type: ignore[attr-defined]
+                error.possibilities = [bare[one] for one in meant]  # type: ignore[attr-defined]
+            raise
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write all options."""

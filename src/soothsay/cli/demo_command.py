@@ -14,10 +14,11 @@ from rich.padding import Padding
 from rich.progress import BarColumn, TextColumn
 from rich.text import Text
 
-from soothsay.bench.prompts import DEMO, PromptEntry, encode, read_prompts
+from soothsay.bench.prompts import DEMO, encode, read_prompts
 from soothsay.bench.tables import ResultTable, records_table
 from soothsay.cli.terminal import ACCEPTED, PLAIN, bars, fitting_drafters, load_llm
 from soothsay.config import DType
+from soothsay.corpus import PromptEntry
 from soothsay.errors import ModelError
 from soothsay.options import ModelOptions, common, drafters_like, option, optional, shared
 

@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Generate:
-    """Answer one prompt. Only the answer goes to stdout, as a stream."""
+    """Answer one prompt. Only the answer goes to stdout, as a stream, and a line end if it has none.
+
+    With --raw, a pipe gets the exact text.
+    """
 
     prompt: str | None = argument(default=None)
     """The prompt. '-' reads it from stdin, as does a pipe without a prompt."""
@@ -71,7 +74,7 @@ class Generate:
         chats = llm.tokenizer is not None and llm.tokenizer.has_chat_template
         chat = chats if self.chat is None else self.chat
         stream = llm.stream(llm.chat_prompt(text) if chat else text, params, adapter=adapter)
-        _write(stream)
+        _write(stream, exact=self.chat is False)
         choice, seconds = stream.choice, time.perf_counter() - begin
         console = Console(stderr=True, style="dim", highlight=False, soft_wrap=True)
         if self.stats or (self.stats is None and console.is_terminal):
@@ -82,15 +85,16 @@ class Generate:
             console.print("the model continued the prompt with nothing; it is made for chats: try --chat")
 
 
-def _write(stream: Iterable[Piece]) -> None:
-    """Write an answer to stdout, piece by piece."""
-    on_terminal = sys.stdout.isatty()
+def _write(stream: Iterable[Piece], *, exact: bool) -> None:
+    """Write an answer to stdout, piece by piece. Its line ends, unless a pipe wants the `exact` text."""
+    on_terminal, last = sys.stdout.isatty(), ""
     try:
         for piece in stream:
+            last = piece.text or last
             sys.stdout.write(harmless(piece.text) if on_terminal else piece.text)
             sys.stdout.flush()
     finally:
-        if on_terminal:
+        if (on_terminal or (last and not exact)) and not last.endswith("\n"):
             sys.stdout.write("\n")
 
 

@@ -187,6 +187,27 @@ def progress_bar(
 
 
 @contextmanager
+def goes_on(
+    progress: Callable[[int, int, int], None], items: str
+) -> Iterator[Callable[[int, int, int], None]]:
+    """Yield `progress`, the function of a `progress_bar`. Ctrl-C in the block says how far the work came."""
+    reached: list[int] = []
+
+    def show(done: int, total: int, tokens: int) -> None:
+        reached[:] = done, total
+        progress(done, total, tokens)
+
+    try:
+        yield show
+    except KeyboardInterrupt:
+        where = "{:,} of {:,} ".format(*reached) + items if reached else "before the first answer"
+        Console(highlight=False, markup=False, soft_wrap=True).print(
+            f"stopped ({where}); the same command goes on"
+        )
+        raise
+
+
+@contextmanager
 def work_bar(what: str, measure: ProgressColumn) -> Iterator[Callable[[int, int], None]]:
     """Show a bar with a measure of the work and the time left. Yields a function of (done, in total)."""
     with bars(TextColumn(what), BarColumn(), measure, TimeLeft(), TextColumn("left")) as progress:

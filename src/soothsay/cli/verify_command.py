@@ -15,10 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from soothsay.bench.measure import Meter
-from soothsay.bench.prompts import DEMO, PromptEntry, encode, read_prompts, spread
+from soothsay.bench.prompts import DEMO, encode, read_prompts, spread
 from soothsay.bench.tables import records_table
 from soothsay.cli.terminal import fitting_drafters, load_llm, progress_bar
 from soothsay.config import EngineConfig
+from soothsay.corpus import PromptEntry
 from soothsay.options import (
     PROMPTS,
     LoadOptions,

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from soothsay.core.grammar import Grammar
 from soothsay.core.verify import VERIFIERS, Verifier, match
-from soothsay.errors import RequestError
+from soothsay.errors import RequestError, shown, type_of
 
 MAX_WHOLE = 2**63 - 1
 """Limit of whole numbers. Clients send it where they mean "no limit"; seeds are hashed as 64 bits."""
@@ -48,7 +48,7 @@ class Bounds:
             number = int(value) if isinstance(value, Integral) else float(value)
             if self.low <= number <= self.high and (isinstance(number, int) or not self.whole):
                 return number
-        raise RequestError(f"{name}={_shown(value)} is not possible: it must be {self.what}")
+        raise RequestError(f"{name}={shown(value)} is not possible: it must be {self.what}")
 
 
 BOUNDS = {
@@ -174,7 +174,7 @@ class SamplingParams:
             )
         if not isinstance(self.verifier, str) or self.verifier not in VERIFIERS:
             known = ", ".join(VERIFIERS)
-            raise RequestError(f"verifier={_shown(self.verifier)} is not known; choose from {known}")
+            raise RequestError(f"verifier={shown(self.verifier)} is not known; choose from {known}")
 
     @property
     def rule(self) -> Verifier:
@@ -230,15 +230,17 @@ class SamplingParams:
 def _texts(name: str, value: Any) -> Collection[str]:
     """A text, or a collection of texts, as a collection. None: there are none."""
     texts = () if value is None else (value,) if isinstance(value, str) else value
-    if not isinstance(texts, Collection) or not all(isinstance(text, str) and text for text in texts):
-        raise RequestError(f"{name}={_shown(value)} is not possible: give strings that are not empty")
+    for text in texts if isinstance(texts, Collection) else (texts,):
+        if not isinstance(text, str) or not text:
+            found = "an empty one" if isinstance(text, str) else type_of(text)
+            raise RequestError(f"{name}={shown(value)} is not possible: give strings, not {found}")
     return texts
 
 
 def _flag(name: str, value: Any) -> bool:
     """A value as a bool of Python. NumPy's equal those of Python."""
     if value not in (True, False):
-        raise RequestError(f"{name}={_shown(value)} is not possible: it must be True or False")
+        raise RequestError(f"{name}={shown(value)} is not possible: it must be True or False")
     return bool(value)
 
 
@@ -246,13 +248,13 @@ def _check_bias(logit_bias: Any) -> None:
     if logit_bias is None:
         return
     if not isinstance(logit_bias, Mapping):
-        raise RequestError(f"logit_bias={_shown(logit_bias)} is not possible: map token ids to numbers")
+        raise RequestError(f"logit_bias={shown(logit_bias)} is not possible: map token ids to numbers")
     _check_token_ids("logit_bias", list(logit_bias))
     for token, bias in logit_bias.items():
         number = isinstance(bias, Real) and not isinstance(bias, bool)
         if not number or not (abs(bias) <= MAX_LOGIT_CHANGE or bias == -math.inf):
             raise RequestError(
-                f"logit_bias of token {token} is {_shown(bias)}: it must be between -1e6 and 1e6, or -inf"
+                f"logit_bias of token {token} is {shown(bias)}: it must be between -1e6 and 1e6, or -inf"
             )
 
 
@@ -261,7 +263,7 @@ def _check_token_ids(name: str, ids: Any) -> None:
     if not isinstance(ids, Collection) or not all(
         isinstance(token, Integral) and not isinstance(token, bool) for token in ids
     ):
-        raise RequestError(f"{name}={_shown(ids)} is not possible: token ids are integers")
+        raise RequestError(f"{name}={shown(ids)} is not possible: token ids are integers")
 
 
 def _distinct(ids: Any) -> array[int]:
@@ -276,12 +278,3 @@ def _distinct(ids: Any) -> array[int]:
     if not distinct:
         raise RequestError("allowed_token_ids=[] is not possible: it must allow at least one token")
     return distinct
-
-
-def _shown(value: object) -> str:
-    """A value as an error message shows it: not longer than a line."""
-    try:
-        text = repr(value)
-    except ValueError:  # an integer of thousands of digits
-        return "(a very long number)"
-    return text if len(text) <= 80 else f"{text[:77]}..."

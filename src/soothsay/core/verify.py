@@ -26,7 +26,7 @@ import numpy as np
 
 from soothsay.core.arrays import FloatArray
 from soothsay.core.tree import DraftTree
-from soothsay.errors import ModelError, VerifierError
+from soothsay.errors import ModelError, VerifierError, type_of
 from soothsay.own_files import named_in_file
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ class Verifier:
         """Run the algorithm. Raises `VerifierError` if it wants or gives what there cannot be."""
         steps = self.verify(tree, chance)
         if not isinstance(steps, Generator):
-            raise self._wrong(f"gave a {type(steps).__name__}; it must yield nodes, and return a Verdict")
+            raise self._wrong(f"gave {type_of(steps)}; it must yield nodes, and return a Verdict")
         wanted = next(steps, None)
         try:
             while True:
@@ -180,7 +180,7 @@ class Verifier:
     def _checked(self, tree: DraftTree, verdict: object, vocab_size: int) -> Verdict:
         """The verdict, if it is a path of the tree with its tokens and one more."""
         if not isinstance(verdict, Verdict):
-            raise self._wrong(f"returned a {type(verdict).__name__}; it must return a Verdict")
+            raise self._wrong(f"returned {type_of(verdict)}; it must return a Verdict")
         path, tokens = verdict
         if {*path} - {*range(1, len(tree))} or [tree.parents[node] for node in path] != [0, *path][:-1]:
             raise self._wrong(f"returned the path {path!r:.60}; each node must be a child of the one before")

@@ -42,7 +42,7 @@ from soothsay.drafters.models.draft_model import draft_model
 from soothsay.drafters.models.layer_skipping import LayerSkip
 from soothsay.drafters.models.lookahead import Lookahead
 from soothsay.drafters.places import drafter_directory, suffix_store
-from soothsay.errors import DrafterError
+from soothsay.errors import DrafterError, shown, type_of
 from soothsay.own_files import named_in_file
 
 OPERATORS = ("|", ">", "+")
@@ -276,12 +276,12 @@ def _made(spec: DrafterSpec, target: Target) -> Drafter:
         return _build(parse(spec), target)
     if not callable(spec):
         raise DrafterError(
-            f"drafter={spec!r:.60} is not possible: give a name, such as 'suffix', several in one text, such "
-            "as 'a > b', a class of drafters, or a drafter"
+            f"drafter={shown(spec, 60)} is not possible: give a name, such as 'suffix', several in one text, "
+            "such as 'a > b', a class of drafters, or a drafter"
         )
     made = spec(target)
     if not isinstance(made, Drafter):
-        raise DrafterError(f"drafter={spec!r:.60} gave a {type(made).__name__}, which is no Drafter")
+        raise DrafterError(f"drafter={shown(spec, 60)} gave {type_of(made)}, which is no Drafter")
     return made
 
 
@@ -321,7 +321,7 @@ def _build(spec: Named | Composed, target: Target) -> Drafter:
             raise DrafterError(f"drafter {name!r}: {p.name}={value!r} is not possible: it must be an integer")
     drafter = make(target, **options)
     if not isinstance(drafter, Drafter):
-        raise DrafterError(f"drafter {name!r} gave a {type(drafter).__name__}, which is no Drafter")
+        raise DrafterError(f"drafter {name!r} gave {type_of(drafter)}, which is no Drafter")
     own_name = name.rpartition(":")[2]
     drafter.name = own_name
     if target.config.learn and drafter.trained:

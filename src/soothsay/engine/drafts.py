@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from soothsay.core.request import Request, RequestDrafter
 from soothsay.core.tree import DraftTree
-from soothsay.errors import DrafterError
+from soothsay.errors import DrafterError, type_of
 
 Given = TypeVar("Given")
 Said = TypeVar("Said")
@@ -31,12 +31,12 @@ def check_drafts(
     """
     count = len(requests)
     if not isinstance(trees, list | tuple):
-        raise _wrong(drafter, f"a {type(trees).__name__}; it must give a list of {count} DraftTree")
+        raise _wrong(drafter, f"{type_of(trees)}; it must give a list of {count} DraftTree")
     if len(trees) != count:
         raise _wrong(drafter, f"{len(trees)} trees for {count} requests; it must give one for each")
     for tree, request in zip(trees, requests, strict=True):
         if not isinstance(tree, DraftTree):
-            raise _wrong(drafter, f"a {type(tree).__name__} in its list; it must give DraftTrees")
+            raise _wrong(drafter, f"{type_of(tree)} in its list; it must give DraftTrees")
         if not 0 <= min(tree.tokens) <= max(tree.tokens) < vocab_size:
             bad = next(token for token in tree.tokens if not 0 <= token < vocab_size)
             raise _wrong(drafter, f"token {bad}; this model has tokens 0 to {vocab_size - 1}")

@@ -9,10 +9,12 @@ keep their tokens.
 import logging
 from collections import deque
 from collections.abc import Sequence
+from traceback import extract_tb
 
 from soothsay.core.request import Request
 from soothsay.core.turn import Turn
 from soothsay.engine.scheduler import Scheduler
+from soothsay.errors import reason_of
 
 log = logging.getLogger("soothsay.engine")
 
@@ -34,6 +36,7 @@ class Recovery:
     def __init__(self, scheduler: Scheduler):
         self.num_failed = 0  # steps that failed
         self._scheduler = scheduler
+        self._told: object = None  # the last error: its reason and its place
         self._suspects: deque[tuple[Request, int]] = deque()  # and the cached tokens that it must get beyond
         self._in_a_row = 0  # joint steps that failed since the last one that did not
 
@@ -60,7 +63,10 @@ class Recovery:
             turns: of the step; None: it failed while requests were scheduled.
         """
         self.num_failed += 1
-        log.error("step failed", exc_info=error, extra={"alone": alone is not None})
+        told = reason_of(error), extract_tb(error.__traceback__)[-1:]
+        repeated = alone is not None and told == self._told  # a trace is told once
+        log.error("step failed", exc_info=None if repeated else error, extra={"alone": alone is not None})
+        self._told = told
         if alone is not None:
             self._scheduler.fail(alone, error)
             return

@@ -190,6 +190,8 @@ class Transformer(Entry):
         """Run the layers after these, in other processes."""
         self.bits: int | None = None
         """Bits to which weights of drafters are rounded, as the loaded weights are; None: all are plain."""
+        self.formats: str | None = None
+        """The number formats in words, if they were chosen on loading: `NumericMode.name`."""
 
     @property
     def device(self) -> torch.device:

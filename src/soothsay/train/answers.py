@@ -10,6 +10,7 @@ import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,9 +18,9 @@ from soothsay.core.answer import FinishReason
 from soothsay.core.params import SamplingParams
 from soothsay.core.request import Request
 from soothsay.core.sampling import derive_seed
-from soothsay.corpus import NAMED, Tally, read_entries
+from soothsay.corpus import NAMED, Tally, as_prompt, prompt_items, user_message
 from soothsay.drafters.registry import build_drafter
-from soothsay.errors import RequestError, TrainingError
+from soothsay.errors import RequestError, TrainingError, reason_of
 from soothsay.files import lock
 from soothsay.llm import LLM
 from soothsay.tokenizer import Message
@@ -57,7 +58,7 @@ def read_unanswered(file: Path) -> tuple[list[NumberedMessages], Tally]:
     """Read the conversations of a file without the assistant's messages.
 
     They are shuffled, so that a run that stops early has some of every kind. The order is always the same.
-    See `soothsay.corpus.read_entries` for the files that can be read.
+    The files are those of `bench spec`: see `soothsay.corpus.prompt_items` and `soothsay.corpus.as_prompt`.
 
     Returns:
         The conversations, and counts of the entries that were read.
@@ -65,8 +66,15 @@ def read_unanswered(file: Path) -> tuple[list[NumberedMessages], Tally]:
     Raises `RequestError` if there are no conversations, or too many that cannot be used.
     """
     tally, asked = Tally(), []
-    for where, entry in read_entries(file, tally):
-        messages = () if isinstance(entry, str) else tuple(m for m in entry if m["role"] != "assistant")
+    for where, item in prompt_items(file):
+        tally.read += 1
+        try:
+            entry = as_prompt(item, tally.read)
+        except ValueError as error:
+            tally.refuse(where, error)
+            continue
+        later = chain(*map(user_message, entry.later))
+        messages = tuple(m for m in (*entry.messages, *later) if m["role"] != "assistant")
         if any(message["role"] == "user" for message in messages):
             asked.append(NumberedMessages(tally.read - 1, messages))
         else:
@@ -177,7 +185,8 @@ class _AnswerRun:
                 for request in [one for one in self.running if one.finish_reason is not None]:
                     conversation = self.running.pop(request)
                     if request.failure is not None:
-                        raise TrainingError(f"the engine failed at a conversation: {request.failure}")
+                        reason = reason_of(request.failure)
+                        raise TrainingError(f"the engine failed at a conversation: {reason}")
                     self.report.answers += 1
                     self.report.tokens += request.num_output
                     self.report.cut += request.finish_reason is FinishReason.LENGTH

@@ -14,7 +14,8 @@ from soothsay.bench.journal import short_hash
 from soothsay.bench.peers.engines.peer import Setup, UnavailableError
 from soothsay.bench.peers.peer_process import PeerProcess
 from soothsay.bench.peers.peer_results import OURS
-from soothsay.bench.prompts import PromptEntry, by_task, encode_with, in_turns, read_prompts
+from soothsay.bench.prompts import by_task, encode_with, in_turns, read_prompts
+from soothsay.corpus import PromptEntry
 from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.kernel_sets import usable_device
 from soothsay.model.weights.checkpoint import Checkpoint, open_checkpoint

@@ -18,8 +18,8 @@ from soothsay.bench.peers.engines.peer import UnavailableError
 from soothsay.bench.peers.equality_results import AGAIN, AnswerRecord, EqualityResults
 from soothsay.bench.peers.peer_process import PeerProcess
 from soothsay.bench.peers.peer_results import OURS, PLAIN
-from soothsay.bench.prompts import PromptEntry
 from soothsay.core.batch import Rows
+from soothsay.corpus import PromptEntry
 from soothsay.model.transformer import Transformer
 from soothsay.model.weights.load import load_model
 

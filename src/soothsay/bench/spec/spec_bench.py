@@ -16,12 +16,13 @@ from soothsay import LLM, DrafterError, EngineConfig, RequestError, SamplingPara
 from soothsay.bench.bench_plans import SpecOptions
 from soothsay.bench.journal import Journal, conditions, short_hash
 from soothsay.bench.measure import Meter, Progress, rotated
-from soothsay.bench.prompts import QUESTION, PromptEntry, encode, in_turns, user_message
+from soothsay.bench.prompts import QUESTION, encode, in_turns
 from soothsay.bench.spec.contenders import AskedTurn, Contender, TurnAnswer
 from soothsay.bench.spec.run_times import RunTimes
 from soothsay.bench.spec.spec_results import PLAIN, Key, Lap, Setting, SpecResults
 from soothsay.core.sampling import derive_seed
 from soothsay.core.verify import named_verifier
+from soothsay.corpus import PromptEntry, user_message
 from soothsay.drafters.registry import Composed, DrafterSpec, Named, build_drafter, named_drafter, parse
 from soothsay.model.timing.pass_times import PassTimes
 from soothsay.tokenizer import Message

@@ -81,9 +81,7 @@ class Spec:
             llm = LLM(self.model, drafter="none", config=config, **own)
             drafters: Mapping[str, DrafterSpec] = {name: name for name in self.drafter or ()}
             plan = SpecPlan(drafters or _fitting(llm.engine.target), **vars(options))
-            found = str(llm.model.dtype).removeprefix("torch.")
-            dtype = f"auto ({found})" if self.dtype == "auto" else self.dtype
-            about = {"model": self.model, "dtype": dtype, "kernels": self.kernels}
+            about = {"model": self.model, "dtype": llm.about()["dtype"], "kernels": self.kernels}
             if self.prompts != SPEC_BENCH:
                 about["prompts"] = self.prompts.name
             times = partial(measure_passes, llm.model, llm.config.max_context or 0)

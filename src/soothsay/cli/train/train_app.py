@@ -12,7 +12,7 @@ from rich.text import Text
 
 from soothsay.bench.tables import records_table
 from soothsay.cli.command_classes import add_commands
-from soothsay.cli.terminal import PLAIN, facts_table, load_bar, notice, progress_bar
+from soothsay.cli.terminal import PLAIN, facts_table, goes_on, load_bar, notice, progress_bar
 from soothsay.cli.text_stores import KeepAnswers
 from soothsay.cli.train.training_commands import COMMANDS
 from soothsay.config import DType
@@ -49,8 +49,8 @@ class AnswerConversations:
 
     model: str = argument(help=f"{MODEL} It has a chat template.")
     prompts: Path = argument(exists=True)
-    """Conversations: JSON lines with 'messages' (may be .gz), or a directory saved by the package
-    'datasets'. Messages of assistants are left out."""
+    """Conversations: JSON lines with 'messages', 'turns' or a 'prompt', or a .txt file with a message in each
+    line (may be .gz), or a directory saved by the package 'datasets'. Messages of assistants are left out."""
 
     out: Path = required("-o", dir_okay=False)
     """The file to write: JSON lines with 'messages'. An existing file is continued."""
@@ -102,7 +102,7 @@ class AnswerConversations:
 
             taps = taps_of(features, llm.model.spec.num_layers)
             folder = FeatureFolder(self.out.with_suffix(".features"), taps)
-        with progress_bar("answering", "conversations") as progress:
+        with progress_bar("answering", "conversations") as bar, goes_on(bar, "conversations") as progress:
             report = write_answers(
                 *(llm, asked, self.out, params), limit=self.limit, features=folder, progress=progress
             )

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from soothsay.cli.terminal import bars, notice
-from soothsay.options import ModelOptions, argument, option, required, shared
+from soothsay.options import ModelOptions, argument, common, option, required, shared
 from soothsay.train.training_config import TrainingConfig, training_option
 
 if TYPE_CHECKING:
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 class TrainingRun:
     """The options that every training command has, and the work that all of them do."""
 
-    model: str = argument()
-    """The target: a Hugging Face directory or a bundled model's name."""
+    model: str = common("model")
 
     data: list[Path] = argument(exists=True)
     """Training data: JSON lines with 'messages' or 'text', plain text, a directory that was saved by

@@ -16,7 +16,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from soothsay.chat_layout import TEMPLATE_NAMES
-from soothsay.errors import ModelError
+from soothsay.errors import ModelError, type_of
 from soothsay.tokenizer import Tokenizer, backend_errors
 from soothsay.vocabulary.byte_level import REFUSED, WORDS, byte_level
 from soothsay.vocabulary.directory import surround
@@ -70,7 +70,7 @@ def check_types(metadata: Mapping[str, Any], path: Path) -> None:
     for name, kind in kinds.items():
         key = f"tokenizer.ggml.{name}"
         if key in metadata and not isinstance(metadata[key], kind):
-            raise ModelError(f"{path}: {key} is a {type(metadata[key]).__name__}; convert the model again")
+            raise ModelError(f"{path}: {key} is {type_of(metadata[key])}; convert the model again")
     for name, letters in _ENTRIES.items():
         value = metadata.get(f"tokenizer.ggml.{name}", [])
         if len(value) and ("O" if isinstance(value, list) else value.dtype.kind) not in letters:

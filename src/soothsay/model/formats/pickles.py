@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from soothsay.errors import ModelError
+from soothsay.errors import ModelError, type_of
 
 MAX_PICKLE = 2**21
 """Size limit of the program in a file in bytes. Tensors are beside it; each takes about 150 bytes in it."""
@@ -106,7 +106,7 @@ def unpickled(file: Path) -> Mapping[str, Tensor]:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(f"{file} is damaged or cut short ({reason}); download it again") from error
     if not isinstance(content, Mapping):
-        raise ModelError(f"{file} should hold tensors by name, not a {type(content).__name__}")
+        raise ModelError(f"{file} should hold tensors by name, not {type_of(content)}")
     tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
     promised = 0
     for name, tensor in tensors.items():

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from safetensors import SafetensorError, safe_open
 
-from soothsay.errors import ModelError
+from soothsay.errors import ModelError, type_of
 from soothsay.files import read_json_object, user_path
 from soothsay.model.families.fields import each, whole
 from soothsay.model.families.parsing import parse_model_config
@@ -209,7 +209,7 @@ def open_checkpoint(model: str | os.PathLike[str]) -> Checkpoint:
     Raises `ModelError` if there is no model, if there are several, or if its files are missing or damaged.
     """
     if not isinstance(model, str | os.PathLike):
-        raise TypeError(f"a model is a path, a name or a Transformer, not a {type(model).__name__}")
+        raise TypeError(f"a model is a path, a name or a Transformer, not {type_of(model)}")
     path = user_path(model)
     if path.is_dir() and str(model):
         gguf = not has_safetensors(path) and any(file.suffix.lower() == ".gguf" for file in path.iterdir())

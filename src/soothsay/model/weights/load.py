@@ -79,7 +79,7 @@ def load_model(
     if isinstance(embedding, IntegerEmbedding):
         stored = cast(QuantizedTable, embedding.table)
         embedding.table = kernels.table(stored, head if is_table else None)
-    model.bits = mode.stored_bits
+    model.bits, model.formats = mode.stored_bits, mode.name
     model.to(device).eval().requires_grad_(False)
     record(model)
     return model

@@ -136,6 +136,8 @@ class WeightSource:
             self.used.add(name)
         try:
             return held.read(self.read, part)
+        except ModelError:
+            raise
         except (RuntimeError, ValueError, TypeError, IndexError) as error:  # of torch, for odd shapes, dtypes
             raise ModelError(
                 f"{self.names.checkpoint.path}: {part}: the tensors do not make a weight of {held.name} "

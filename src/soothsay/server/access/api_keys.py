@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from soothsay.errors import SoothsayError
 from soothsay.files import locked, write_json
 from soothsay.server.access.accounts import Account, Key
+from soothsay.server.http.api_errors import in_words
 from soothsay.server.http.json_log import log
 from soothsay.server.http.safe_json import JsonError, read_json
 
@@ -83,7 +84,7 @@ def _check_kind(path: Path) -> None:
 def _first(error: ValidationError) -> tuple[tuple[int | str, ...], str]:
     """The place of the first error, and what is wrong there."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    return first["loc"], first["msg"]
+    return first["loc"], in_words(first)
 
 
 def _entry(value: Any, place: tuple[int | str, ...]) -> str:

@@ -80,6 +80,8 @@ class BatchInput:
     def __init__(self, path: Path):
         self.path = path
         try:
+            if not path.exists():
+                raise RequestError(f"there is no file {path}")
             if not path.is_file():
                 raise RequestError(f"{path} is not a file; a batch reads its input more than once")
             with path.open("rb") as file:
@@ -158,7 +160,7 @@ def _problem(fields: _Fields) -> ApiError | None:
     if fields.url not in (*URLS, "/v1/embeddings"):
         return ApiError(404, f"url must be one of {', '.join(URLS)}", "not_found", param="url")
     if fields.body is None:
-        return ApiError(400, "body: Field required", "missing_required_parameter", param="body")
+        return ApiError(400, "body: it is missing", "missing_required_parameter", param="body")
     if isinstance(fields.body, dict) and fields.body.get("stream") is True:
         return unsupported("stream", "a batch has no streams; leave stream out")
     return None
@@ -196,6 +198,9 @@ ANSWER = re.compile(
 MAX_STATE = 2**16
 """Limit of bytes in a state file. A usual one has less than 1,000."""
 
+DIGEST = " (SHA-256)"
+"""At the end of a name in a state: its value is a digest, which tells a user nothing."""
+
 State = Mapping[str, str | int | None]
 """What all answers depend on, by names that users know."""
 
@@ -212,12 +217,17 @@ class BatchOutput:
     def __init__(self, path: Path):
         self.path = path
         self.state_path = path.with_name(f"{path.name}.state")
-        with self._writing():
+        try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        except OSError as error:
+            problem = f"{path} cannot be written ({error.strerror or error})"
+            if not path.parent.is_dir():
+                problem = f"there is no folder {path.parent} for {path.name}; make it first"
+            raise RequestError(problem) from None
         try:
             self._lock()
             self._state = self._read_state() if os.path.getsize(path) else {}
-            self.keys, self.failed = self._read_answers()
+            self.keys, self.failures = self._read_answers()
         except BaseException:
             os.close(self._file)
             raise
@@ -232,8 +242,9 @@ class BatchOutput:
         """Raise `RequestError` if the answers in the file depend on something else than `state` says."""
         for name, value in state.items():
             if self._state and self._state.get(name) != value:
-                first = self._state.get(name)
-                problem = f"{self.path} was begun with another {name}: {first}, and now it is {value}"
+                what, digest, _ = name.partition(DIGEST)
+                values = "" if digest else f": {self._state.get(name)}, and now it is {value}"
+                problem = f"{self.path} was begun with another {what}{values}"
                 raise RequestError(f"{problem}. Use the first one again, or write to another file")
 
     def begin(self, state: State) -> None:
@@ -252,7 +263,8 @@ class BatchOutput:
             "response": {"status_code": status, "request_id": f"req-{key}", "body": body},
             "error": None,
         }
-        self.failed += status != OK
+        if status != OK:
+            self.failures.append(line.key)
         text = memoryview(f"{to_line(answer)}\n".encode())
         with self._writing():
             while text:
@@ -285,9 +297,9 @@ class BatchOutput:
             raise RequestError(f"{self.state_path} is not the state of a batch; write to another file")
         return state
 
-    def _read_answers(self) -> tuple[Keys, int]:
-        """The keys of all answers, and how many of them are errors. Cuts off a torn last line."""
-        keys, failed, end = array("Q"), 0, 0
+    def _read_answers(self) -> tuple[Keys, array[int]]:
+        """The keys of all answers, and of those that are errors. Cuts off a torn last line."""
+        keys, failures, end = array("Q"), array("Q"), 0
         with self.path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 if not line.endswith(b"\n"):
@@ -298,9 +310,10 @@ class BatchOutput:
                     problem = f"line {number} of {self.path} is not an answer of a batch"
                     raise RequestError(f"{problem}; remove the line, or write to another file")
                 keys.append(int(found[1], 16))
-                failed += int(found[2]) != OK
+                if int(found[2]) != OK:
+                    failures.append(keys[-1])
                 end += len(line)
-        return np.frombuffer(keys, np.uint64), failed
+        return np.frombuffer(keys, np.uint64), failures
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

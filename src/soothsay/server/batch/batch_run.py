@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 
 from soothsay import __version__
 from soothsay.errors import RequestError, SoothsayError
 from soothsay.files import user_path
-from soothsay.server.batch.batch_files import OK, BatchInput, BatchLine, BatchOutput, State
+from soothsay.server.batch.batch_files import DIGEST, OK, BatchInput, BatchLine, BatchOutput, State
 from soothsay.server.engines.engine_process import load
 from soothsay.server.fleet.engine_fleet import Fleet
 from soothsay.server.fleet.replica import EngineState
@@ -103,6 +104,7 @@ class BatchSummary:
     failed: int  # lines whose answer is an error, those of earlier runs included
     earlier: int  # lines that earlier runs had answered
     tokens: int  # of the answers of this run
+    first_failed: int | None = None  # number of the first line whose answer is an error
 
 
 def run_batch(
@@ -149,12 +151,12 @@ def run_batch(
         raise RequestError(f"{target} is the input; write to another file")
     state = {
         "version of soothsay": __version__,
-        "input (SHA-256)": requests.sha256,
+        f"input{DIGEST}": requests.sha256,
         "model": _place(model),
         "model's name in requests": name,
         "dtype": dtype,
         "context": max_context,
-        "chat template (SHA-256)": None if chat_template is None else _digest(user_path(chat_template)),
+        f"chat template{DIGEST}": None if chat_template is None else _digest(user_path(chat_template)),
         "seed": seed,
     }
     with BatchOutput(target) as answers:
@@ -170,7 +172,10 @@ def run_batch(
                 asyncio.run(batch.run(state))
             answers.sync()
             tokens = batch.tokens
-        return BatchSummary(len(requests.keys), answers.failed, len(answers.keys), tokens)
+        failures, first = answers.failures, None
+        if failures:
+            first = next(requests.lines(np.isin(requests.keys, np.asarray(failures)))).number
+        return BatchSummary(len(requests.keys), len(failures), len(answers.keys), tokens, first)
 
 
 def _place(model: str) -> str:

@@ -191,10 +191,10 @@ def _check_limits(body: AnyRequest, config: ServerConfig) -> None:
         if len(given) > most or any(len(text) > config.max_stop_length for text in given):
             limits = f"{most} strings of {config.max_stop_length} characters"
             raise invalid(name, f"{name} is limited to {limits}")
-    n, tokens = body.n or 1, len(body.stop_token_ids or ())
+    n, tokens = 1 if body.n is None else body.n, len(body.stop_token_ids or ())
     rules = (
         ("prompt_logprobs", body.prompt_logprobs is not None and body.stream, " needs stream=false"),
-        ("n", n > config.max_n, f"={n} is not possible: it must be between 1 and {config.max_n}"),
+        ("n", not 1 <= n <= config.max_n, f"={n} is not possible: it must be between 1 and {config.max_n}"),
         ("truncate_prompt_tokens", body.truncate_prompt_tokens == 0, " must be at least 1, or -1"),
         ("stop_token_ids", tokens > config.max_stops, f" has more than {config.max_stops} tokens"),
         ("stream_options", body.stream_options is not None and not body.stream, " needs stream=true"),
@@ -309,20 +309,20 @@ def further_fields(
     return {name: value for name, value in (extra or {}).items() if name not in known}
 
 
-def ignored_fields(body: GenerationRequest) -> list[str]:
-    """The names of unknown fields that have a value and are ignored.
+def ignored_fields(body: GenerationRequest, missing: Mapping[str, str] = MISSING) -> list[str]:
+    """The names of unknown fields that have a value and are ignored. `missing`: see `MISSING`.
 
     Raises `ApiError` for a field that asks for what is missing here, or that looks like a misspelt one.
     """
     given = [name for name, value in (body.model_extra or {}).items() if value not in UNSET]
     names = []
     for name in given[:MAX_NAMES]:
-        if name in MISSING:
-            raise unsupported(name, f"{name} is not supported: {MISSING[name]}")
+        if name in missing:
+            raise unsupported(name, f"{name} is not supported: {missing[name]}")
         if name in WITHOUT_EFFECT or not PLAIN.fullmatch(name):
             continue
         if meant := get_close_matches(name, type(body).model_fields, n=1, cutoff=SIMILAR):
             message = f"{name} is not a parameter that this server knows; did you mean {meant[0]}?"
             raise ApiError(400, message, "unknown_parameter", param=name)
-        names.append(name)
+        names.append(f"{name} (give speculation.{name})" if name in Speculation.model_fields else name)
     return names

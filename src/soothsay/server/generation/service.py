@@ -29,6 +29,7 @@ from soothsay.server.generation.request_bodies import (
 )
 from soothsay.server.generation.request_parameters import (
     HEADER,
+    MISSING,
     chosen_tools,
     ignored_fields,
     request_options,
@@ -98,6 +99,8 @@ class Service:
         self.texts = TokenTexts(model.tokenizer)
         self.prompts = PromptReader(model)
         self.bodies = BodyReader(config.max_bodies)
+        self.missing = dict(MISSING)
+        """Fields that are refused, and what to do instead. Another API may know more."""
         tokenizer, vocab_size = model.tokenizer, model.vocab_size
         if taken := {*model.adapters} & {*config.names}:
             raise SoothsayError(f"{min(taken)!r} is the model's own name; give the adapter another one")
@@ -223,7 +226,9 @@ class Service:
         """What is kept of a body. Refuses fields and options that it must not have."""
         check_totals(prompts, params)
         options = self._options(body, http.state.account)
-        return ReplyPlan(prompts, params, options, reply, bool(body.stream), ignored_fields(body))
+        return ReplyPlan(
+            prompts, params, options, reply, bool(body.stream), ignored_fields(body, self.missing)
+        )
 
     def _options(self, body: GenerationRequest, account: Account | None) -> RequestOptions:
         """The request's options. Refuses what the server or the key does not allow."""

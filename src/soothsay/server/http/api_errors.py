@@ -35,8 +35,22 @@ ANTHROPIC_KINDS = {
 }
 """Anthropic's types of errors by HTTP status. Others are "invalid_request_error", from 500 on "api_error"."""
 
-WANTED = "Input should be "
+WANTED = "it must be "
 OBJECT = f"{WANTED}an object"
+
+WORDS = {
+    "Field required": "it is missing",
+    "a valid string": "a string",
+    "a valid integer": "an integer",
+    "a valid number": "a number",
+    "a valid list": "a list",
+    "a valid boolean": "true or false",
+    "a valid dictionary": "an object",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+    " after validation": "",
+}
+"""Words of pydantic, and ours."""
 
 SCALARS = frozenset({"bool", "float", "int", "str"})
 """Names of alternatives in pydantic's places of errors. Names of classes begin with a capital letter."""
@@ -154,11 +168,18 @@ def _first(errors: Sequence[ErrorDetails]) -> tuple[str, str, str]:
     own = [one for one in errors if _field(one) == first or _field(one).startswith(f"{first}.")]
     field = max(map(_field, own), key=lambda name: name.count("."))
     same = [one for one in own if _field(one) == field]
-    messages = [OBJECT if one["type"] == "model_type" else one["msg"] for one in same]
-    told, *more = dict.fromkeys(messages)
+    told, *more = dict.fromkeys(map(in_words, same))
     if all(message.startswith(WANTED) for message in (told, *more)):
         told = " or ".join([told, *(message.removeprefix(WANTED) for message in more)])
     return field, same[0]["type"], told
+
+
+def in_words(error: ErrorDetails) -> str:
+    """What is wrong with a value."""
+    text = OBJECT if error["type"] == "model_type" else error["msg"]
+    for theirs, ours in WORDS.items():
+        text = text.replace(theirs, ours)
+    return re.sub(r"^\w+ should (be|have) ", r"it must \1 ", text)
 
 
 def _field(error: ErrorDetails) -> str:

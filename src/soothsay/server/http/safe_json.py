@@ -116,6 +116,10 @@ def read_json(content: bytes) -> Any:
             parse_int=hooks.integer if LONG_NUMBER in bare.translate(DIGITS) else None,
             parse_constant=hooks.constant,
         )
+    except json.JSONDecodeError as error:
+        several = "\n" in text.strip()
+        place = f"line {error.lineno} column {error.colno}" if several else f"character {error.pos + 1}"
+        raise JsonError(f"the text is not valid JSON: {error.msg} at {place}") from None
     except ValueError as error:
         raise JsonError(f"the text is not valid JSON: {error}") from None
     if hooks.any_wrong or SURROGATE.search(content):

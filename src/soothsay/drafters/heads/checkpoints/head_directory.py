@@ -132,6 +132,8 @@ def _open(files: DrafterFiles, target: Target, own: bool) -> StoredHead:
                 "suffix, prompt-lookup, ngram, layer-skip, medusa, hydra or a draft model"
             )
         return chosen.open(files, TargetFit(target, files))
+    except ModelError:
+        raise
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:
         if isinstance(error, DrafterError):
             if str(files.path) in str(error):

@@ -167,6 +167,8 @@ def llama_routes(service: Service) -> list[ApiRoute]:
     """The routes of this API."""
     tokenizer = service.model.tokenizer
     gap = None if tokenizer is None else GapTokens.of(tokenizer.vocabulary())
+    if gap is not None:
+        service.missing["suffix"] = "use POST /infill, whose input_suffix follows the answer"
 
     def complete(http: Request, body: LlamaCompletionRequest) -> ReplyPlan:
         return _plan(service, http, body, body.prompts())

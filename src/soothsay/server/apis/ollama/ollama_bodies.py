@@ -162,7 +162,7 @@ class OllamaGenerateRequest(OllamaRequest):
         _refuse_images(self.images)
         for name, value, hint in (
             ("template", self.template, "the model has its own; raw: true sends the prompt as it is"),
-            ("suffix", self.suffix, "the model continues texts; it does not fill gaps"),
+            ("suffix", self.suffix, "this path continues a text at its end only"),
             ("context", self.context, "send the conversation to /api/chat"),
         ):
             if value:
