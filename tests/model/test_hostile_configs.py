@@ -85,7 +85,25 @@ MORE: dict[str, Any] = {  # fields of other families
     "text_config": None,
     "quantization_config": None,
 }
-UNGATED = {"arcee", "falcon", "gpt2", "gpt_neox", "gptj", "nemotron", "opt", "phi", "starcoder2"}
+UNGATED = {"arcee", "falcon", "gpt2", "gpt_neox", "gptj", "jais2", "nemotron", "opt", "phi", "starcoder2"}
+OWN: dict[str, dict[str, Any]] = {
+    "ernie4_5_moe": {
+        **{"use_bias": False, "moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 1},
+        **{"moe_layer_start_index": 1, "moe_layer_end_index": -1, "moe_layer_interval": 2},
+    },
+    "hunyuan_v1_moe": {"moe_topk": [2] * 8},
+    "hy_v3": {"router_scaling_factor": 1.5, "mlp_layer_types": ["dense"] + ["sparse"] * 7},
+    "afmoe": {
+        **{"num_dense_layers": 1, "global_attn_every_n_layers": 4, "num_shared_experts": 1},
+        **{"route_scale": 1.5, "mup_enabled": True},
+    },
+    "bamba": {
+        **{"layer_types": None, "attn_layer_indices": [1, 5], "mamba_n_heads": 4, "mamba_n_groups": 2},
+        **{"mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_d_head": "auto"},
+    },
+    "exaone": {"num_layers": 8, "layer_norm_epsilon": 1e-5, "activation_function": "silu"},
+}
+"""Fields that only these families read."""
 ROPE = {
     "rope_type": "yarn",
     "type": "yarn",
@@ -169,6 +187,7 @@ def test_every_field_of_every_family_is_parsed_or_refused(family: str, step: int
             "n_groups": 2,
             "n_routed_experts": 4,
         }
+    good |= OWN.get(family, {})
     if family in UNGATED:
         good |= {"hidden_act": "relu2"}
     if family == "gemma3n_text":
