@@ -25,7 +25,8 @@ MODES = [replace(mode, max_tokens=12) for mode in (GREEDY, SAMPLED, GREEDY, SAMP
 CHUNKS = (7, 64, 512)
 REFUSED = {("latent", "assistant")}  # it would read keys and values
 HEADS = ("eagle", "eagle2", "eagle3", "mtp", "assistant", "medusa", "hydra", "block", "dflash", "peagle")
-REFUSED |= {(kind, name) for kind in WITH_SOURCE for name in (*HEADS, "redrafter")}
+WITH_BLOCKS = {*HEADS, "redrafter"} - {"medusa", "hydra"}  # which read the last state alone
+REFUSED |= {(kind, name) for kind in WITH_SOURCE for name in WITH_BLOCKS}
 SELDOM = ("none", "auto", "ngram", "rest", "prompt-lookup")
 """Drafters that may have nothing to propose to these prompts."""
 
