@@ -1064,3 +1064,18 @@ def test_the_pool_holds_one_latent_row_for_all_heads(pairs: Pairs, name: str) ->
     assert {tuple(layer.shape) for layer in model.new_cache(2, 8).layers} == {(1, 16, rank + rotated)}
     matrices = (weight.numel() for weight in pairs(name).oracle.parameters() if weight.ndim > 1)
     assert model.spec.num_parameters == sum(matrices)
+
+
+@pytest.mark.parametrize(
+    ("end", "sparse"), [(-1, [1, 2, 3]), (None, [1, 2, 3]), (2, [1, 2]), (50, [1, 2, 3])]
+)
+def test_ernie_says_where_its_experts_end(pairs: Pairs, end: int | None, sparse: list[int]) -> None:
+    own = {"num_hidden_layers": 4, "moe_layer_end_index": end, "moe_layer_interval": 1}
+    spec = parse_model_config({**read_config(pairs("ernie_moe").directory), **own})
+    assert [i for i, layer in enumerate(spec.layers) if isinstance(layer.mlp, ExpertsSpec)] == sparse
+
+
+def test_no_shared_experts_are_none(pairs: Pairs) -> None:
+    raw = read_config(pairs("exaone_moe").directory)
+    spec = parse_model_config({**raw, "n_shared_experts": 0, "num_shared_experts": 1})
+    assert [part.shared for part in spec.parts(ExpertsSpec).values()] == [None] * 4

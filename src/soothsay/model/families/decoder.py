@@ -167,7 +167,7 @@ def experts(
         f"{used} of {number} experts cannot be chosen from {kept} (topk_group) of {groups} groups (n_group)",
     )
     if shared_size is None:
-        shared_size = size * int(raw.get("n_shared_experts") or raw.get("num_shared_experts") or 0)
+        shared_size = size * int(raw.get("n_shared_experts", raw.get("num_shared_experts", 0)))
     fields = {
         "normalize": bool(raw.get("norm_topk_prob", False)),
         "sigmoid": correction is not None,

@@ -183,9 +183,9 @@ _NAMES: dict[Rule, str] = {
     whole(0, 2**22): (
         "shared_intermediate_size shared_expert_intermediate_size moe_shared_expert_intermediate_size"
     ),
-    each(
-        _LAYER
-    ): "attn_layer_indices mlp_only_layers moe_layers full_attn_idxs taps aux_hidden_state_layer_ids",
+    each(_LAYER): (
+        "attn_layer_indices mlp_only_layers moe_layers full_attn_idxs taps aux_hidden_state_layer_ids"
+    ),
     whole(0, 2**16): "hidden_size_per_layer_input",
     whole(0, 2**24): "vocab_size_per_layer_input",
     whole(2, 64): "linear_conv_kernel_dim mamba_d_conv conv_kernel altup_num_inputs conv_L_cache",

@@ -118,7 +118,8 @@ def ernie_moe(raw: Raw) -> ModelSpec:
     """ERNIE 4.5 with experts, from `moe_layer_start_index` to `moe_layer_end_index`."""
     require(not raw.get("use_bias"), "use_bias is supported only as false")
     raw = ernie_keys(raw)
-    end = int(raw.get("moe_layer_end_index", -1)) % count(raw)
+    end = int(raw.get("moe_layer_end_index", -1))
+    end = count(raw) - 1 if end < 0 else end
     raw = {
         **raw,
         "num_experts": raw.get("moe_num_experts", 64),
