@@ -13,7 +13,8 @@ FROM python:3.12-slim
 ARG PIP_EXTRA_INDEX_URL
 RUN --mount=type=bind,from=build,source=/wheels,target=/wheels pip install --no-cache-dir /wheels/*.whl
 RUN useradd --uid 1000 --create-home soothsay && mkdir /cache && chown soothsay /cache
-USER soothsay
+# soothsay; Kubernetes sees that a number is not root
+USER 1000
 # downloaded models, and what was measured of this machine
 ENV XDG_CACHE_HOME=/cache HF_HOME=/cache/huggingface
 VOLUME /cache

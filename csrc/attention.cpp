@@ -33,6 +33,8 @@ struct Shape {
     float softcap;         // 0: none
     int64_t window;        // 0: none; see kernels.h
     const float* sinks;    // [heads * group], or null
+    ByDistance relative;   // of the first query head
+    const int64_t* places; // [N], the positions of the rows
 
     int64_t first_seen(int64_t position) const {
         if (window < 0) return position / -window * -window;
@@ -102,9 +104,8 @@ inline void prefetch(const void* row, int64_t size) {
     for (int64_t i = 0; i < size; i += 64) __builtin_prefetch((const char*)row + i, 0, 2);
 }
 
-// A family: consecutive paths that begin with the same keys, and their parameters.
-struct Family {
-    const int64_t *keys, *key_begin, *rows, *positions, *row_begin, *shared;
+// A family: consecutive paths that begin with the same keys.
+struct Family : soothsay_sight {
     int begin, end;  // paths
 
     // Number of whole blocks of keys that all paths share.
@@ -142,7 +143,9 @@ struct Sums {
         for (size_t n = 0; n < running.size(); ++n) {
             const int64_t position = task.positions()[n / s.group];
             running[n].from = s.first_seen(position), running[n].to = position;
-            if (s.sinks && stretch == stretch_of(running[n].from)) running[n].begin_with(s.sinks[task.head * s.group + n % s.group]);
+            const int64_t head = task.head * s.group + n % s.group;
+            if (s.sinks && stretch == stretch_of(running[n].from)) running[n].begin_with(s.sinks[head]);
+            if (s.relative.numbers) running[n].added = s.relative.at(head, s.places[task.rows()[n / s.group]]);
         }
     }
 
@@ -267,15 +270,15 @@ void attend_together(const std::vector<Task>& tasks, int64_t most, const float* 
 }
 
 template <class Format>
-void attend(const float* q, const void* kv, Family family, int num_paths, const Shape& s, float* out) {
+void attend(const float* q, const void* kv, Family family, const Shape& s, float* out) {
     const int step = TOGETHER / s.group > 0 ? TOGETHER / s.group : 1;
     std::vector<Task> tasks;
     bool is_long = false;
     int64_t size = 0;  // floats of all sums
     for (int head = 0; head < s.heads; ++head)
-        for (family.begin = 0; family.begin < num_paths; family.begin = family.end) {
+        for (family.begin = 0; family.begin < family.count; family.begin = family.end) {
             family.end = family.begin + 1;
-            while (family.end < num_paths && family.shared[family.end]) ++family.end;
+            while (family.end < family.count && family.shared[family.end]) ++family.end;
             const int64_t end = family.row_begin[family.end];
             for (int64_t row = family.row_begin[family.begin]; row < end; row += step) {
                 const Task task{family, row, int(std::min(end - row, int64_t(step))), head};
@@ -293,14 +296,13 @@ void attend(const float* q, const void* kv, Family family, int num_paths, const 
 
 }  // namespace
 
-extern "C" void soothsay_attend(const float* q, const void* kv, int format, const int64_t* keys, const int64_t* key_begin,
-                                const int64_t* rows, const int64_t* positions, const int64_t* row_begin,
-                                const int64_t* shared, int num_paths, int heads, int values, int group, int d,
-                                int64_t slots, float softcap, int64_t window, const float* sinks, float* out) {
-    const Shape s{heads, values, group, d, slots, softcap, window, sinks};
-    const Family all{keys, key_begin, rows, positions, row_begin, shared, 0, 0};
-    if (format == SOOTHSAY_INT16_KEYS) attend<IntegerFormat>(q, kv, all, num_paths, s, out);
-    else if (format == SOOTHSAY_INT8) attend<ByteFormat>(q, kv, all, num_paths, s, out);
-    else if (format == SOOTHSAY_BF16) attend<HalfFormat>(q, kv, all, num_paths, s, out);
-    else attend<FloatFormat>(q, kv, all, num_paths, s, out);
+extern "C" void soothsay_attend(const float* q, const void* kv, int format, const soothsay_sight* sight, int heads, int values, int group,
+                                int d, int64_t slots, float softcap, int64_t window, const float* sinks, const float* relative,
+                                int64_t most, const int64_t* positions, float* out) {
+    const Shape s{heads, values, group, d, slots, softcap, window, sinks, {relative, most}, positions};
+    const Family all{*sight, 0, 0};
+    if (format == SOOTHSAY_INT16_KEYS) attend<IntegerFormat>(q, kv, all, s, out);
+    else if (format == SOOTHSAY_INT8) attend<ByteFormat>(q, kv, all, s, out);
+    else if (format == SOOTHSAY_BF16) attend<HalfFormat>(q, kv, all, s, out);
+    else attend<FloatFormat>(q, kv, all, s, out);
 }

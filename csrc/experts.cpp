@@ -48,10 +48,23 @@ struct Router {
             if (!kept[i / size]) worth[i] = -INFINITY;
     }
 
+    // The share of an expert among those that are left and not far below it.
+    void mix_sparsely(float* shares, int64_t* chosen) {
+        worth = weights;
+        take_best(weights.data(), r.count, r.each, taken, [&](int k, int place) {
+            const float top = weights[place];
+            float total = 0;
+            for (float left : worth)
+                if (!((top - left) / std::max(std::fabs(left), top) > r.within)) total += std::exp(left - top);
+            chosen[k] = place, shares[k] = 1 / total, worth[place] = -INFINITY;
+        });
+    }
+
     template <class T>
     void route(const T* scores, float* shares, int64_t* chosen) {
         float top = -INFINITY, total = 0;
         for (int i = 0; i < r.count; ++i) weights[i] = widen(scores[i]), top = std::max(top, weights[i]);
+        if (r.within >= 0) return mix_sparsely(shares, chosen);
         for (float& w : weights) {
             w = r.sigmoid ? 1 / (1 + std::exp(-w)) : std::exp(w - top);
             total += w;

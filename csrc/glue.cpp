@@ -127,6 +127,7 @@ inline floats error_function(floats x) {
 inline floats activated(floats x, Activation activation) {
     switch (activation) {
         case RELU: return at_least(x, 0.0f);
+        case GATED_SQUARED_RELU:
         case SQUARED_RELU: return at_least(x, 0.0f) * at_least(x, 0.0f);
         case GELU:
         case PLAIN_GELU: return 0.5f * x * (error_function(0.70710678f * x) + 1.0f);

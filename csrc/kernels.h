@@ -16,30 +16,38 @@ void soothsay_set_threads(int count);
 // a row has d + 4 bytes: d integers and their scale.
 enum soothsay_format { SOOTHSAY_FLOAT, SOOTHSAY_BF16, SOOTHSAY_INT16_KEYS, SOOTHSAY_INT8 };
 
-// The gated delta rule of a layer (soothsay/model/ops/delta_rule.py). taps [taps, channels], log_rates and offsets [value_heads],
-// scale [value_size]; channels are queries and keys of all key_heads, then values of all value_heads. Sizes of heads are
-// multiples of 16.
+// The gated delta rule of a layer (soothsay/model/ops/state_ops.py). taps [taps, channels], log_rates [value_heads], offsets
+// [value_heads, decays], scale [value_size]; channels are queries and keys of all key_heads, then values of all value_heads. Sizes
+// of heads are multiples of 16. decays: 1, or key_size. sigmoid: the function of gates of outputs, in place of SiLU.
 struct soothsay_delta {
     const float *taps, *log_rates, *offsets, *scale;
     int key_heads, value_heads, key_size, value_size, taps_count, tiled;  // tiled: value head h has key head h % key_heads
+    int decays, sigmoid;
     float eps;
 };
 
 // The states of a layer, by slot: matrices [slots, value_heads, key_size, value_size], inputs [slots, taps - 1, channels],
-// journal [requests, nodes, channels], gates [requests, nodes, 2 value_heads].
+// journal [requests, nodes, channels], gates [requests, nodes, gates].
 struct soothsay_states {
     float* matrices;
     void *inputs, *journal, *gates;
     int64_t nodes;
 };
 
-// Mamba-2 of a layer (soothsay/model/ops/state_space.py). taps [taps, channels] and bias [channels], channels being x of all heads,
+// Mamba-2 of a layer (soothsay/model/ops/state_ops.py). taps [taps, channels] and bias [channels], channels being x of all heads,
 // then B and C of all groups; log_rates, offsets and skips [heads]; scale [heads * head_size], or null: outputs are not normed.
 // Sizes of heads and of states are multiples of 16.
 struct soothsay_state_space {
     const float *taps, *bias, *log_rates, *offsets, *skips, *scale;
     int heads, groups, head_size, state_size, taps_count, norm_first;
     float eps;
+};
+
+// Mamba of a layer (soothsay/model/ops/state_ops.py). taps [taps, channels] and bias [channels], of heads * width channels; rates
+// [state_size, channels], offsets and skips [channels]. The states of `width` channels lie together, as those of a head.
+struct soothsay_selective {
+    const float *taps, *bias, *rates, *offsets, *skips;
+    int heads, width, state_size, taps_count;
 };
 
 // A convolution over the last tokens, channel by channel (soothsay/model/ops/state_ops.py). taps [taps, channels], the token's own
@@ -56,7 +64,10 @@ struct soothsay_factors {
     int are_half, span;
 };
 
-// The weights of a linear layer [outputs, inputs]. bits: 16 (bfloat16), or integers of 8, 6, 5, 4 or 2. A weight is
+// What weights are: integers; bfloat16, which inputs are rounded to; or numbers that inputs in float are multiplied by.
+enum soothsay_numbers { SOOTHSAY_INTEGERS, SOOTHSAY_BF16_PAIRS, SOOTHSAY_FLOATS, SOOTHSAY_HALVES, SOOTHSAY_BF16S };
+
+// The weights of a linear layer [outputs, inputs]. bits: of integers 8, 6, 5, 4 or 2. An integer stands for
 // scale * (integer - zero), and a minimum more if there are minimums. Null zeros [panels, groups, PANEL] are 0 if there are
 // minimums, else the middle of the range. A table [16] has the integers that integers of 4 bits stand for, plus 128; it goes with scales alone.
 // Inputs are a multiple of groups. Groups have 16 inputs or a multiple of 32, with 5 bits a multiple of 32. `next` has outputs after these, or is null.
@@ -66,7 +77,7 @@ struct soothsay_weights {
     const uint8_t *zeros, *table;
     const float* bias;
     const soothsay_weights* next;
-    int bits, inputs, outputs, group;
+    int bits, inputs, outputs, group, numbers;
 };
 
 // out [rows, all outputs] = x [rows, inputs] times the weights, plus their bias [outputs] or null.
@@ -79,6 +90,7 @@ struct soothsay_routing {
     const float* scales;      // [count], factors of the experts' shares; null: none
     int count, each, sigmoid, normalize, groups, kept, best;
     float scale;
+    float within;       // see RoutingSpec of soothsay.model.specs.feed_forward_spec; below 0: none
     int scales_inputs;  // experts read a row times its share; else their outputs are multiplied by it
 };
 
@@ -126,11 +138,13 @@ struct soothsay_operand {
 //   add_norm       x, delta, total, normed; held norm of delta, norm of total; factor epsilon
 //   centred_norm   x, out; held weight, bias or null; factor epsilon
 //   rotate_store   qkv, q; held norms of queries, keys and values, centre of keys; numbers queries, gates, keys, d, rope; factors epsilon, scale
-//   attend         q, out; held sinks; numbers heads, values, group, d, window; factor softcap
+//   attend         q, out; held sinks, numbers by distance; numbers heads, values, group, d, window, most, paths: 0 own, 1 across; factor softcap
 //   sigmoid_gate   x, gates, out
 //   delta          rows, gates, out; held soothsay_delta
 //   state_space    rows, steps, out; held soothsay_state_space
 //   convolve       rows, out; held soothsay_convolution; number whether it is gated
+//   convolved      rows, out; held soothsay_selective
+//   scan           rows, gates, out; held soothsay_selective
 //   gated          gate_up, out; number activation
 //   mix            x, scores, out; held soothsay_mixture
 //   copy           x, out
@@ -144,22 +158,30 @@ struct soothsay_operand {
 enum soothsay_kind {
     SOOTHSAY_LINEAR, SOOTHSAY_LINEAR_HEADS, SOOTHSAY_ADD_NORM, SOOTHSAY_CENTRED_NORM, SOOTHSAY_ROTATE_STORE, SOOTHSAY_ATTEND,
     SOOTHSAY_SIGMOID_GATE, SOOTHSAY_DELTA, SOOTHSAY_STATE_SPACE, SOOTHSAY_CONVOLVE, SOOTHSAY_GATED, SOOTHSAY_MIX, SOOTHSAY_COPY,
-    SOOTHSAY_SCALE, SOOTHSAY_BLEND, SOOTHSAY_ADD_GATED, SOOTHSAY_GROW, SOOTHSAY_ROTATE, SOOTHSAY_STORE, SOOTHSAY_ADAPT
+    SOOTHSAY_SCALE, SOOTHSAY_BLEND, SOOTHSAY_ADD_GATED, SOOTHSAY_GROW, SOOTHSAY_ROTATE, SOOTHSAY_STORE, SOOTHSAY_ADAPT,
+    SOOTHSAY_CONVOLVED, SOOTHSAY_SCAN
 };
 struct soothsay_op {
-    int kind, numbers[5];
+    int kind, numbers[7];
     float factors[2];
     const void* held[4];
     soothsay_operand operands[4];
 };
 
-// What all layers read and write in a pass. The paths are those of soothsay_attend, the plan that of soothsay_delta_rule. ropes:
+// The keys that rows attend to: path i has keys[key_begin[i]..key_begin[i + 1]) in order of position, and
+// rows[row_begin[i]..row_begin[i + 1]) with the `positions` up to which they see keys. Its first shared[i] keys are those of the path before it.
+struct soothsay_sight {
+    const int64_t *keys, *key_begin, *rows, *positions, *row_begin, *shared;
+    int64_t count;  // of paths
+};
+
+// What all layers read and write in a pass. Rows attend by sights[0], and to the keys of their sources by sights[1]. The plan is that of soothsay_delta_rule. ropes:
 // cosines and sines [rows, d] of each rope. stream [rows, stream_size] is every layer's input, and becomes its
 // output. `pool_slots` is the number of slots of the KV pools. adapters [rows]: their numbers, -1: none; not read if no operation adapts.
 struct soothsay_pass {
     int64_t rows;
-    const int64_t *positions, *slots, *keys, *key_begin, *path_rows, *path_positions, *row_begin, *shared;
-    int64_t num_paths;
+    const int64_t *positions, *slots;
+    soothsay_sight sights[2];
     const int64_t *plan, *adapters;
     const float* const* ropes;
     int64_t pool_slots;

@@ -1,5 +1,5 @@
-// Products of a few rows with weights that are read once: bfloat16, or integers of 2 to 8 bits times activations that are
-// quantized here to 8 bits, for each row and group.
+// Products of a few rows with weights that are read once: floats, halves and bfloat16, or integers of 2 to 8 bits times activations
+// that are quantized here to 8 bits, for each row and group.
 //
 // One thread sums each output over its inputs, in order. So its bits do not depend on the other rows.
 #include "products.h"
@@ -43,7 +43,11 @@ void add_products(const Rows& x, const soothsay_weights* weights, void* out, int
     for (const auto* part = weights; part; part = part->next) stride += part->outputs;
     for (const auto* part = weights; part; part = part->next) {
         const bool few = part->bits == 2 || part->bits == 5;
-        const auto product = part->bits == 4 ? product_of_4 : few ? product_of_2_or_5 : product_of_6_or_more;
+        const bool plain = part->numbers >= SOOTHSAY_FLOATS;
+        const auto product = plain             ? product_of_plain
+                             : part->bits == 4 ? product_of_4
+                             : few             ? product_of_2_or_5
+                                               : product_of_6_or_more;
         products.emplace_back(product(x, *part, stride, out, out_is_bf16));
         out = (char*)out + part->outputs * (out_is_bf16 ? 2 : 4);
     }

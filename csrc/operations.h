@@ -16,15 +16,14 @@ void soothsay_rotate_store(const void* qkv, int is_bf16, const float* cos, const
                            int gates, int keys, int d, int64_t slots, float eps, float scale, float* q, void* kv,
                            int format);
 
-// q, out: [N, heads * group, d] float; kv: [2 * heads, slots, row]; path i has keys[key_begin[i]..key_begin[i + 1])
-// in order of position, and rows[row_begin[i]..row_begin[i + 1]) with their `positions`. Its first shared[i] keys are those
-// of the path before it. Values begin at head `values` of kv: `heads`, or 0 where kv [heads, slots, d] are both (not with integer keys). Null sinks:
-// none. A query head's sink is a score in each of its softmaxes, of a key that has no value. A row sees the last `window`
-// positions, if that is negative those from the last multiple of -window on, if it is 0 all.
-void soothsay_attend(const float* q, const void* kv, int format, const int64_t* keys, const int64_t* key_begin,
-                     const int64_t* rows, const int64_t* positions, const int64_t* row_begin, const int64_t* shared,
-                     int num_paths, int heads, int values, int group, int d, int64_t slots, float softcap,
-                     int64_t window, const float* sinks, float* out);
+// q, out: [N, heads * group, d] float; kv: [2 * heads, slots, row]. Values begin at head `values` of kv: `heads`, or 0 where kv
+// [heads, slots, d] are both (not with integer keys). Null sinks: none. A query head's sink is a score in each of its softmaxes,
+// of a key that has no value. A row sees the last `window` positions, if that is negative those from the last multiple of -window on,
+// if it is 0 all. relative [heads * group, 2 * most + 1], or null: added to scores by the distance from the row's position [N] to the
+// key, from `most` or more before it to `most` or more after it.
+void soothsay_attend(const float* q, const void* kv, int format, const soothsay_sight* sight, int heads, int values, int group,
+                     int d, int64_t slots, float softcap, int64_t window, const float* sinks, const float* relative,
+                     int64_t most, const int64_t* positions, float* out);
 
 // x [rows, n] *= sigmoid(gates), in place; gates have `stride` elements from row to row.
 void soothsay_sigmoid_gate(float* x, const void* gates, int is_bf16, int64_t stride, int64_t rows, int n);
@@ -49,6 +48,16 @@ void soothsay_run_state_space(const void* rows, int64_t count, int64_t stride, c
 // are those of soothsay_delta_rule.
 void soothsay_convolve(void* rows, int is_bf16, int64_t count, int gated, const soothsay_convolution* convolution,
                        const soothsay_states* states, const int64_t* plan, float* out);
+
+// rows: channels, and where there is `out`, as many gates of outputs; `stride` elements from row to row. gates [rows, channels + 2
+// state_size]: steps, B and C. out [rows, channels] or null. Matrices of states are [slots, heads, state_size, width]; all else of
+// states, and the plan, are those of soothsay_delta_rule.
+void soothsay_scan(const void* rows, int64_t stride, const void* gates, int is_bf16, const soothsay_selective* weights,
+                   const soothsay_states* states, const int64_t* plan, float* out);
+
+// What soothsay_scan will see of each row's inputs: out [rows, channels]. States and the journal stay.
+void soothsay_convolved(const void* rows, int64_t stride, int is_bf16, const soothsay_selective* weights,
+                        const soothsay_states* states, const int64_t* plan, float* out);
 
 // out [rows, n] = activation(gate) * up, of gate_up [rows, 2 n]. See activations.h. CLIPPED, of gpt-oss: gate is at most 7
 // and up from -7 to 7; gate * sigmoid(1.702 gate) * (up + 1). From SQUARED_RELU on, gate_up is [rows, n], without a gate.

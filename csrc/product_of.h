@@ -70,7 +70,7 @@ class ProductOf : public Product {
     const bool tiled;
 #endif
 
-    bool as_they_are() const { return !INTEGER && x.are_bf16 && !x.order; }
+    bool as_they_are() const { return !INTEGER && bool(x.are_bf16) == (sizeof(Input) == 2) && !x.order; }
 
     void write(int panel, int64_t row, int64_t count, const floats* values) const {
         if (out_is_bf16) write_panel(w, panel, row, count, values, (bf16*)out);
@@ -95,7 +95,7 @@ class ProductOf : public Product {
         : x(rows), w(weights), out(target), out_is_bf16(target_is_bf16), width(w.inputs)
 #if defined(SOOTHSAY_TILES)
           ,
-          tiling(Tiling::of(F(), rows.count, w)), tiled(rows.count >= tiled_from<F>(w))
+          tiling(Tiling::of(F(), rows.count, w)), tiled(!IN_FLOATS<F> && rows.count >= tiled_from<F>(w))
 #endif
     {
         panels = (w.outputs + PANEL - 1) / PANEL, this->size = int64_t(w.inputs) * w.outputs;
@@ -113,7 +113,7 @@ class ProductOf : public Product {
             }
         }
 #endif
-        if (PAIR > 1 && x.count > 1) {
+        if (PAIR_OF<F> > 1 && x.count > 1) {
             computed = paired(x.count), height = PAIR, width = 8 / int(sizeof(Input));
             shift = __builtin_ctz(width);
         }
@@ -131,7 +131,7 @@ class ProductOf : public Product {
 
     void multiply(int64_t begin, int64_t end) override {
 #if defined(SOOTHSAY_TILES)
-        if (tiled) {
+        if constexpr (!IN_FLOATS<F>) if (tiled) {
             const TileShape shape(height, tiling.steps);
             Place<F> place(w);
             for (int panel = int(begin); panel < end; ++panel) {

@@ -30,6 +30,7 @@ typedef std::vector<std::unique_ptr<Product>> Products;
 Product* product_of_2_or_5(const Rows& x, const soothsay_weights& part, int64_t stride, void* out, int out_is_bf16);
 Product* product_of_4(const Rows& x, const soothsay_weights& part, int64_t stride, void* out, int out_is_bf16);
 Product* product_of_6_or_more(const Rows& x, const soothsay_weights& part, int64_t stride, void* out, int out_is_bf16);
+Product* product_of_plain(const Rows& x, const soothsay_weights& part, int64_t stride, void* out, int out_is_bf16);
 
 // Adds the products of x and all parts of a layer's weights: out [rows, all outputs].
 void add_products(const Rows& x, const soothsay_weights* weights, void* out, int out_is_bf16, Products& products);

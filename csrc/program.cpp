@@ -194,8 +194,8 @@ void run(const soothsay_op& op, const soothsay_pass& p, const soothsay_layer& la
             return soothsay_rotate_store(a.data, a.is_bf16, p.ropes[2 * n[4]], p.ropes[2 * n[4] + 1], held(0), held(1), held(2), held(3), p.slots, rows, n[0],
                                          n[1], n[2], n[3], p.pool_slots, op.factors[0], op.factors[1], b.floats(), layer.kv, layer.format);
         case SOOTHSAY_ATTEND:
-            return soothsay_attend(a.floats(), layer.kv, layer.format, p.keys, p.key_begin, p.path_rows, p.path_positions, p.row_begin, p.shared,
-                                   p.num_paths, n[0], n[1], n[2], n[3], p.pool_slots, op.factors[0], n[4], held(0), b.floats());
+            return soothsay_attend(a.floats(), layer.kv, layer.format, &p.sights[n[6]], n[0], n[1], n[2], n[3], p.pool_slots, op.factors[0], n[4],
+                                   held(0), held(1), n[5], p.positions, b.floats());
         case SOOTHSAY_SIGMOID_GATE:
             if (a.data != c.data) std::memcpy(c.data, a.data, rows * a.width() * sizeof(float));
             return soothsay_sigmoid_gate(c.floats(), b.data, b.is_bf16, b.row, rows, a.width());
@@ -206,6 +206,10 @@ void run(const soothsay_op& op, const soothsay_pass& p, const soothsay_layer& la
                                             c.floats());
         case SOOTHSAY_CONVOLVE:
             return soothsay_convolve(a.data, a.is_bf16, rows, n[0], (const soothsay_convolution*)op.held[0], states, p.plan, b.floats());
+        case SOOTHSAY_CONVOLVED:
+            return soothsay_convolved(a.data, a.row, a.is_bf16, (const soothsay_selective*)op.held[0], states, p.plan, b.floats());
+        case SOOTHSAY_SCAN:
+            return soothsay_scan(a.data, a.width(), b.data, a.is_bf16, (const soothsay_selective*)op.held[0], states, p.plan, c.floats());
         case SOOTHSAY_GATED:
             return soothsay_gated(a.data, a.is_bf16, n[0], rows, b.width(), b.data);
         case SOOTHSAY_MIX:

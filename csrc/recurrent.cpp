@@ -223,7 +223,7 @@ class Pass {
         }
         char* const aligned = (char*)(((uintptr_t)scratch.data() + ALIGNED - 1) & ~uintptr_t(ALIGNED - 1));
         const float* ropes[] = {cos.data(), sin.data()};
-        soothsay_pass pass{rows, l.positions, l.slots, l.keys, l.key_begin, l.rows, l.row_positions, l.row_begin, l.shared, l.totals[0],
+        soothsay_pass pass{rows, l.positions, l.slots, {{l.keys, l.key_begin, l.rows, l.row_positions, l.row_begin, l.shared, l.totals[0]}},
                            nullptr, nullptr, ropes, pool.slots, out.data(), both.data(), aligned, hidden};
         soothsay_layer block = *r.block;
         block.kv = pool.data, block.format = pool.format;

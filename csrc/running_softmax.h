@@ -7,11 +7,27 @@ namespace {
 
 constexpr float HIDDEN = -1e30f;
 
+// Numbers that are added to the scores of a query by the distance to a key, from `most` or more before it to `most` or more after it.
+struct ByDistance {
+    const float* numbers;  // [2 * most + 1] of a query head, or null: nothing is added
+    int64_t most, place;   // of the query
+
+    ByDistance at(int64_t head, int64_t position) const { return {numbers + head * (2 * most + 1), most, position}; }
+
+    // Of the keys from `key` on.
+    floats from(int64_t key) const {
+        floats x;
+        for (int i = 0; i < LANES; ++i) x[i] = numbers[std::clamp(key + i - place, -most, most) + most];
+        return x;
+    }
+};
+
 // A running softmax of one query: the largest score so far, and sums of exponentials relative to it, for each lane.
 struct Running {
     floats total = {};
     float top = HIDDEN;
     int64_t from, to;  // positions that the query sees, both inclusive
+    ByDistance added = {};
 
     // A score that comes before all keys' and has no value.
     void begin_with(float sink) { top = sink, total[0] = 1; }
@@ -21,6 +37,8 @@ struct Running {
     void weigh(floats* x, int64_t begin, float softcap, float* acc, int d) {
         if (softcap != 0)
             for (int t = 0; t < TILES; ++t) x[t] = capped(x[t], softcap);
+        if (added.numbers)
+            for (int t = 0; t < TILES; ++t) x[t] += added.from(begin + t * LANES);
         if (begin + BLOCK - 1 > to || begin < from) {
             const int first = int(std::max(from - begin, int64_t(0))), last = int(std::min(to - begin, int64_t(BLOCK)));
             for (int t = 0; t < TILES; ++t) x[t] = hidden(x[t], t * LANES, first, last);

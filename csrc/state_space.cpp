@@ -1,14 +1,12 @@
-// Mamba-2 (soothsay/model/ops/state_space.py).
+// Mamba-2 (soothsay/model/ops/state_ops.py).
 #include "operations.h"
 #include "token_rule.h"
 
 namespace {
 
-constexpr int64_t PIECE = 1 << 12;  // channels; for fewer, sharing costs more than the work
-
 template <class T>
 struct StateSpaceRule {
-    static constexpr bool CORRECTS = false;
+    static constexpr bool CORRECTS = false, DECAYS = false;
     const soothsay_state_space& w;
     const Pass<T>& p;
     const std::vector<Strand>& strands;
@@ -36,23 +34,6 @@ struct StateSpaceRule {
         for (int j = 0; j < w.head_size; j += LANES) store(target + j, fused(splat(w.skips[head]), load(t.v + j), load(found + j)));
     }
 };
-
-// The inputs of the rule after the convolution, for all tokens.
-template <class T>
-void mix(const Line<T>& line, const float* bias, const std::vector<Strand>& strands, const std::vector<int64_t>& firsts,
-         float* mixed) {
-    for (size_t number = 0; number < strands.size(); ++number) {
-        const Strand& s = strands[number];
-        const Tokens<T> tokens{line, s};
-        parallel(s.tokens(), PIECE / line.channels + 1, [&](int64_t begin, int64_t end) {
-            std::vector<const T*> window(line.taps_count);
-            for (int64_t i = begin; i < end; ++i) {
-                tokens.window(i, window.data());
-                convolved(line, window.data(), bias, 0, line.channels, mixed + (firsts[number] + i) * line.channels);
-            }
-        });
-    }
-}
 
 // Multiplies the outputs of rows by their gates, and norms those of each group of heads.
 template <class T>
@@ -90,7 +71,8 @@ void run(const T* rows, int64_t count, int64_t stride, const T* steps, const soo
     int64_t tokens = 0;
     for (const Strand& s : strands) firsts.push_back(tokens), tokens += s.tokens();
     std::vector<float> mixed(tokens * channels);
-    mix(line, w.bias, strands, firsts, mixed.data());
+    for (size_t number = 0; number < strands.size(); ++number)
+        mix(line, w.bias, strands[number], [&](auto&, int64_t i) { return &mixed[(firsts[number] + i) * channels]; });
     run(StateSpaceRule<T>{w, pass, strands, mixed, firsts, out}, pass, strands);
     if (out) open_and_norm(pass, w, count, out);
 }

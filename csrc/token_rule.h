@@ -1,4 +1,4 @@
-// Runs the rows of a pass through a rule that reads a state and changes it, token by token (soothsay/model/ops/token_rule.py). A column
+// Runs the rows of a pass through a rule that reads a state and changes it, token by token (soothsay/model/ops/state_ops.py). A column
 // of a state depends on no other column, so blocks of columns are computed one after the other, each from the first row to the
 // last one: a block stays in the nearest cache. All sums are over the rows of a column, in one order, whatever stands beside a
 // row in its pass.
@@ -9,6 +9,7 @@
 
 namespace {
 
+constexpr int64_t PIECE = 1 << 12;  // channels; for fewer, sharing costs more than the work
 constexpr int64_t CHUNK = 32;  // tokens whose inputs of the rule are kept at a time
 
 // The rows and gates of a pass, and the sizes of the states: for each head a matrix [size, columns].
@@ -30,10 +31,12 @@ struct Pass {
 
 // What a token does to the state of one head: S <- decay S + k delta^T. Its output is q S, read after that.
 struct Token {
-    const float *q, *k;  // [size]
-    const float* v;      // [columns]
-    float decay, share;  // delta = share v, or share (v - decay k S) if the rule corrects
-    float both;          // k . q
+    const float *q, *k;     // [size]
+    const float* v;         // [columns]
+    float decay, share;     // delta = share v, or share (v - decay k S) if the rule corrects
+    float both;             // k . q
+    const float *kept = 0;  // [2, size]: k, and decays row by row. q and k above are times these then, and decay is 1
+    const float *decays = 0;  // [size, columns] of all numbers, if the rule has them; decay is 1 then
 };
 
 // n channels from `channel` on, after the convolution and SiLU. `bias` [channels] may be null.
@@ -47,6 +50,22 @@ void convolved(const Line<T>& line, const T* const* window, const float* bias, i
     }
 }
 
+// What a rule sees of the inputs of a strand's tokens: all channels, after the convolution and SiLU. place(tokens, i) is where those of
+// token i go, or null.
+template <class T, class Place>
+void mix(const Line<T>& line, const float* bias, const Strand& s, Place place) {
+    const Tokens<T> tokens{line, s};
+    parallel(s.tokens(), PIECE / line.channels + 1, [&](int64_t begin, int64_t end) {
+        std::vector<const T*> window(line.taps_count);
+        for (int64_t i = begin; i < end; ++i) {
+            float* const target = place(tokens, i);
+            if (!target) continue;
+            tokens.window(i, window.data());
+            convolved(line, window.data(), bias, 0, line.channels, target);
+        }
+    });
+}
+
 inline float product(const float* a, const float* b, int n) {
     floats total = {};
     for (int j = 0; j < n; j += LANES) total = fused(load(a + j), load(b + j), total);
@@ -56,10 +75,16 @@ inline float product(const float* a, const float* b, int n) {
 inline float softplus(float x) { return x > 20 ? x : std::log1p(std::exp(x)); }
 
 // V registers of columns of a state. A source and a target have a number of floats from row to row.
-template <int V, bool CORRECTS>
+template <int V, bool CORRECTS, bool DECAYS>
 struct Columns {
     static constexpr int SIZE = V * LANES;
+    const int64_t columns;
     floats delta[V];
+
+    // What a token leaves of a register of row i of the state, but for the decay of all rows.
+    floats kept(const float* s, const Token& t, int i, int column) const {
+        return DECAYS ? load(s) * load(t.decays + i * columns + column) : load(s);
+    }
 
     // Reads the state before a token: how the token changes it, and the token's output.
     void read(const float* s, int64_t stride, const Token& t, int size, int column, float* out) {
@@ -67,7 +92,8 @@ struct Columns {
         for (int i = 0; i < size; i += 2, s += 2 * stride) {
             const floats ka = splat(t.k[i]), kb = splat(t.k[i + 1]), qa = splat(t.q[i]), qb = splat(t.q[i + 1]);
             for (int v = 0; v < V; ++v) {
-                const floats a = load(s + v * LANES), b = load(s + stride + v * LANES);
+                const int at = column + v * LANES;
+                const floats a = kept(s + v * LANES, t, i, at), b = kept(s + stride + v * LANES, t, i + 1, at);
                 if (CORRECTS) k0[v] = fused(a, ka, k0[v]), k1[v] = fused(b, kb, k1[v]);
                 q0[v] = fused(a, qa, q0[v]), q1[v] = fused(b, qb, q1[v]);
             }
@@ -82,17 +108,21 @@ struct Columns {
     }
 
     // Writes the state after the token that was read.
-    void write(const float* s, int64_t stride, const Token& t, int size, float* out, int64_t out_stride) const {
-        const floats decay = splat(t.decay);
+    void write(const float* s, int64_t stride, const Token& t, int size, int column, float* out, int64_t out_stride) const {
+        const float *const written = t.kept ? t.kept : t.k, *const own = t.kept ? t.kept + size : nullptr;
+        const floats all = splat(t.decay);
         for (int i = 0; i < size; ++i, s += stride, out += out_stride) {
-            const floats k = splat(t.k[i]);
-            for (int v = 0; v < V; ++v) store(out + v * LANES, fused(k, delta[v], decay * load(s + v * LANES)));
+            const floats k = splat(written[i]), decay = own ? splat(own[i]) : all;
+            for (int v = 0; v < V; ++v) {
+                const int at = v * LANES;
+                store(out + at, fused(k, delta[v], decay * kept(s + at, t, i, column + at)));
+            }
         }
     }
 };
 
 // One head of a strand. A Rule has
-//   CORRECTS, see Token, and room(): the floats that it needs for a token;
+//   CORRECTS and DECAYS, see Token, and room(): the floats that it needs for a token;
 //   prepare(tokens, head, begin, end, room, found): finds the tokens from `begin` on;
 //   finish(tokens, head, i, token, output): takes a token's output.
 template <class Rule, class T>
@@ -126,8 +156,8 @@ struct Head {
     template <class Body>
     void each_block(Body body) {
         int column = 0;
-        for (; column + 2 * LANES <= columns; column += 2 * LANES) body(Columns<2, Rule::CORRECTS>(), column);
-        for (; column < columns; column += LANES) body(Columns<1, Rule::CORRECTS>(), column);
+        for (; column + 2 * LANES <= columns; column += 2 * LANES) body(Columns<2, Rule::CORRECTS, Rule::DECAYS>{columns}, column);
+        for (; column < columns; column += LANES) body(Columns<1, Rule::CORRECTS, Rule::DECAYS>{columns}, column);
     }
 
     void run() {
@@ -153,7 +183,7 @@ struct Head {
                 block.read(source, stride, t, size, column, &outputs[(i - begin) * columns]);
                 const bool last = i + 1 == end;
                 float* target = last ? state + column : tiles[0].data();
-                block.write(source, stride, t, size, target, last ? columns : block.SIZE);
+                block.write(source, stride, t, size, column, target, last ? columns : block.SIZE);
                 source = target, stride = last ? columns : block.SIZE;
                 for (int64_t m = 0; m < s.num_marks; ++m)
                     if (s.marks[2 * m] == i + 1) copy(source, stride, p.matrices(s.marks[2 * m + 1], head) + column, block.SIZE);
@@ -189,7 +219,7 @@ struct Head {
             if (child[node] < 0) return;
             if (tiles.size() <= level) tiles.emplace_back(int64_t(size) * 2 * LANES);
             float* target = tiles[level].data();  // the last child's state may take the place of its parent's
-            block.write(source, stride, t, size, target, block.SIZE);
+            block.write(source, stride, t, size, column, target, block.SIZE);
             node = child[node];
             for (; sibling[node] >= 0; node = sibling[node]) visit(block, column, node, target, block.SIZE, level + 1);
             source = target, stride = block.SIZE;

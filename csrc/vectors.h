@@ -3,6 +3,7 @@
 #include "pairs.h"
 #include "panels.h"
 #include <algorithm>
+#include <type_traits>
 
 namespace {
 
@@ -190,7 +191,7 @@ struct Int : Integers<B> {
 struct Bf16 {
     typedef floats Sums;
     typedef bf16 Input;
-    static constexpr int INPUTS = 2, STEPS = 1;
+    static constexpr int INPUTS = 2, STEPS = 1, BYTES = 4;  // from output to output
     template <int R, int C, int U, int N>
     static void unit(floats (*sums)[C], shorts (*)[C], const uint8_t* w, const Table&, const bf16* x, int64_t stride) {
         ints v[C];
@@ -208,6 +209,31 @@ struct Bf16 {
     }
 };
 #endif
+
+// Numbers that inputs in float are multiplied by. A panel is [inputs, PANEL] of them.
+template <class T>
+struct Plain {
+    typedef floats Sums;
+    typedef float Input;
+    static constexpr int INPUTS = 4 / sizeof(T), STEPS = 1, BYTES = sizeof(T);
+    template <int R, int C, int U, int N>
+    static inline __attribute__((always_inline)) void unit(floats (*sums)[C], shorts (*)[C], const uint8_t* w, const Table&,
+                                                           const float* x, int64_t stride) {
+        for (int i = 0; i < INPUTS; ++i) {
+            floats v[C];
+            for (int c = 0; c < C; ++c) v[c] = load((const T*)(w + U * STEP) + i * PANEL + c * LANES);
+            for (int r = 0; r < R; ++r) {
+                const floats input = splat(x[r * stride + U * INPUTS + i]);
+                for (int c = 0; c < C; ++c) sums[r][c] = fused(input, v[c], sums[r][c]);
+            }
+        }
+    }
+};
+
+// Floats are multiplied neither in pairs of rows nor in tiles.
+template <class F> constexpr bool IN_FLOATS = std::is_same_v<typename F::Input, float>;
+template <class F> constexpr int PAIR_OF = IN_FLOATS<F> ? 1 : PAIR;
+template <class F> constexpr int ROWS_OF = IN_FLOATS<F> ? 6 : ROWS;  // which need no registers for unpacking
 
 #if defined(__aarch64__)
 constexpr bool ASKS_ONCE = true;  // for the lines of all units that follow each other, since a loop costs five instructions
@@ -357,20 +383,22 @@ void tile(const Weights& w, const Inputs<typename F::Input>& x, const Chunk& chu
           Partial& partial) {
     if constexpr (F::INPUTS > 2) tile_groups_for<F, R, C>(w, chunk.factors)(w, x, chunk, row, column, partial);
     else {
-        const uint8_t* data = chunk.data + column * LANES * 4;
+        const uint8_t* data = chunk.data + column * LANES * F::BYTES;
         auto* kept = &partial.totals[row * COLUMNS + column];
-        constexpr int UNITS = PAIRED<R> ? 2 : 1, HEIGHT = PAIRED<R> ? PAIR : 1;
+        constexpr bool PAIRS = R > 1 && PAIR_OF<F> > 1;
+        constexpr int UNITS = PAIRS ? 2 : 1, HEIGHT = PAIRS ? PAIR : 1;
         Prefetch prefetch(chunk, ASKS_ONCE ? UNITS : 1);
+        constexpr bool APART = IN_FLOATS<F>;  // the chunk's sums are added as a whole, which rounds less
         floats sums[R][C];
         for (int r = 0; r < R; ++r)
-            for (int c = 0; c < C; ++c) sums[r][c] = kept[r * COLUMNS + c];
+            for (int c = 0; c < C; ++c) sums[r][c] = APART ? floats{} : kept[r * COLUMNS + c];
         const auto* input = x.data + row * w.inputs + chunk.begin * F::INPUTS * HEIGHT;
-        turn<R>(sums);
+        if constexpr (PAIRS) turn<R>(sums);
         for (int s = chunk.begin; s < chunk.end; s += UNITS, data += UNITS * STEP, input += UNITS * F::INPUTS * HEIGHT)
             units<F, UNITS, R, C>(sums, nullptr, data, Table(nullptr), input, w.inputs, prefetch);
-        turn<R>(sums);
+        if constexpr (PAIRS) turn<R>(sums);
         for (int r = 0; r < R; ++r)
-            for (int c = 0; c < C; ++c) kept[r * COLUMNS + c] = sums[r][c];
+            for (int c = 0; c < C; ++c) kept[r * COLUMNS + c] = APART ? kept[r * COLUMNS + c] + sums[r][c] : sums[r][c];
     }
 }
 
@@ -379,7 +407,7 @@ template <class F, int R>
 void tile_rows(int count, const Weights& w, const Inputs<typename F::Input>& x, Chunk chunk, int64_t row,
                Partial& partial) {
     if constexpr (R > 1)
-        if (count < R) return tile_rows<F, R == 2 ? 1 : R - PAIR>(count, w, x, chunk, row, partial);
+        if (count < R) return tile_rows<F, R == 2 ? 1 : R - PAIR_OF<F>>(count, w, x, chunk, row, partial);
     constexpr int TURNS = COLUMNS / WIDTH<R>;
     const int64_t units = (chunk.end - chunk.begin) * (F::INPUTS > 2 ? w.group / F::INPUTS : 1);
     const int each = (chunk.lines + TURNS - 1) / TURNS;
@@ -406,7 +434,7 @@ void sum_panel(const Weights& w, const Inputs<typename F::Input>& x, int panel, 
     std::fill(partial.totals.begin(), partial.totals.end(), floats{});
     constexpr int LINES = F::STEPS * STEP / 64;  // of a unit
     const int group = F::INPUTS > 2 ? w.group / F::INPUTS : 1, groups = w.inputs / F::INPUTS / group;  // group: in units
-    const int64_t tiles = (rows + ROWS - 1) / ROWS, pair = rows > 1 ? PAIR : 1;
+    const int64_t tiles = (rows + ROWS_OF<F> - 1) / ROWS_OF<F>, pair = rows > 1 ? PAIR_OF<F> : 1;
     const int64_t height = rows / pair / tiles * pair, higher = rows / pair % tiles;
     const int length = chunk_length<F>(w, group, tiles), each = int((LINES + tiles - 1) / tiles);
     const Source source = w.source(tiles);
@@ -421,7 +449,7 @@ void sum_panel(const Weights& w, const Inputs<typename F::Input>& x, int panel, 
         for (int64_t t = 0, row = 0, count; t < tiles; ++t, row += count) {
             count = height + (t < higher) * pair;
             chunk.lines = std::min(each, left), left -= chunk.lines;
-            tile_rows<F, ROWS>(int(count), w, x, chunk, row, partial);
+            tile_rows<F, ROWS_OF<F>>(int(count), w, x, chunk, row, partial);
             chunk.ahead += lines / LINES * chunk.lines * 64;
         }
     }

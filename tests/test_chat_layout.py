@@ -160,6 +160,7 @@ def test_a_broken_template_is_as_good_as_none(backend: Backend, source: Any) -> 
     ("name", "content"),
     [
         ("chat_template.jinja", b"\xff\xfe"),
+        ("chat_template.jinja", b"\n"),
         ("chat_template.json", b"{"),
         ("chat_template.json", b'{"chat_template": 5}'),
         ("additional_chat_templates/tool_use.jinja", b"\xff"),
@@ -182,6 +183,16 @@ def test_completions_go_on_without_a_template(sibyl: LLM) -> None:
         assert llm.generate("Once", params).token_ids == sibyl.generate("Once", params).token_ids
         with pytest.raises(RequestError, match="not valid Jinja"):
             llm.chat("hello", params)
+
+
+def test_a_template_that_writes_nothing(sibyl: LLM) -> None:
+    """`generate` takes no tokens at all for a list of no prompts."""
+    assert sibyl.tokenizer is not None
+    tokenizer = Tokenizer(sibyl.tokenizer.backend, "{{ messages[0].content }}")
+    with LLM(sibyl.model, drafter="none", tokenizer=tokenizer) as llm:
+        with pytest.raises(RequestError, match="the chat template makes an empty prompt"):
+            llm.chat("")
+        assert llm.chat("hello", SamplingParams(max_tokens=1)).token_ids
 
 
 def test_a_template_of_a_file(sibyl: LLM, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -464,8 +465,8 @@ def test_inspect_tells_the_facts_without_loading(monkeypatch: pytest.MonkeyPatch
     assert told["on disk"].startswith("31.5 MB, ")
     assert told["tokenizer"] == "8,192 tokens, with a chat template"
     assert told["end tokens"] == "0 <|end|>"
-    assert told["runs here"].startswith("float32; ")
-    assert told["weights"] == "62.9 MB in memory, 6.3 MB of embeddings mapped"
+    assert told["runs here"].startswith("bfloat16 weights, float32 between; ")
+    assert told["weights"] == "31.5 MB in memory, 6.3 MB of embeddings mapped"
     assert told["KV cache"] == "8.2 kB a token, 8.2 MB for a context of 1,000"
     assert told["KV cache, more"] == "24.6 MB for 3 of these requests"
 
@@ -580,12 +581,22 @@ def test_a_full_disk_is_an_error_in_one_line() -> None:
     ask = "generate", "--chat", "Say hi.", "-m", "sibyl", "-n", "4"
     with open("/dev/full", "w") as full:
         whole = subprocess.run(main(*ask), stdout=full, stderr=subprocess.PIPE, text=True)
+        helped = subprocess.run(main("--help"), stdout=full, stderr=subprocess.PIPE, text=True)
     assert (whole.returncode, whole.stderr.count("\n")) == (2, 1), whole.stderr
     assert whole.stderr == "error: the output cannot be read or written (No space left on device)\n"
+    assert (helped.returncode, helped.stderr) == (2, whole.stderr)
     measure = "bench", "step", "sibyl", "--rows", "1", "--rounds", "1", "--json", "/dev/full"
     result = subprocess.run(main(*measure), capture_output=True, text=True)
     assert result.returncode == 2
     assert result.stderr.endswith("error: /dev/full cannot be read or written (No space left on device)\n")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="closes streams in a shell")
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&- 2>&-"])
+def test_streams_may_be_closed(closed: str) -> None:
+    command = shlex.join(main("generate", "Say hi.", "-m", "sibyl", "-n", "4"))
+    process = subprocess.run(["sh", "-c", f"{command} {closed}"], capture_output=True, text=True)
+    assert (process.returncode, process.stderr) == (0, "")
 
 
 def test_a_warning_is_one_line(tmp_path: Path) -> None:
@@ -606,3 +617,10 @@ def test_the_command_line_itself_needs_no_torch() -> None:
     check = "sys.modules['soothsay'] = p; import soothsay.cli.app; sys.exit('torch' in sys.modules)"
     package = str(Path(soothsay.__file__).parent)
     subprocess.run([sys.executable, "-c", f"{bare}; {check}", package], check=True)
+
+
+@pytest.mark.parametrize("command", [("verify",), ("train", "data", "sibyl", str(DEMO), "-o", os.devnull)])
+def test_answers_that_are_compared_or_kept_have_a_token(command: tuple[str, ...]) -> None:
+    result = run(*command, "-n", "0")
+    assert result.exit_code == 2
+    assert "Invalid value for '--max-tokens'" in result.output

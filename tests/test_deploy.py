@@ -12,7 +12,6 @@ import subprocess
 from collections.abc import Callable, Iterator
 from configparser import ConfigParser
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +39,14 @@ def test_the_service_runs_a_command() -> None:
     parse(arguments)
 
 
-def test_the_service_waits_for_running_answers() -> None:
-    assert float(UNIT["Service"]["TimeoutStopSec"]) > ServerConfig.drain
+def test_supervisors_wait_for_running_answers() -> None:
+    """Docker and Compose kill after 10 s, unless they are told otherwise."""
+    waits = [UNIT["Service"]["TimeoutStopSec"], COMPOSE["services"]["soothsay"]["stop_grace_period"]]
+    page = (ROOT / "docs" / "deploy.md").read_text().replace("\\\n", "")
+    runs = re.findall(r"^docker run .*", page, re.MULTILINE)
+    waits += [*re.findall(r"--stop-timeout (\d+)", "\n".join(runs))]
+    assert len(waits) == 2 + len(runs) >= 3
+    assert all(float(wait.removesuffix("s")) > ServerConfig.drain for wait in waits)
 
 
 def test_the_container_runs_a_command_as_a_user_without_a_compiler() -> None:
@@ -52,7 +57,8 @@ def test_the_container_runs_a_command_as_a_user_without_a_compiler() -> None:
     assert entry == ["soothsay"]
     parse(command)
     final = DOCKERFILE.rpartition("\nFROM ")[2]
-    assert "\nUSER soothsay\n" in final
+    assert "useradd --uid 1000 --create-home soothsay" in final
+    assert "\nUSER 1000\n" in final
     assert "\nHEALTHCHECK " in final
     assert "g++" not in final
 
@@ -82,7 +88,7 @@ def running() -> Iterator[Running]:
     for program in ("prometheus", "promtool"):
         if shutil.which(program) is None:
             pytest.skip(f"no Prometheus: {program} is not installed")
-    with serving(partial(engines.sibyl, drafter="auto")) as one:
+    with serving(engines.steered) as one:
         ask(one)
         yield one
 

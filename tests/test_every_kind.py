@@ -23,7 +23,8 @@ REPEATED = [*range(20, 32)] * 4
 ASKED = [REPEATED, [5, 6, 7], [*REPEATED[:30], 9], [*range(60)], [3]]
 MODES = [replace(mode, max_tokens=12) for mode in (GREEDY, SAMPLED, GREEDY, SAMPLED, GREEDY)]
 CHUNKS = (7, 64, 512)
-REFUSED = {("latent", "assistant")}  # it would read keys and values
+WITHOUT_KEYS = ("latent", "decays by dimension", "no attention")
+REFUSED = {(kind, "assistant") for kind in WITHOUT_KEYS}  # it would read keys and values
 HEADS = ("eagle", "eagle2", "eagle3", "mtp", "assistant", "medusa", "hydra", "block", "dflash", "peagle")
 WITH_BLOCKS = {*HEADS, "redrafter"} - {"medusa", "hydra"}  # which read the last state alone
 REFUSED |= {(kind, name) for kind in WITH_SOURCE for name in WITH_BLOCKS}

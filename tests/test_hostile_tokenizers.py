@@ -111,6 +111,8 @@ def test_a_text_on_which_the_library_fails(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_directory(write(tmp_path, {**GOOD, "pre_tokenizer": split}))
     with pytest.raises(RequestError, match="cannot cut this text"):
         tokenizer.encode("a" * 40 + "b")
+    with pytest.raises(RequestError, match="half of a character, a lone surrogate"):
+        tokenizer.encode("a\ud800")
     assert tokenizer.encode("hello") == [1]
 
 

@@ -31,7 +31,16 @@ MODES = [replace(mode, max_tokens=12) for mode in (GREEDY, SAMPLED, GREEDY, SAMP
 DRAFTERS = ("suffix", "auto", "layer-skip(exit=3)")  # test_every_kind.py has all
 
 
-FAMILIES = ("qwen3_5", "qwen3_next", "lfm2", "granite4_hybrid", "falcon_h1", "nemotron_h")
+FAMILIES = (
+    "qwen3_5",
+    "qwen3_next",
+    "kimi_linear",
+    "jamba",
+    "lfm2",
+    "granite4_hybrid",
+    "falcon_h1",
+    "nemotron_h",
+)
 DTYPES = ("float32", "int8", "bfloat16", "int4")
 
 

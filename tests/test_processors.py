@@ -9,9 +9,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
+import torch
 
+from soothsay import processors
 from soothsay.files import locked
-from soothsay.processors import claim_cores
+from soothsay.processors import claim_cores, use_threads
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -66,3 +68,19 @@ def test_a_folder_of_another_user_is_not_trusted(tmp_path: Path, monkeypatch: py
     own = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: own + 1)
     assert claim_cores(1, tmp_path) == ()
+
+
+@pytest.mark.parametrize(
+    ("asked", "granted", "expected"), [(None, 1, 1), (None, 2, 2), (None, 8, 3), (1, 8, 1), (2, 8, 2)]
+)
+def test_a_quota_limits_the_threads_that_pytorch_chooses(
+    asked: int | None, granted: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processors, "granted_processors", lambda: granted)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)  # what PyTorch chose
+    try:
+        use_threads(asked)
+        assert torch.get_num_threads() == expected
+    finally:
+        torch.set_num_threads(before)

@@ -102,6 +102,9 @@ def _text_of(part: Any, place: str) -> str:
 TEMPLATE_NAMES = ("default", "tool_use")
 """Names of chat templates that are read. The second is for conversations with tools, if a model has it."""
 
+TEMPLATES = "additional_chat_templates"
+"""The folder of a model's templates with names."""
+
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 """Fields of a message that may have the model's thoughts. Templates read one of the first two."""
 
@@ -173,7 +176,7 @@ def templates_in(directory: Path, settings: Mapping[str, Any]) -> dict[str, Any]
         directory: the model's.
         settings: its tokenizer_config.json.
     """
-    files = {name: directory / "additional_chat_templates" / f"{name}.jinja" for name in TEMPLATE_NAMES}
+    files = {name: directory / TEMPLATES / f"{name}.jinja" for name in TEMPLATE_NAMES}
     files["default"] = directory / "chat_template.jinja"
     own = {name: file for name, file in files.items() if file.is_file()}
     value, processor = settings.get("chat_template"), directory / "chat_template.json"
@@ -189,7 +192,7 @@ def _text(source: Any) -> str:
     if isinstance(source, Path):
         json = source.suffix == ".json"
         source = read_json_object(source).get("chat_template") if json else read_model_text(source)
-    if not isinstance(source, str):
+    if not isinstance(source, str) or not source.strip():
         raise ModelError(f"the chat template is {source!r:.80}, and should be a text")
     return source
 

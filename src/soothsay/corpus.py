@@ -6,7 +6,7 @@ import gzip
 import importlib
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 
 from soothsay.chat_layout import conversation
 from soothsay.errors import RequestError
-from soothsay.tokenizer import Message
+from soothsay.tokenizer import Message, Tokenizer
 
 Entry = str | list[Message]
 """A text, or a conversation: messages as chat templates read them."""
@@ -33,6 +33,10 @@ EXPECTED = "neither a 'text' nor 'messages', 'conversations', or 'prompt' and 'c
 
 MOST_BAD = 0.01
 """Largest share of unusable entries. With more, something is wrong with the file, not with single lines."""
+
+STRETCH = 2**16
+"""Smallest number of characters of a text that are tokenized in one call. The call ends at a line's end, if
+one comes soon."""
 
 NAMED = 5
 """Number of unusable entries that are listed. The others are only counted."""
@@ -103,9 +107,7 @@ def read_lines(file: Path) -> Iterator[tuple[int, bytes]]:
     """
     try:
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    yield number, line
+            yield from ((number, line) for number, line in enumerate(lines, 1) if line.strip())
     except (OSError, EOFError, zlib.error) as error:
         raise RequestError(f"{file} cannot be read as text ({error})") from None
 
@@ -235,9 +237,36 @@ def _message(raw: Mapping[str, Any]) -> Message:
     return {**others, **said, "content": "" if content is None else content}
 
 
-def plain(messages: list[Message]) -> str:
+def plain(messages: Iterable[Message]) -> str:
     """Lay a conversation out for a model without a chat template: blank lines between messages."""
     return "\n\n".join(message["content"] for message in messages if message["content"])
+
+
+def encode_text(text: str, tokenizer: Tokenizer) -> Iterator[int]:
+    """Token ids of a long text, which is tokenized as far as they are read.
+
+    To tokenize a whole text at once takes up to 250 times its size in memory.
+    """
+    begin = 0
+    while begin < len(text):
+        limit = begin + 2 * STRETCH
+        end = text.find("\n", begin + STRETCH, limit) + 1 or limit
+        yield from tokenizer.encode(text[begin:end], special=begin == 0)
+        begin = end
+
+
+def encode_entry(
+    entry: str | Sequence[Message], tokenizer: Tokenizer, *, add_generation_prompt: bool = True
+) -> list[int]:
+    """Token ids of a text, or of a conversation in the model's chat template, or as `plain` lays it out.
+
+    Raises `RequestError` if the template refuses the conversation.
+    """
+    if isinstance(entry, str):
+        return tokenizer.encode(entry)
+    if tokenizer.has_chat_template:
+        return tokenizer.encode_chat(entry, add_generation_prompt=add_generation_prompt)
+    return tokenizer.encode(plain(entry))
 
 
 def check_text(text: str) -> None:

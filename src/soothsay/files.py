@@ -10,12 +10,12 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from soothsay.errors import ModelError, type_of
+from soothsay.errors import ModelError, shown, type_of
 
 MAX_JSON_BYTES = 2**25
 """Size limit of a JSON file of a model in bytes. The index of a model with 90,000 tensors takes 9 MB."""
@@ -144,7 +144,7 @@ def read_json_object(file: Path) -> dict[str, Any]:
         raise ModelError(f"{file} is not valid JSON ({error}); download it again") from error
     if not isinstance(value, dict):
         raise ModelError(f"{file} should hold a JSON object, not {type_of(value)}")
-    if _is_deeper(value, MAX_JSON_DEPTH):
+    if levels_of(value) > MAX_JSON_DEPTH + 1:
         raise ModelError(_too_deep(file))
     return value
 
@@ -157,8 +157,17 @@ def read_model_text(file: Path, limit: int = MAX_TEXT_BYTES) -> str:
         raise ModelError(f"{file} is not UTF-8 text ({error}); download it again") from error
 
 
+def check_place(path: Path) -> None:
+    """Raise `ModelError` if the system does not look for a path, such as one that is too long."""
+    try:
+        path.exists()
+    except OSError as error:
+        raise ModelError(f"{shown(str(path), 200)} cannot be read ({error.strerror or error})") from error
+
+
 def check_size(file: Path, limit: int) -> None:
     """Raise `ModelError` if a model's file is larger than `limit` bytes, or is not a regular file."""
+    check_place(file)
     if not file.is_file():
         raise ModelError(f"{file} is missing, or is not a file; a model directory needs it")
     size = file.stat().st_size
@@ -182,17 +191,18 @@ def _too_deep(file: Path) -> str:
     return f"{file} is nested deeper than {MAX_JSON_DEPTH} levels; check its origin"
 
 
-def _is_deeper(value: Any, limit: int) -> bool:
-    """Whether lists and objects are nested in more than `limit` levels."""
-    level = [value]
-    for _ in range(limit + 1):
+def levels_of(value: Any) -> int:
+    """In how many levels lists and objects are nested in a value, which counts as one."""
+    count, level = 0, [value]
+    while level:
+        count += 1
         level = [
             inner
             for outer in level
-            if isinstance(outer, dict | list)
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(outer, Mapping | list | tuple)
+            for inner in (outer.values() if isinstance(outer, Mapping) else outer)
         ]
-    return bool(level)
+    return count
 
 
 def _flush_to_disk(path: Path) -> None:

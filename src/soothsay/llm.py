@@ -25,6 +25,7 @@ from soothsay.drafters.learned_files import LearnedFiles
 from soothsay.drafters.learning.learning_drafter import can_learn
 from soothsay.drafters.registry import DrafterSpec, build_drafter
 from soothsay.engine.engine import Engine
+from soothsay.engine.guard import check_torch
 from soothsay.engine.sizing import complete_config
 from soothsay.errors import DrafterError, ModelError, RequestError
 from soothsay.model.native.library import check_kernels
@@ -82,6 +83,7 @@ class LLM:
         ModelError: the model cannot be loaded.
         DrafterError: the drafter is unknown, or does not fit the model, or `keep` cannot be a directory.
         StageError: a process of `stages` has ended. Calls of `generate` raise it too.
+        RuntimeError: torch has other defaults than float32 and the CPU.
 
     Example:
         >>> from soothsay import LLM, SamplingParams
@@ -108,6 +110,7 @@ class LLM:
         config: EngineConfig | None = None,
         **engine_options: Unpack[EngineOptions],
     ):
+        check_torch()
         known = [*(LLM.__init__.__kwdefaults__ or ()), *EngineConfig.__dataclass_fields__]
         if "threads" in engine_options:
             raise TypeError("LLM has no option 'threads'; torch.set_num_threads sets those of the process")
@@ -119,7 +122,7 @@ class LLM:
         """The sampling parameters that the model's author recommends, by the names of `SamplingParams`."""
         if generation_config not in ("auto", "none"):
             self.sampling_defaults = sampling_in_folder(generation_config)
-        opened = opened_adapters(adapters or {}, model, device, stages)
+        opened = opened_adapters({} if adapters is None else adapters, model, device, stages)
         if isinstance(model, Transformer):
             target, self._name = model, "of a Transformer"
             tokenizer = with_layout(tokenizer, chat_template)
@@ -449,9 +452,11 @@ class LLM:
         Raises:
             RequestError: the prompt cannot be served, or there is no such adapter.
             DrafterError: the drafter is unknown, or does not fit the model.
-            RuntimeError: the process was forked after the model was loaded.
+            RuntimeError: the process was forked after the model was loaded, or torch has other defaults than
+                float32 and the CPU.
         """
         self.engine.lock.check()
+        check_torch()
         checked = self._builder.check(prompt, params)
         if adapter is not None and adapter not in self.adapters:
             have = ", ".join(self.adapters) or "no adapters"

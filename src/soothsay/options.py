@@ -16,11 +16,14 @@ from inspect import get_annotations, getsource
 from itertools import pairwise
 from pathlib import Path
 from textwrap import dedent
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from soothsay.config import DType, KVDType, memory_size
 from soothsay.errors import ModelError, SoothsayError
-from soothsay.processors import granted_processors
+from soothsay.processors import granted_processors, use_threads
+
+if TYPE_CHECKING:
+    from soothsay.llm import LLM
 
 REQUIRED = MISSING
 """The default of an option that must be given."""
@@ -313,6 +316,19 @@ class ModelOptions(LoadOptions):
     generation_config: str = option("auto", panel="Sampling")
     """Where defaults of sampling parameters are from: 'auto', the model's own files; a folder with a
     generation_config.json; or 'none'."""
+
+
+def build_llm(
+    model: str, *, threads: int | None = None, lora: Sequence[str] | None = None, **options: Any
+) -> LLM:
+    """An `LLM` by the options of a command. `threads`: see `use_threads`. `options`: those of `LLM`.
+
+    It imports torch only here: many processes that know these options work without torch.
+    """
+    use_threads(threads)
+    from soothsay.llm import LLM
+
+    return LLM(model, adapters=adapters_of(lora), **options)
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,16 @@ def granted_processors(root: Path = SYSTEM) -> int:
 
 
 def use_threads(count: int | None) -> None:
-    """Let this process compute with some threads; None: as many as PyTorch chooses, the physical cores."""
-    if count is not None:
-        import torch
+    """Let this process compute with some threads.
 
+    None: as many as PyTorch chooses, the physical cores, unless `granted_processors` are fewer: PyTorch does
+    not know the quotas of control groups.
+    """
+    import torch
+
+    if count is None and torch.get_num_threads() > (granted := granted_processors()):
+        count = granted
+    if count is not None:
         torch.set_num_threads(count)
 
 

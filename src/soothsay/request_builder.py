@@ -126,13 +126,13 @@ class RequestBuilder:
 
         Raises `TypeError` if it is no prompt.
         """
-        ids, num_source = self._encode(prompt), 0
+        ids, num_source, begins = self._encode(prompt), 0, len(params.answer_start) > 0
         if (source := self.model.source) is not None:
             if params.prompt_logprobs is not None:
                 raise RequestError("prompt_logprobs: an encoder reads the prompt, and gives no probabilities")
-            begun = self._encode(params.answer_start, special=False) if params.answer_start else []
+            begun = self._encode(params.answer_start, "answer_start") if begins else []
             ids, num_source = [*ids, *source.start, *begun], len(ids)
-        elif params.answer_start:
+        elif begins:
             raise RequestError("answer_start is for encoder-decoders: end the prompt with it instead")
         limit = self._limit(ids, params, num_source)
         vocab_size = self.model.vocab_size
@@ -216,20 +216,23 @@ class RequestBuilder:
         spelled = [tuple(self.tokenizer.encode(text, special=False)) for text in spellings]
         return BadSequences(ids for ids in spelled if ids)
 
-    def _encode(self, prompt: Prompt, *, special: bool = True) -> list[int]:
-        """The token ids of a prompt. Raises `RequestError` if it has none, or one that is unknown."""
+    def _encode(self, prompt: Prompt, name: str = "the prompt") -> list[int]:
+        """The token ids of a prompt, or of what else has this name: that gets no special tokens.
+
+        Raises `RequestError` if it has none, or one that is unknown.
+        """
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise RequestError(f"{NO_TOKENIZER}. Give token ids instead of text")
-            ids = self.tokenizer.encode(prompt, special=special)
+            ids = self.tokenizer.encode(prompt, special=name == "the prompt")
         else:
             ids = token_ids(prompt)
         vocab_size = self.model.vocab_size
         if not ids:
-            raise RequestError("the prompt is empty; give at least one token")
+            raise RequestError(f"{name} is empty; give at least one token")
         if not 0 <= min(ids) <= max(ids) < vocab_size:
             bad = next(token for token in ids if not 0 <= token < vocab_size)
-            raise RequestError(f"the prompt has token {bad}; this model has tokens 0 to {vocab_size - 1}")
+            raise RequestError(f"{name} has token {bad}; this model has tokens 0 to {vocab_size - 1}")
         return ids
 
     def _limit(self, ids: Sequence[int], params: SamplingParams, num_source: int) -> int:

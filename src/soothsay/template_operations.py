@@ -19,6 +19,7 @@ from jinja2.runtime import Context, LoopContext
 from jinja2.tests import TESTS as JINJA_TESTS
 from jinja2.utils import Namespace
 
+from soothsay.files import levels_of
 from soothsay.template_meter import MAX_BITS, PER_VALUE, TemplateLimit, meter
 
 Function = Callable[..., Any]
@@ -191,24 +192,10 @@ def to_json(
     """JSON for a prompt, which is not HTML: no character is escaped for HTML, as Jinja's own filter does."""
     size, per_value = meter().look(value), meter().look(separators) if separators else 4
     if indent is not None:
-        per_value += _depth(value) * (indent if isinstance(indent, int) else meter().look(indent))
+        per_value += levels_of(value) * (indent if isinstance(indent, int) else meter().look(indent))
     meter().make(2 * size + size // PER_VALUE * max(per_value, 0))
     spacing = {"indent": indent, "separators": separators}
     return json.dumps(value, ensure_ascii=ensure_ascii, sort_keys=sort_keys, **spacing)
-
-
-def _depth(value: Any) -> int:
-    """Levels of nesting. `meter().look` has bounded its size."""
-    depth, level = 0, [value]
-    while level:
-        depth += 1
-        level = [
-            inner
-            for outer in level
-            if isinstance(outer, Mapping | list | tuple)
-            for inner in (outer.values() if isinstance(outer, Mapping) else outer)
-        ]
-    return depth
 
 
 @jinja2.pass_context

@@ -126,9 +126,13 @@ class Tokenizer:
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of `text`. `special` adds the tokens that surround a text, such as a first one."""
-        with backend_errors(
-            lambda why: RequestError(f"the tokenizer cannot cut this text into tokens ({why})")
-        ):
+
+        def refusal(why: str) -> RequestError:
+            lone = any("\ud800" <= character <= "\udfff" for character in text)
+            why = "it has half of a character, a lone surrogate" if lone else why
+            return RequestError(f"the tokenizer cannot cut this text into tokens ({why})")
+
+        with backend_errors(refusal):
             # unlike `encode`, it lets other threads run meanwhile
             (encoded,) = self.backend.encode_batch_fast([text], add_special_tokens=special)
             return list(encoded.ids)
@@ -187,9 +191,14 @@ class Tokenizer:
     def encode_chat(
         self, messages: Sequence[Message], *, continue_final_message: bool = False, **variables: object
     ) -> list[int]:
-        """Token ids of `render(messages)`. The template writes the special tokens, so none are added."""
+        """Token ids of `render(messages)`. The template writes the special tokens, so none are added.
+
+        Raises what `render` raises, and `RequestError` if the template writes nothing.
+        """
         text = self.render(messages, continue_final_message=continue_final_message, **variables)
-        return self.encode(text, special=False)
+        if not (ids := self.encode(text, special=False)):
+            raise RequestError("the chat template makes an empty prompt of these messages")
+        return ids
 
 
 def with_layout(

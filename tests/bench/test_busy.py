@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -69,3 +72,15 @@ def test_busy_processes_compute_and_end() -> None:
     assert after.children_user + after.children_system > before.children_user + before.children_system
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
+
+
+def test_busy_processes_end_with_a_benchmark_that_is_killed() -> None:
+    code = "import os, time; from soothsay.bench.busy import busy_processes as busy\nwith busy(1): "
+    code += "time.sleep(0.3); os.kill(os.getpid(), 9)"
+    killed = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        killed.communicate(timeout=60)  # the pipe ends when all who have it have ended
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(killed.pid, signal.SIGKILL)
+    assert killed.returncode == -signal.SIGKILL

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
 from virtual import BETWEEN, FIRST, Fake, run
 
-from soothsay.bench.chat_client import ChatClient, ChatError, TimedReply
+from soothsay.bench.chat_client import TEXTS, ChatClient, ChatError, TimedReply
+from soothsay.errors import SoothsayError
 
 BODY = {"messages": [{"role": "user", "content": "Hello, wörld!"}], "max_tokens": 4}
 
@@ -42,6 +44,49 @@ def test_pieces_are_timed_and_usage_is_told(framing: str) -> None:
 def test_pieces_are_counted_where_the_server_does_not() -> None:
     (reply,), _ = ask(Fake())
     assert (reply.tokens, reply.counts) == (4, False)
+
+
+@pytest.mark.parametrize(
+    ("usage", "tokens"),
+    [
+        ({"completion_tokens": 9.0, "speculation": "on"}, 9),
+        ({"completion_tokens": None}, 4),
+        ({"completion_tokens": "9"}, 4),
+        ({"completion_tokens": -1}, 4),
+        ("none", 4),
+        ([9], 4),
+    ],
+)
+def test_odd_usage_tells_what_it_can(usage: Any, tokens: int) -> None:
+    (reply,), _ = ask(Fake(usage=usage))
+    assert (reply.tokens, reply.counts) == (tokens, tokens == 9)
+    assert reply.told("speculation", "mean_accepted") is None
+
+
+@pytest.mark.parametrize("name", TEXTS[1:])
+def test_thoughts_are_text_and_an_error_of_null_is_none(name: str) -> None:
+    thought = json.dumps({"choices": [{"delta": {name: " Hm."}}], "error": None})
+    (reply,), _ = ask(Fake(fail=lambda _: thought))
+    assert reply.text == "Hello there! Hm."
+    assert len(reply.pieces) == 5
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://localhost:99999/v1",
+        "http://localhost:eight/v1",
+        "http://localhost:8000,stream/v1",
+        "http://localhost:0/v1",
+        "http://[::1",
+        "http://\u2603.net/v1",
+        "http:///v1",
+        "ftp://localhost/v1",
+    ],
+)
+def test_what_is_no_address_is_refused_at_once(url: str) -> None:
+    with pytest.raises(SoothsayError, match="is not the address of a server"):
+        ChatClient(url, "m")
 
 
 @pytest.mark.parametrize(
@@ -100,9 +145,12 @@ def test_nobody_there_and_models() -> None:
         async with await fake.start():
             assert await ChatClient(fake.url, "").models() == ["a", "b"]
             fake.models = None
-            with pytest.raises(ChatError, match="404") as caught:
+            with pytest.raises(ChatError, match=r"^127\.0\.0\.1:\d+ answered 404") as caught:
                 await ChatClient(fake.url, "").models()
             assert caught.value.kind == "404"
+            fake.models = []
+            with pytest.raises(SoothsayError, match="it lists no models"):
+                await ChatClient(fake.url, "").choose_model("it")
         await asyncio.sleep(1)
         with pytest.raises(ChatError, match="cannot be reached") as caught:
             await ChatClient(fake.url, "m").ask(BODY)

@@ -442,7 +442,6 @@ def test_a_drafter_that_fails_is_not_a_difference(tmp_path: Path, method: str) -
         (["nope"], "no model at 'nope'"),
         (["-d", "bogus"], "drafter 'bogus' is unknown"),
         (["-t", "-1"], "temperature=-1.0 is not possible"),
-        (["-n", "-1"], "max_tokens=-1 is not possible"),
     ],
 )
 def test_errors_are_one_line(args: list[str], message: str) -> None:

@@ -12,7 +12,6 @@ from typer.testing import CliRunner, Result
 from soothsay import LLM
 from soothsay.bench import length
 from soothsay.bench.bench_plans import LengthPlan
-from soothsay.bench.journal import Journal
 from soothsay.bench.length import (
     LengthBench,
     LengthRecord,
@@ -50,7 +49,7 @@ def record(drafter: str = "none", **other: Any) -> LengthRecord:
 
 
 def test_rows_are_sums_over_the_answers_that_reach_a_stretch() -> None:
-    results = LengthResults(Journal({}))
+    results = LengthResults({})
     for item, share in (("1", 0.3), ("2", 0.9)):  # the second one loops in its second stretch
         results.add(record(item=item, repeated=[0.1, share, 0, 0]))
         faster = {"steps": [4, 2, 0, 0], "seconds": [1.0, 0.25, 0.0, 0.0]}

@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 
 from soothsay import LLM, SamplingParams
 from soothsay.bench.bench_plans import EqualityPlan
-from soothsay.bench.journal import Journal
 from soothsay.bench.peers.engines.llama_server import LlamaServer
 from soothsay.bench.peers.engines.peer import Setup, UnavailableError
 from soothsay.bench.peers.equality_bench import EqualityBench
@@ -89,7 +88,7 @@ def test_answers_part_at_the_first_token_that_differs() -> None:
 
 
 def test_rows_compare_with_the_same_engine_alone(tmp_path: Path) -> None:
-    results = EqualityResults(Journal({}))
+    results = EqualityResults({})
     for engine, own in (("other", 0), ("soothsay", 9)):
         for item in "123":
             results.add(record([own, 1, 2], engine=engine, item=item, margins=[0.5, 0.25, 3.0]))

@@ -19,7 +19,6 @@ import transformers
 from gguf_files import write_gguf
 from typer.testing import CliRunner, Result
 
-from soothsay.bench.journal import Journal
 from soothsay.bench.peers.engines.peer import Setup, UnavailableError
 from soothsay.bench.peers.peer_bench import CONTEXT, PROMPT, VERIFIED, PeerBench, PeerPlan, turns
 from soothsay.bench.peers.peer_process import PeerProcess
@@ -33,6 +32,7 @@ from soothsay.bench.peers.peer_results import (
 from soothsay.cli.app import app
 from soothsay.errors import SoothsayError
 from soothsay.model.weights.checkpoint import open_checkpoint
+from soothsay.progress import progress_shown_by
 
 IDS = list(range(300, 332))
 
@@ -105,27 +105,27 @@ def record(engine: str = OURS, item: str = "1", seconds: float = 1.0, **other: A
 
 def test_results_survive(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
-    first = PeerResults(Journal({"model": "a"}, path))
+    first = PeerResults({"model": "a"}, path)
     first.add(record(output=[1, 2]))
     first.add(record(item="2"))
-    again = PeerResults(Journal({"model": "a"}, path))
+    again = PeerResults({"model": "a"}, path)
     assert record().key in again
     assert record(item="3").key not in again
     assert record(dtype="int4").key not in again
     with path.open("a") as file:
         file.write('{"measure": "dec')  # killed while it wrote
-    cut = PeerResults(Journal({"model": "a"}, path))
+    cut = PeerResults({"model": "a"}, path)
     cut.add(record(item="3"))
     assert [json.loads(line).get("item") for line in path.read_text().splitlines()] == [None, "1", "2", "3"]
     with pytest.raises(SoothsayError, match="another run: other model"):
-        PeerResults(Journal({"model": "b"}, path))
+        PeerResults({"model": "b"}, path)
     path.write_text("not of this kind\n")
     with pytest.raises(SoothsayError, match="does not hold measurements"):
-        PeerResults(Journal({"model": "a"}, path))
+        PeerResults({"model": "a"}, path)
 
 
 def test_results_are_medians_of_rounds() -> None:
-    results = PeerResults(Journal({}))
+    results = PeerResults({})
     for item, seconds in enumerate((1.0, 5.0, 2.0)):
         results.add(record(item=str(item), seconds=seconds))
         results.add(record("other", str(item), 2 * seconds))
@@ -137,7 +137,7 @@ def test_results_are_medians_of_rounds() -> None:
 def test_agreement_is_the_median_of_leading_tokens() -> None:
     assert equal_tokens([1, 2, 3, 4], [1, 2, 9, 4]) == 2
     assert equal_tokens([], [1]) == 0
-    results = PeerResults(Journal({}))
+    results = PeerResults({})
     for item, same in enumerate((0, 30, 32)):
         results.add(record(item=str(item), output=[5] * 32))
         results.add(record("other", str(item), output=[5] * same + [6] * (32 - same)))
@@ -146,7 +146,7 @@ def test_agreement_is_the_median_of_leading_tokens() -> None:
 
 
 def test_rates_are_means_over_prompts_that_all_have_answered() -> None:
-    results = PeerResults(Journal({}))
+    results = PeerResults({})
     for item, task, seconds in (("1", "qa", 1.0), ("2", "qa", 2.0), ("3", "rag", 4.0), ("4", "rag", 8.0)):
         results.add(record(item=item, seconds=seconds, measure=ANSWER, task=task))
         if item != "4":
@@ -282,8 +282,9 @@ def test_peers_take_turns_and_a_file_is_continued(
 ) -> None:
     told: list[tuple[str, int, int]] = []
     path = tmp_path / "out.jsonl"
-    bench = PeerBench(plan, path, lambda *progress: told.append(progress))
-    results = bench.run()
+    bench = PeerBench(plan, path)
+    with progress_shown_by(lambda *step: told.append(step)):
+        results = bench.run()
     assert bench.notes == [
         "1 of 5 prompts left out: with 4 tokens to answer they are longer than the model's context of 2048",
         "llama.cpp, bfloat16: llama.cpp runs GGUF files: convert this model with its convert_hf_to_gguf.py, "
@@ -306,7 +307,7 @@ def test_peers_take_turns_and_a_file_is_continued(
     assert rates["openvino", "plain"] == 2
     assert rates["openvino", "lookup"] == 4
     assert len(rates) == 6
-    steps = [progress for progress in told if progress[0] == "bfloat16: answers"]
+    steps = [step for step in told if step[0] == "bfloat16: answers"]
     assert steps == [("bfloat16: answers", done, 24) for done in range(25)]
     asked = calls()
     assert asked.count("openvino bfloat16 decode") == 3  # one to warm up

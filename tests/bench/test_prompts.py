@@ -151,26 +151,21 @@ def test_spread_takes_every_task_of_spec_bench(shared: Path) -> None:
 
 def test_encode_uses_the_template_where_there_is_one(sibyl: LLM) -> None:
     assert sibyl.tokenizer is not None
-    assert encode(PromptEntry(ask("Hello!")), sibyl) == sibyl.chat_prompt(ask("Hello!"))
-    assert encode(PromptEntry("Hello!"), sibyl) == sibyl.tokenizer.encode("Hello!")
-
-
-def bare(llm: LLM, tokenizer: Tokenizer | None) -> LLM:
-    """The same model with another tokenizer."""
-    return LLM(llm.model, drafter="none", tokenizer=tokenizer, kv_tokens=64)
+    assert encode(PromptEntry(ask("Hello!")), sibyl.tokenizer) == sibyl.chat_prompt(ask("Hello!"))
+    assert encode(PromptEntry("Hello!"), sibyl.tokenizer) == sibyl.tokenizer.encode("Hello!")
 
 
 def test_encode_without_a_template(sibyl: LLM) -> None:
     assert sibyl.tokenizer is not None
-    untaught = bare(sibyl, Tokenizer(sibyl.tokenizer.backend))
+    untaught = Tokenizer(sibyl.tokenizer.backend)
     messages = ({"role": "system", "content": "Be brief."}, *ask("Hello!"))
     assert encode(PromptEntry(messages), untaught) == sibyl.tokenizer.encode("Be brief.\n\nHello!")
 
 
 def test_encode_says_whose_prompt_it_was(sibyl: LLM) -> None:
     assert sibyl.tokenizer is not None
-    strict = bare(sibyl, Tokenizer(sibyl.tokenizer.backend, "{{ raise_exception('no system role') }}"))
+    strict = Tokenizer(sibyl.tokenizer.backend, "{{ raise_exception('no system role') }}")
     with pytest.raises(RequestError, match=r"prompt 81: the chat template refused.*no system role"):
         encode(PromptEntry(ask("Hello!"), id="81"), strict)
     with pytest.raises(RequestError, match="no tokenizer"):
-        encode(PromptEntry("Hello!"), bare(sibyl, None))
+        encode(PromptEntry("Hello!"), None)

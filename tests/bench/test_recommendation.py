@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from typer.testing import CliRunner
 
-from soothsay.bench.journal import Journal
 from soothsay.bench.spec.recommendation import recommendations
 from soothsay.bench.spec.run_times import RunTimes
+from soothsay.bench.spec.spec_page import interval_table
 from soothsay.bench.spec.spec_results import Lap, SpecResults
 from soothsay.cli.app import app
 
@@ -24,7 +27,7 @@ def measured(
 
     `cpu` has each contender's seconds of CPU time a question.
     """
-    results = SpecResults(Journal({"model": "my model", **ABOUT}))
+    results = SpecResults({"model": "my model", **ABOUT})
     for temperature in temperatures:
         for number in range(len(next(iter(speeds.values())))):
             rates = {"none": 1.0} | {name: of[number] for name, of in speeds.items()}
@@ -40,6 +43,13 @@ def measured(
             }
             results.add(Lap(temperature, 1, 1, "qa", [number], 0, [number], 0, runs))
     return results
+
+
+def test_the_speedup_of_one_question_has_no_interval() -> None:
+    (row,) = interval_table(measured({"suffix": [0.5]})).rows
+    assert row[3:] == ["0.50 ?", "0.50 ?"]
+    (row,) = interval_table(measured({"suffix": [0.5, 0.5]})).rows
+    assert row[3:] == ["0.50-0.50 ✗"] * 2
 
 
 FAST = [1.5 + 0.01 * (i % 5) for i in range(20)]
@@ -106,6 +116,14 @@ def test_on_a_busy_machine_the_processors_time_decides() -> None:
     assert sentence.startswith("Use auto: it is 1.52 times as fast as plain decoding (95%")
 
 
+def test_the_command_has_the_drafter_without_its_verifier() -> None:
+    results = measured({"suffix, block": FAST, "x(a=1, b=2)": NOISY})
+    results.conditions["verifiers"] = ["match", "block"]
+    ((sentence, command),) = recommendations(results)
+    assert sentence.startswith(("Use suffix, block", "Use x(a=1, b=2)"))
+    assert command.endswith(("--drafter suffix", "--drafter 'x(a=1, b=2)'"))
+
+
 def test_nothing_is_recommended_that_is_not_compared() -> None:
     assert not [*recommendations(measured({"auto": FAST}, different=1))]
     assert not [*recommendations(measured({}.fromkeys(["none"], FAST)))]
@@ -117,6 +135,16 @@ def test_each_setting_has_its_own() -> None:
         "At temperature 0, batch 1",
         "At temperature 1, batch 1",
     ]
+
+
+def test_questions_of_one_batch_count_once(tmp_path: Path) -> None:
+    file = tmp_path / "my.txt"
+    file.write_text("Why is the sky blue?\nName a colour.\nName a bird.\n")
+    asked = ["--prompts", str(file), "-d", "suffix", "-n", "4", "--batch", "2", "--batch", "4"]
+    result = CliRunner().invoke(app, ["bench", "spec", *asked], env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    assert re.search(r"^At temperature 0, batch 2: .*, 2 batches, so few", result.output, re.MULTILINE)
+    assert re.search(r"^At temperature 0, batch 4: .*\(1 batch, so few", result.output, re.MULTILINE)
 
 
 def test_a_stranger_gets_a_sentence_and_the_line_to_type(tmp_path) -> None:

@@ -11,7 +11,6 @@ import pytest
 from matplotlib.colors import to_hex
 from typer.testing import CliRunner
 
-from soothsay.bench.journal import Journal
 from soothsay.bench.spec.run_times import RunTimes
 from soothsay.bench.spec.spec_charts import BAR, WORSE, bars, lines, stacks
 from soothsay.bench.spec.spec_page import COLUMNS, markdown, notes, page, table
@@ -42,7 +41,7 @@ def results(
     **conditions: object,
 ) -> SpecResults:
     """Each drafter is a quarter faster than the one before; plain decoding takes a second a question."""
-    found = SpecResults(Journal({**CONDITIONS, **conditions}, path))
+    found = SpecResults({**CONDITIONS, **conditions}, path)
     for temperature, batch in settings:
         for number, task in enumerate(TASKS):
             runs = {

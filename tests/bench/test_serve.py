@@ -18,6 +18,7 @@ import engines
 import numpy as np
 import pytest
 from serving import serving
+from typer import BadParameter
 from typer.testing import CliRunner
 from virtual import BETWEEN, FIRST, Fake, in_thread, run
 
@@ -66,7 +67,7 @@ def measure(
             bench = ServeBench(
                 targets,
                 mix or Mix(conversations()),
-                LoadPlan(loads, rounds, **plan),
+                LoadPlan(loads, rounds=rounds, **plan),
                 path=path,
                 progress=progress,
             )
@@ -272,7 +273,7 @@ def test_it_is_said_whether_ignore_eos_was_taken(refuses: bool) -> None:
 
 def test_answers_that_end_early_in_spite_of_it_are_counted() -> None:
     (trial,) = (results := measure({"a": Fake()}, [Arrivals("burst", 1, requests=1)], max_tokens=9)).trials
-    results.journal.conditions["bodies"] = [{"ignore_eos": True}]
+    results.conditions["bodies"] = [{"ignore_eos": True}]
     assert not any("in spite" in note for note in notes(results, Slo()))  # "length" may be the context's
     results.add(replace(trial, samples=[replace(trial.samples[0], finish_reason="stop")]))
     assert any("1 of 1 answers ended before their 9 tokens" in note for note in notes(results, Slo()))
@@ -519,6 +520,17 @@ def test_a_real_server_is_measured_as_the_readme_says() -> None:
 def test_a_server_without_a_path_has_the_usual_one(text: str, name: str, url: str) -> None:
     target = parse_target(text, 1.0, False)
     assert (target.name, target.client.url.geturl()) == (name, url)
+
+
+def test_a_key_is_checked_before_it_is_sent_or_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEY", "sk-1\r\n")
+    with in_thread(fake := quick()):
+        assert invoke(f"{fake.url},key=KEY", "--requests=1").exit_code == 0
+    assert {*fake.keys} == {"bearer sk-1"}
+    for wrong in ("schlüssel", "sk-1\nX-Other: 2", "sk\t1"):
+        monkeypatch.setenv("KEY", wrong)
+        with pytest.raises(BadParameter, match=r"key=KEY: there are characters in it that no key has$"):
+            parse_target("http://localhost:1,key=KEY", 1.0, False)
 
 
 def test_the_default_conversations_differ() -> None:

@@ -9,7 +9,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +22,6 @@ from typer.testing import CliRunner
 import soothsay.core.answer as answer_module
 from soothsay import LLM, Drafter, DrafterError, DraftTree, Request, RequestError, SamplingParams, Target
 from soothsay.bench import measure
-from soothsay.bench.journal import Journal
 from soothsay.bench.prompts import SPEC_BENCH, by_task, in_turns, read_prompts
 from soothsay.bench.running import answer_of, running
 from soothsay.bench.spec import contenders, spec_bench
@@ -179,7 +178,7 @@ def test_a_batch_says_and_counts_the_same(llm: LLM) -> None:
     assert [row.batch for row in rows] == [1, 2, 4]
     assert len({row.overall.accepted for row in rows}) == 1
     assert {(row.overall.answers, row.overall.different) for row in results.rows()} == {(6, 0)}
-    groups = [entry["group"] for entry in results.journal.entries if entry["batch"] == 2]
+    groups = [entry["group"] for entry in results.entries if entry["batch"] == 2]
     assert groups == [[1, 5], [1, 5], [2], [7]]
 
 
@@ -275,6 +274,13 @@ def test_the_time_is_shared_by_settings_and_what_was_answered_counts(
     assert (SpecPlan({}).limit, SpecPlan({}, per_task=2).limit) == (600, math.inf)
 
 
+def test_without_a_limit_every_setting_measures_every_question(llm: LLM) -> None:
+    settings = {"temperatures": [0.0, 1.0], "batches": [1, 2], "rounds": 2}
+    results = SpecBench(llm, QUESTIONS, SpecPlan({"x": Hasty}, per_task=9, max_tokens=2, **settings)).run()
+    turns = sum(len(question.turns) for question in QUESTIONS)
+    assert [row.overall.answers for row in results.rows()] == [2 * turns] * 8  # of each contender and setting
+
+
 def test_drafters_forget_before_each_answer(llm: LLM) -> None:
     diary = Diary(llm.engine.target)
     SpecBench(llm, QUESTIONS, SpecPlan({"diary": diary}, max_tokens=2)).run()
@@ -354,7 +360,7 @@ def test_times_are_of_what_they_say(llm: LLM, monkeypatch: pytest.MonkeyPatch) -
     plan = SpecPlan({where: lambda t, where=where: Slow(t, where) for where in places}, max_tokens=11)
     passes = llm.model.head.register_forward_hook(lambda *_: clock.work(PASS))
     try:
-        entries = SpecBench(llm, QUESTIONS[3:], plan).run().journal.entries
+        entries = SpecBench(llm, QUESTIONS[3:], plan).run().entries
     finally:
         passes.remove()
     runs = {name: RunTimes(**run) for name, run in entries[0]["runs"].items()}
@@ -408,7 +414,7 @@ def test_theory_is_right_where_its_model_holds(
         assert score.by_nodes[-1] == pytest.approx(score.decode_speedup, rel=0.05)  # means of other things
     x = results.rows()[1]
     assert x.overall.accepted > 1.1  # so that there is something to predict
-    for lap in (Lap(**entry) for entry in results.journal.entries if "runs" in entry):
+    for lap in (Lap(**entry) for entry in results.entries if "runs" in entry):
         run = RunTimes(**lap.runs["x"])
         steps = sum(run.tree_sizes)
         assert (run.passes, steps) == (run.steps - 1, run.steps - 1)
@@ -428,7 +434,7 @@ def test_verifiers_and_trees(llm: LLM) -> None:
     found = {(row.name, row.temperature): row.overall.different for row in results.rows()}
     assert found[("x", 0.0)] == found[("x, block", 0.0)] == found[("x", 1.0)] == 0
     assert found[("x, block", 1.0)] is None  # its tokens may be others
-    for entry in results.journal.entries:
+    for entry in results.entries:
         run = entry["runs"]["x"]
         assert len(run["trees"]) == run["steps"] - run["answers"]
         assert run["tokens"] - run["ahead"] == sum(1 + len(tree["accepted"]) for tree in run["trees"])
@@ -551,7 +557,7 @@ def run(tokens: int, seconds: float, **more: float) -> RunTimes:
 
 def test_speedups_are_the_leaderboards() -> None:
     """Worked out by hand from three questions, one of two turns, in three rounds."""
-    results = SpecResults(Journal({}))
+    results = SpecResults({})
     # the medians of `a` and `b` are 1, in different rounds, and neither the least nor the last
     for number, (a, b) in enumerate(((0.5, 1.0), (1.0, 0.25), (9.0, 7.0)), start=1):
         results.add(lap("chat", 1, 0, number, none=run(20, 2.0 * a), x=run(20, 1.0 * b)))
@@ -574,7 +580,7 @@ def test_speedups_are_the_leaderboards() -> None:
 
 
 def test_answers_of_one_token_have_no_decoding_rate() -> None:
-    results = SpecResults(Journal({}))
+    results = SpecResults({})
     results.add(lap("qa", 1, 0, 1, none=run(1, 1.0, prefill=1.0), x=run(1, 1.0, prefill=1.0)))
     assert (results.rows()[1].overall.decode_rate, results.rows()[1].overall.decode_speedup) == (0.0, 0.0)
     results.add(lap("qa", 2, 0, 1, none=run(9, 3.0, prefill=1.0), x=run(9, 2.0, prefill=1.0)))
@@ -585,7 +591,7 @@ def test_answers_of_one_token_have_no_decoding_rate() -> None:
 
 
 def test_what_is_not_compared_is_not_counted_as_equal() -> None:
-    results = SpecResults(Journal({}))
+    results = SpecResults({})
     results.add(lap("qa", 1, 0, 1, none=run(9, 1.0), x=run(9, 1.0, different=None)))
     assert [row.overall.different for row in results.rows()] == [0, None]
 
@@ -655,7 +661,8 @@ def test_the_command(tmp_path: Path) -> None:
     assert "prompt-lookup" in output
     assert output.count("5/5") == 6
     results = SpecResults.read(files["json"])
-    assert (results.conditions["model"], results.conditions["dtype"]) == ("sibyl", "float32")
+    numbers = "bfloat16 weights, float32 between"
+    assert (results.conditions["model"], results.conditions["dtype"]) == ("sibyl", numbers)
     assert (results.conditions["nodes"], results.conditions["max_tokens"]) == (4, 8)
     assert [(row.name, row.temperature) for row in results.rows()] == [
         (name, t) for t in (0.0, 1.0) for name in ("none", itself, "prompt-lookup")
@@ -665,7 +672,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert table[0].startswith("| drafter | T | chat | math | accepted | overall | median | decode |")
     assert len([line for line in table if line.startswith("| ")]) == 2 + 6
     assert files["html"].read_text().startswith("<!doctype html>")
-    assert f"<title>{results.conditions['prompts']}: sibyl, float32" in files["html"].read_text()
+    assert f"<title>{results.conditions['prompts']}: sibyl, {numbers}" in files["html"].read_text()
     again, shown = CliRunner(), ["bench", "report", str(files["json"]), "--markdown=-"]
     assert again.invoke(app, shown).output == files["markdown"].read_text()
 
@@ -690,9 +697,9 @@ def test_the_command_ends_with_1_where_answers_differ(tmp_path: Path) -> None:
     file = tmp_path / "r.jsonl"
     conditions = {"model": "m", "dtype": "int8", "left_out": {"medusa": "no weights"}}
     facts = dict.fromkeys(("questions", "max_tokens", "nodes", "threads", "processor", "soothsay"), 1)
-    journal = Journal({**conditions, **facts}, file)
+    results = SpecResults({**conditions, **facts}, file)
     bad = lap("qa", 1, 0, 1, **{"none": run(9, 1.0), "a|b": run(9, 0.5, different=1)})
-    journal.add(asdict(bad))
+    results.add(bad)
     html = tmp_path / "r.html"
     result = CliRunner().invoke(app, ["bench", "report", str(file), f"--html={html}"], env={"COLUMNS": "80"})
     assert result.exit_code == 1
@@ -731,6 +738,7 @@ def test_an_interval_holds_the_speed_up_and_a_loss_is_no_accident() -> None:
     assert not score.is_slower
     assert _score(rates=[(8.0 + number % 3, 10.0) for number in range(30)], speedup=0.9).is_slower
     assert not _score(rates=[], speedup=0.0).is_slower
+    assert not _score(rates=[(5.0, 10.0)], speedup=0.5).is_slower  # of one question nothing is known
 
 
 def test_losses_count_by_task_alone_and_overall_in_batches() -> None:

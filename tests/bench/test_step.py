@@ -144,7 +144,7 @@ def test_work_counts_weights_and_context(tiny: Callable[..., Transformer]) -> No
     assert work.bytes - windowed.bytes == 90 * 2 * (2 * 16) * 4
 
 
-@pytest.mark.parametrize(("dtype", "bits"), [("float32", 32), ("bfloat16", 16), ("int8", 8), ("int4", 4)])
+@pytest.mark.parametrize(("dtype", "bits"), [("float32", 16), ("bfloat16", 16), ("int8", 8), ("int4", 4)])
 def test_work_counts_what_layers_hold(dtype: step_module.DType, bits: int) -> None:
     if dtype == "bfloat16" and not multiplies_bfloat16():
         pytest.skip("this processor does not multiply bfloat16")

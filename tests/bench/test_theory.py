@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from soothsay import DraftTree
-from soothsay.bench.journal import Journal
 from soothsay.bench.spec.run_times import RunTimes, TreeCounts
 from soothsay.bench.spec.spec_page import page, table
 from soothsay.bench.spec.spec_results import Lap, SpecResults
@@ -147,7 +146,7 @@ def results(path: Path | None = None, rounds: Sequence[int] = (1, 2, 3)) -> Spec
     """Two questions of 13 tokens. With the drafter, six steps of four nodes bring all but the first."""
     conditions = {"model": "m", "dtype": "d", "left_out": {}, "questions": 2, "max_tokens": 13, "nodes": 4,
                   "threads": 1, "processor": "p", "soothsay": "0"}  # fmt: skip
-    found = SpecResults(Journal(conditions, path))
+    found = SpecResults(conditions, path)
     for number in rounds:
         found.add_times((0.0, 1, number), TIMES)
         for question, slow in ((1, 1.0), (2, 2.0)):
@@ -189,7 +188,7 @@ def test_predictions_are_shown(tmp_path: Path) -> None:
 
 
 def test_without_times_nothing_is_predicted() -> None:
-    found = SpecResults(Journal({"left_out": {}}))
+    found = SpecResults({"left_out": {}})
     run = RunTimes(answers=1, different=None, tokens=9, seconds=1.0, prefill=0.1, ahead=1)
     found.add(Lap(0.0, 1, 1, "qa", [1], 0, [1], 0, {"none": run}))
     for times in (False, True):  # a run without steps has none either

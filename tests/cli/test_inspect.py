@@ -110,6 +110,10 @@ def test_layers_that_keep_a_state(tmp_path: Path) -> None:
     told = facts(inspect(str(tmp_path / "nemotron")))
     assert told["recurrent"] == "2 of 5 layers of Mamba-2, 4 heads with states of 24 x 16"
     assert told["blocks"] == "a single part each, the feed-forward part in 2 of 5; a norm before it"
+    random_oracle("kimi_linear").save_pretrained(tmp_path / "kimi")  # whose first layer has no latent states
+    told = facts(inspect(str(tmp_path / "kimi")))
+    assert told["attention"] == "4 heads over latent states of 64 and 32 rotated"
+    assert told["recurrent"] == "4 of 5 layers, 2 heads with states of 32 x 32"
 
 
 def test_several_streams(tmp_path: Path) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import signal
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from soothsay import LLM
 from soothsay.cli.app import app
-from soothsay.cli.serve_command import _address, _request, cors_origins
+from soothsay.cli.serve_command import Serve, _address, _request, cors_origins
+from soothsay.errors import SoothsayError
 from soothsay.server.batch.batch_run import BatchSummary
 
 
@@ -26,6 +30,43 @@ from soothsay.server.batch.batch_run import BatchSummary
 )
 def test_the_address_can_be_reached_from_here(host: str, address: str) -> None:
     assert _address(host, 80) == address
+
+
+@pytest.mark.parametrize(("pid", "handler"), [(1, signal.default_int_handler), (2, signal.SIG_DFL)])
+def test_the_first_process_of_a_container_can_be_ended_while_it_loads(
+    pid: int, handler: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would ignore a signal that has no handler. `main` has set one."""
+    handlers = list[Any]()
+
+    def bind(*_: Any) -> Any:
+        handlers.append(signal.getsignal(signal.SIGTERM))
+        raise SoothsayError("enough")
+
+    monkeypatch.setattr("soothsay.server.runner.bind", bind)
+    monkeypatch.setattr(os, "getpid", lambda: pid)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        assert CliRunner().invoke(app, ["serve", "sibyl"]).exit_code == 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert handlers == [handler]
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "expected"),
+    [(True, "warning: everyone who can reach 0.0.0.0 can use it"), (False, "everyone who can reach 0.0.0.0")],
+)
+def test_a_server_without_keys_warns_in_the_log_or_on_a_terminal(
+    is_terminal: bool, expected: str, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    serve: Any = SimpleNamespace(
+        engine=SimpleNamespace(learn=0), host="0.0.0.0", cors_origin=None, learn_for_tenants=False
+    )
+    console = Console(stderr=True, force_terminal=is_terminal, soft_wrap=True, highlight=False)
+    Serve._warn(serve, console, keyless=True)
+    lines = [capfd.readouterr().err] if is_terminal else [record.message for record in caplog.records]
+    assert [line.startswith(expected) for line in lines] == [True]
 
 
 def test_the_request_has_the_place_of_a_key() -> None:

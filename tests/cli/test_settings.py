@@ -53,6 +53,8 @@ limit = 1
     assert "suffix" in result.output
     assert "ngram" in result.output
     assert "mtp" not in result.output
+    one = settings.replace('["suffix", "ngram"]', '"suffix"')
+    assert "suffix" in run(one, "verify", folder=tmp_path).stdout
 
 
 @pytest.mark.parametrize(
@@ -65,6 +67,9 @@ limit = 1
         ("generate = 1", "generate must be a table"),
         ("[generate]\nmax-tokens = 'x'", "'--max-tokens'"),
         ("[generate]\nmax-tokens = [1]", "'--max-tokens'"),
+        ("[generate]\nmax-tokens = true", "'--max-tokens'"),
+        ("[generate]\nmax-tokens = 1.5", "'--max-tokens'"),
+        ("[generate]\ntemperature = true", "'--temperature'"),
         ("[generate", "is not TOML"),
         ("\u0000", "is not TOML"),
         ("x = " + "[" * 100_000, "is not TOML"),

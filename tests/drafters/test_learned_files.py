@@ -483,3 +483,8 @@ def test_a_few_tokens_are_not_worth_a_file(sibyl: LLM, keeping: LearnedFiles) ->
 def test_counts_of_another_order_are_another_identity(sibyl: LLM) -> None:
     target = sibyl.engine.target
     assert NGram(target, order=3).identity != NGram(target).identity
+
+
+def test_a_name_that_no_directory_can_have() -> None:
+    with pytest.raises(DrafterError, match=r"keep what drafters learn \(embedded null byte\)"):
+        LearnedFiles("a\0b")

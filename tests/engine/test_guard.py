@@ -5,9 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import pytest
+import torch
 
+from soothsay import LLM, SamplingParams
 from soothsay.engine.guard import Guard
 
 FORK = """
@@ -84,3 +89,23 @@ def test_all_threads_that_wait_for_a_lock_are_told_when_it_closes() -> None:
         thread.join(10)
     assert len(told) == 2
     assert all("closed" in one for one in told)
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("changed", [lambda: torch.device("meta"), lambda: default_dtype(torch.bfloat16)])
+def test_other_defaults_of_torch_are_refused(changed: Callable[[], AbstractContextManager[Any]]) -> None:
+    llm = LLM("sibyl", drafter="none", kv_tokens=256)
+    told = r"torch makes new tensors of torch\.\w+ on \w+ here, and an LLM needs float32 on the CPU"
+    with changed():
+        for use in (lambda: LLM("sibyl"), lambda: llm.generate("Hello"), lambda: llm.stream("Hello")):
+            with pytest.raises(RuntimeError, match=told):
+                use()
+    assert llm.generate("Hello", SamplingParams(max_tokens=2)).token_ids

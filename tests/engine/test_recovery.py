@@ -265,6 +265,18 @@ def test_a_damaged_model_gives_an_error_for_each_request(
     assert not llm.engine.has_work
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_infinite_logits_are_not_the_fault_of_parameters(
+    tiny: Callable[..., Transformer], temperature: float
+) -> None:
+    model = tiny()
+    model.head.register_forward_hook(lambda _module, _args, out: out.fill_(float("-inf")))
+    result = LLM(model, drafter="none", max_context=64).generate(
+        [[3, 4]], replace(GREEDY, temperature=temperature)
+    )[0]
+    assert "the model's logits are not finite numbers" in (result.error or "")
+
+
 class Alone:
     """A scheduler of prompts, and steps that fail or not, without a model."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -16,7 +17,13 @@ from soothsay.core.cache import kv_bytes
 from soothsay.core.state_shape import StateShape
 from soothsay.core.states import StatePool
 from soothsay.engine import sizing
-from soothsay.engine.sizing import MEMORY_SHARE, STATE_SHARE, WORKING_MEMORY, complete_config
+from soothsay.engine.sizing import (
+    LEAST_TOKEN_BYTES,
+    MEMORY_SHARE,
+    STATE_SHARE,
+    WORKING_MEMORY,
+    complete_config,
+)
 from soothsay.errors import ModelError
 from soothsay.machine import Memory
 from soothsay.model.transformer import Transformer
@@ -40,6 +47,15 @@ def model(own: int = 4, states: Sequence[StateShape] = (), rest: Any = ()) -> Tr
     parts = {"own": SimpleNamespace(layers=range(own)), "rest": rest}
     dtypes = {"dtype": torch.float32, "kv_dtype": torch.float32, "device": torch.device("cpu")}
     return cast(Transformer, SimpleNamespace(spec=config, **parts, **dtypes))
+
+
+def test_a_model_without_keys_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tokens take no memory in the pool. There are no more than tables can hold."""
+    monkeypatch.setattr(sys.modules[__name__], "SHAPES", [(0, 0)] * 4)
+    most = int(64_000 * LAYER / MEMORY_SHARE) // LEAST_TOKEN_BYTES
+    free = complete_config(EngineConfig(), model())
+    assert 0 < (free.kv_tokens or 0) <= most
+    assert complete_config(EngineConfig(kv_memory="1MiB"), model()).kv_tokens == 2**20 // LEAST_TOKEN_BYTES
 
 
 def stage(layers: range, tokens: int, machine: str) -> SimpleNamespace:

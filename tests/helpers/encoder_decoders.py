@@ -15,7 +15,7 @@ START, END = 0, 1
 T5: dict[str, Any] = {
     "vocab_size": VOCAB,
     "d_model": 64,
-    "d_kv": 24,  # not the hidden size by the heads
+    "d_kv": 32,  # not the hidden size by the heads
     "d_ff": 80,
     "num_layers": 4,
     "num_decoder_layers": 3,
@@ -38,7 +38,7 @@ BART: dict[str, Any] = {
     "encoder_layers": 4,
     "decoder_layers": 3,
     "encoder_attention_heads": 2,
-    "decoder_attention_heads": 4,
+    "decoder_attention_heads": 2,
     "encoder_ffn_dim": 80,
     "decoder_ffn_dim": 96,
     "max_position_embeddings": PLACES,
@@ -52,10 +52,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "t5": ("T5", T5),
     "t5_1.1": ("T5", {**T5, **UNTIED, "feed_forward_proj": "gated-gelu"}),  # FLAN-T5 too
     "ul2": ("T5", {**T5, **UNTIED, "feed_forward_proj": "gated-silu"}),
-    "mt5": ("MT5", T5),
+    "mt5": ("MT5", {**T5, "d_kv": 24}),  # native kernels do not fit such heads
     "umt5": ("UMT5", T5),
     "bart": ("Bart", {**BART, "activation_function": "gelu"}),
-    "mbart": ("MBart", {**BART, **SCALED, "activation_function": "gelu"}),
+    "mbart": ("MBart", {**BART, **SCALED, "activation_function": "gelu", "decoder_attention_heads": 4}),
     "marian": ("Marian", {**BART, **SCALED, "activation_function": "swish"}),
     "m2m_100": ("M2M100", {**BART, **SCALED, "activation_function": "relu"}),
     "pegasus": ("Pegasus", {**BART, **SCALED, "activation_function": "relu"}),
@@ -70,6 +70,7 @@ SIZES = {
     ("encoder_attn.out_proj.weight",): 0.2,
     ("self_attn.out_proj.weight",): 0.3,
     ("fc2.weight",): 3.0,
+    ("lm_head.weight",): 1.0,
 }
 """Standard deviations of what weights make of rows of ones, by ends of names: the last token decides most."""
 
@@ -82,16 +83,17 @@ def _size(name: str) -> float:
     return next((size for ends, size in SIZES.items() if name.endswith(ends)), 1.5)
 
 
-def random_sequence_oracle(name: str) -> Any:
-    """Make a random model of transformers. All its weights affect its logits."""
+def random_sequence_oracle(name: str, **changes: Any) -> Any:
+    """Make a random model of transformers. All its weights affect its logits. `changes`: of its settings."""
     family, settings = CASES[name]
+    settings = settings | changes
     config = getattr(transformers, f"{family}Config")(**settings)
     kind = "MTModel" if name == "marian" else "ForConditionalGeneration"
     oracle = getattr(transformers, f"{family}{kind}")(config)
     seed = zlib.crc32(f"{family} {name}".encode()) + BART_CASES.get(name, 0)
     generator = torch.Generator().manual_seed(seed)
     if settings.get("tie_word_embeddings") is False:
-        oracle.lm_head.weight = torch.nn.Parameter(torch.empty(VOCAB, config.d_model))
+        oracle.lm_head.weight = torch.nn.Parameter(torch.empty(config.vocab_size, config.d_model))
     for key, parameter in oracle.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if key.endswith(("norm.weight", "layernorm_embedding.weight")):

@@ -11,7 +11,10 @@ from typing import Any
 import torch
 
 from soothsay import LLM, DraftTree, Request
-from soothsay.drafters.base import NoDrafter
+from soothsay.drafters.base import NoDrafter, Target
+from soothsay.drafters.control.controller import Controller
+from soothsay.drafters.lookup.suffix_matching import Suffix
+from soothsay.model.timing.pass_times import PassTimes
 
 STEP, EXIT, SCHEDULE, DRAFTER = range(300, 304)
 """First tokens of prompts. Each token makes a part of the engine fail after a few tokens of the answer."""
@@ -27,6 +30,15 @@ def sibyl(**options: Any) -> LLM:
     """The bundled model."""
     torch.set_num_threads(1)
     return LLM("sibyl", **{"dtype": "int8", "drafter": "suffix", "kv_tokens": 8192, **options})
+
+
+def steered(**options: Any) -> LLM:
+    """The bundled model with a controller for which rows cost little, however busy the machine is."""
+
+    def controller(target: Target) -> Controller:
+        return Controller(target, [Suffix(target)], PassTimes([1, 64], [0], [[1.0, 2.0]]))
+
+    return sibyl(drafter=controller, **options)
 
 
 def killed(**_: Any) -> LLM:

@@ -14,7 +14,7 @@ from mxfp4_models import quantized_oracle
 from soothsay import REGISTRY
 from soothsay.drafters.heads.checkpoints.head_directory import write_head
 from soothsay.drafters.lookup.text_store import write_datastore
-from soothsay.model.specs.attention_spec import LatentSpec
+from soothsay.model.specs.attention_spec import AttentionSpec
 from soothsay.model.weights.checkpoint import open_checkpoint
 from soothsay.model.weights.load import load_model
 from soothsay.train.sequences import TrainingKernels
@@ -26,6 +26,9 @@ KINDS = {  # kind -> a case of `families`, and the dtype of the quick tests
     "state spaces": ("granite4_hybrid", "bfloat16"),
     "states beside attention": ("falcon_h1", "int8"),
     "single parts": ("nemotron_h_experts", "bfloat16"),
+    "decays by dimension": ("kimi_linear", "int8"),
+    "selective scans": ("jamba", "int8"),
+    "no attention": ("mamba2", "bfloat16"),
     "several streams": ("gemma3n", "bfloat16"),
     "shared KV": ("gemma4", "int8"),
     "sinks": ("gpt_oss", "auto"),
@@ -78,7 +81,7 @@ def make_kind(kind: str, directory: Path) -> dict[str, str]:
     twin = load_model(open_checkpoint(plain), "float32", kernels=TrainingKernels())
     for name, make_head in makers(range(0, VOCAB, 3)).items():
         write_head(make_head(twin), own / name, str(directory))
-    if not config.parts(LatentSpec):  # whose keys and values an assistant cannot read
+    if config.parts(AttentionSpec):  # an assistant reads keys and values, and no latent ones
         write_assistant(config, own / "assistant")
     texts = [np.array([*range(first, first + 20)] * 2) for first in (0, 20, 40)]
     tokenizer = open_checkpoint("sibyl").tokenizer()

@@ -37,6 +37,11 @@ LLAMAS = ("InternLM3", "IQuestCoder", "Exaone")
 """Configurations without a model of their own."""
 TWO_HEADS = {"num_attention_heads": 2, "num_key_value_heads": 2}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+GROWING = YARN | {
+    **{"original_max_position_embeddings": 16, "factor": 16.0},
+    **{"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3},
+}
+"""Queries grow with the position."""
 LATENT = {
     "num_key_value_heads": 4,
     "kv_lora_rank": 64,
@@ -102,6 +107,15 @@ FALCON_H1 = {
     "mamba_d_state": 16,
     "mamba_d_head": 24,
 }
+MAMBA = {
+    **{"vocab_size": VOCAB, "hidden_size": 256, "num_hidden_layers": 3, "state_size": 16, "conv_kernel": 3},
+    **{"layer_norm_epsilon": 1e-3, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None},
+}
+JAMBA = {
+    **{"num_hidden_layers": 4, "attn_layer_period": 3, "attn_layer_offset": 1, "num_attention_heads": 2},
+    **{"expert_layer_period": 2, "expert_layer_offset": 1, "mamba_d_state": 16, "mamba_dt_rank": 16},
+    **{"pad_token_id": None, "bos_token_id": None, "eos_token_id": None},
+}
 NEMOTRON_H = {
     **{key: value for key, value in SIZES.items() if key not in ("num_hidden_layers", "rms_norm_eps")},
     "num_attention_heads": 2,
@@ -114,6 +128,16 @@ NEMOTRON_H = {
     "mamba_head_dim": 24,
     "n_groups": 2,
     "ssm_state_size": 16,
+}
+MAMBA2 = {
+    **{key: SIZES[key] for key in ("vocab_size", "hidden_size", "num_hidden_layers")},
+    "pad_token_id": None,
+    "eos_token_id": None,
+    "layer_norm_epsilon": 1e-3,
+    "num_heads": 4,
+    "head_dim": 32,
+    "n_groups": 2,
+    "state_size": 16,
 }
 SHARED_KV = {"num_kv_shared_layers": 3, "use_double_wide_mlp": True}
 EXPERTS = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 48}
@@ -315,6 +339,72 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' class,
             "routed_scaling_factor": 1.5,
         },
     ),
+    "kimi_linear": (
+        "KimiLinear",
+        {
+            **LATENT,
+            "num_hidden_layers": 5,  # the last has attention
+            "linear_head_dim": 32,
+            "linear_num_heads": 2,
+            "num_experts": 8,
+            "num_experts_per_token": 3,
+            "num_expert_group": 4,
+            "topk_group": 2,
+            "moe_intermediate_size": 48,
+            "pad_token_id": None,
+        },
+    ),
+    "mamba": ("Mamba", {**MAMBA, "time_step_rank": 32}),
+    "falcon_mamba": ("FalconMamba", {**MAMBA, "tie_word_embeddings": False, "mixer_rms_eps": 0.1}),
+    "jamba": ("Jamba", {**JAMBA, "num_experts": 4}),
+    "jamba_dense": ("Jamba", {**JAMBA, "num_experts": 1}),
+    "mamba2": ("Mamba2", {**MAMBA2, "conv_kernel": 3}),
+    "mamba2_tied": ("Mamba2", {**MAMBA2, "n_groups": 1, "tie_word_embeddings": True}),
+    "bitnet": ("BitNet", {"num_attention_heads": 2}),
+    "apertus": (
+        "Apertus",
+        {
+            "num_attention_heads": 2,
+            "pad_token_id": None,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 1e4,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 32,
+            },
+        },
+    ),
+    "phimoe": (
+        "Phimoe",
+        {
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "num_local_experts": 6,
+            "intermediate_size": 48,
+            "router_jitter_noise": 0.2,
+            "attention_bias": True,
+            "lm_head_bias": True,
+            "sliding_window": 20,
+        },
+    ),
+    "mistral4": (
+        "Mistral4",
+        {
+            **LATENT,
+            "q_lora_rank": 32,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "n_shared_experts": 1,
+            "moe_intermediate_size": 32,
+            "first_k_dense_replace": 1,
+            "pad_token_id": None,
+            "rope_parameters": {**GROWING},  # a copy, since transformers writes to it
+        },
+    ),
     "ernie": ("Ernie4_5", {"head_dim": 32, "use_bias": True}),
     "seed_oss": ("SeedOss", {"head_dim": 32, "pad_token_id": None}),
     "exaone4": (
@@ -345,14 +435,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' class,
         {
             "head_dim": 32,
             "pad_token_id": None,
-            "rope_parameters": YARN
-            | {
-                "original_max_position_embeddings": 16,
-                "factor": 16.0,
-                "mscale": 1.0,
-                "mscale_all_dim": 1.0,
-                "llama_4_scaling_beta": 0.3,
-            },
+            "rope_parameters": {**GROWING},  # a copy, since transformers writes to it
         },
     ),
     "glm": ("Glm", {"head_dim": 32, "pad_token_id": None}),
@@ -880,7 +963,9 @@ def random_oracle(name: str, **changes: Any) -> Any:
         family, settings = CASES[name]
         text = family.startswith(("Gemma3", "Gemma4")) or family in ("Llama4", "Qwen3_5", "Qwen3_5Moe")
         suffix = "TextConfig" if text else "Config"
-        sizes = {} if family == "NemotronH" else SIZES  # which has other names for some
+        sizes = (
+            {} if family in ("NemotronH", "Mamba2", "Mamba", "FalconMamba") else SIZES
+        )  # which have other names for some
         config = getattr(transformers, family + suffix)(**{**sizes, **settings, **changes})
         classes = {"GPT2": "GPT2LMHeadModel"} | dict.fromkeys(LLAMAS, "LlamaForCausalLM")
         whole = classes.get(family, f"{family}ForCausalLM")
@@ -901,6 +986,8 @@ def random_oracle(name: str, **changes: Any) -> Any:
                 value *= 0.3  # nothing else scales its attention, and sharp attention enlarges rounding
         elif parameter.ndim == 1 or key.endswith("_bias"):  # a bias, or a stack of them
             value = 0.5 * noise
+        elif key.endswith(("dt_proj.weight", "x_proj.weight")):  # long steps enlarge rounding
+            value = 0.3 * noise * parameter.shape[-1] ** -0.5
         elif family == "GptOss" and key.endswith("experts.gate_up_proj"):
             value = 0.6 * noise  # beyond the bounds of its activation
         elif family == "GptOss" and key.endswith("experts.down_proj"):

@@ -167,13 +167,16 @@ class FakeEngine:
 
 
 class Fixture:
-    """A server's loop with a fleet of fake engines. All but the first have these numerics."""
+    """A server's loop with a fleet of fake engines. All but the first have these numerics.
+
+    A drained engine has no time for its answers, unless the options say so.
+    """
 
     def __init__(self, size: int | Bounds = 1, numerics: Numerics = NUMERICS, **options: Any):
         self.engines: list[FakeEngine] = []
         self.fleet = Fleet(self._make, size).__enter__()
         self.metrics = Metrics("m")
-        self.loop = EngineLoop(self.fleet, self.metrics, ServerConfig(name="m", **options))
+        self.loop = EngineLoop(self.fleet, self.metrics, ServerConfig(name="m", **{"drain": 0.0, **options}))
         self.loop.start()
         for engine in self.engines[1:]:
             engine.load(numerics)

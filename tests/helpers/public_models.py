@@ -17,7 +17,13 @@ from soothsay.model.formats.declared import open_format
 from soothsay.model.specs.attention_spec import AttentionSpec, LatentSpec
 from soothsay.model.specs.feed_forward_spec import ExpertsSpec
 from soothsay.model.specs.model_spec import ModelSpec
-from soothsay.model.specs.state_specs import BesideStatesSpec, ConvolutionSpec, DeltaSpec, StateSpaceSpec
+from soothsay.model.specs.state_specs import (
+    BesideStatesSpec,
+    ConvolutionSpec,
+    DeltaSpec,
+    SelectiveSpec,
+    StateSpaceSpec,
+)
 
 FILE = Path(__file__).with_name("public_configs.json")
 PAGE = Path(__file__).parents[2] / "docs" / "public-models.md"
@@ -72,6 +78,8 @@ def described(c: ModelSpec) -> str:
         beside = isinstance(c.layers[0].mixer, BesideStatesSpec)
         place = "beside it" if beside else f"in {len(attention)}"
         parts = [f"Mamba-2 in {spaces} of {c.num_layers} layers, attention {place}"]
+    if scans := len(c.parts(SelectiveSpec)):
+        parts = [f"Mamba in {scans} of {c.num_layers} layers, attention in {len(attention)}"]
     if (streams := c.stream_size // c.hidden_size) > 1:
         parts.append(f"{streams} streams")
     if c.parts(ConvolutionSpec):

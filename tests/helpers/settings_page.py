@@ -20,7 +20,7 @@ This page is written by `tests/helpers/settings_page.py` from the commands thems
 given on the command line is taken from an environment variable, then from the file of `--config`, then it has
 its default. The variable of `--max-tokens` of `soothsay generate` is `SOOTHSAY_GENERATE_MAX_TOKENS`, and that
 of `--rounds` of `soothsay bench spec` is `SOOTHSAY_BENCH_SPEC_ROUNDS`. Values of an option that can be
-repeated are separated by spaces in a variable, and are a list in a file.
+repeated are separated by spaces in a variable, and are a list in a file, if there is more than one.
 
 A file has a table for each command:
 

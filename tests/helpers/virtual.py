@@ -86,7 +86,7 @@ class Fake:
     pieces: list[str] = field(default_factory=lambda: ["Hel", "lo", " there", "!"])
     first: float = FIRST
     between: float = BETWEEN
-    usage: dict[str, Any] | None = None
+    usage: Any = None
     refuses: set[str] = field(default_factory=set)
     models: list[str] | None = field(default_factory=lambda: ["m"])
     framing: str = "chunked"

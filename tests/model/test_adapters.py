@@ -87,17 +87,25 @@ def test_logits_and_tokens_of_a_merged_model(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of peft itself
-def test_files_that_peft_writes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "ranks", "alpha"),
+    [
+        ("llama3", {"q_proj": 3, "layers.1.mlp.down_proj": 20}, "layers.0.self_attn.k_proj"),
+        ("gpt2", {"c_attn": 3, "h.1.mlp.c_proj": 20}, "h.0.mlp.c_fc"),
+    ],
+)
+def test_files_that_peft_writes(family: str, ranks: dict[str, int], alpha: str, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft", reason="no peft: it is not installed")
-    oracle = random_oracle("llama3")
+    oracle = random_oracle(family)
     oracle.save_pretrained(tmp_path)
     config = peft.LoraConfig(
         r=4,
         target_modules="all-linear",
         init_lora_weights=False,
-        rank_pattern={"q_proj": 3, "layers.1.mlp.down_proj": 20},
-        alpha_pattern={"layers.0.self_attn.k_proj": 33},
+        rank_pattern=ranks,
+        alpha_pattern={alpha: 33},
         use_rslora=True,
+        fan_in_fan_out=family == "gpt2",
     )
     merged = peft.get_peft_model(copy.deepcopy(oracle), config).eval()
     merged.save_pretrained(tmp_path / "adapter")
@@ -256,6 +264,10 @@ def test_refuses_places_where_adapters_do_not_run(model: Path, tmp_path: Path) -
         LLM(load(model, adapter).model, adapters={"own": adapter})
     with pytest.raises(ModelError, match="cannot be an adapter's name"):
         LLM(model, adapters={"a b": adapter})
+    with pytest.raises(ModelError, match="cannot be an adapter's name"):
+        LLM(model, adapters={5: adapter})  # type: ignore[dict-item]
+    with pytest.raises(TypeError, match="adapters must be a dict of names and directories, not a str"):
+        LLM(model, adapters="own")  # type: ignore[arg-type]
     with pytest.raises(ModelError, match="no adapter at"):
         load(model, tmp_path)
     (adapter / "adapter_model.safetensors").write_bytes(b"\xff" * 64)

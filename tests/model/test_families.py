@@ -49,7 +49,7 @@ from soothsay.model.ops.kernels import StockKernels
 from soothsay.model.ops.linear import InBlocks, Packed
 from soothsay.model.ops.state_ops import StateSpace
 from soothsay.model.specs.attention_spec import AttentionSpec, LatentSpec
-from soothsay.model.specs.feed_forward_spec import UNGATED, ExpertsSpec
+from soothsay.model.specs.feed_forward_spec import UNGATED, DenseSpec, ExpertsSpec
 from soothsay.model.specs.model_spec import LayerSpec
 from soothsay.model.specs.state_specs import StateSpaceSpec
 from soothsay.model.transformer import Transformer
@@ -84,6 +84,13 @@ FURTHER = [
     "falcon_h1",
     "nemotron_h",
     "nemotron_h_experts",
+    "kimi_linear",
+    "jamba",
+    "falcon_mamba",
+    "mamba2",
+    "apertus",
+    "phimoe",
+    "mistral4",
     "ernie",
     "exaone4",
     "hunyuan",
@@ -116,9 +123,19 @@ class Pair:
         inner = getattr(decoder, "model", decoder)  # Llama 4's whole model is its own decoder
         names = ("norm", "embedding_norm", "final_layernorm", "norm_f", "final_layer_norm", "ln_f")
         norm = next(found for name in names if (found := getattr(inner, name, None)) is not None)
-        hook = norm.register_forward_hook(lambda _, args, out: last.extend((args[0], out)))
+        hooks = [norm.register_forward_hook(lambda _, args, out: last.extend((args[0], out)))]
+        embedded: list[Tensor] = []
+        if self.oracle.config.model_type in (
+            "mamba2",
+            "mamba",
+            "falcon_mamba",
+        ):  # whose states begin after the first layer
+            table = self.oracle.get_input_embeddings()
+            hooks.append(table.register_forward_hook(lambda _, args, out: embedded.append(out)))
         states = self._oracle(sequences).hidden_states
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
+        states = (*embedded, *states)
         inputs = [states[layer] for layer in layers]  # Gemma 3n's have several parts
         wanted = [*(x[0] if x.ndim == 4 else x for x in inputs), *last]
         return [torch.cat([x[i, : len(s)] for i, s in enumerate(sequences)]) for x in wanted]
@@ -470,7 +487,18 @@ def test_sharded_checkpoint(pairs: Pairs, name: str, tmp_path: Path) -> None:
     assert torch.equal(run(load(tmp_path), rows)[0][0], run(pair.model, rows)[0][0])
 
 
-WITHOUT_SPELLINGS = ("gemma4", "mellum", "nemotron_h", "gpt2", "gptj", "opt")
+WITHOUT_SPELLINGS = (
+    "gemma4",
+    "mellum",
+    "kimi_linear",
+    "nemotron_h",
+    "mamba",
+    "falcon_mamba",
+    "jamba",
+    "gpt2",
+    "gptj",
+    "opt",
+)
 """The first two are newer, the others do not rotate, or have keys of their own."""
 
 
@@ -522,8 +550,32 @@ def test_both_spellings_of_the_rotary_embedding(pairs: Pairs, name: str, tmp_pat
         },
         {"model_type": "nemotron_h", "hybrid_override_pattern": "M-*E"},
         {"model_type": "gemma3n_text", "altup_num_inputs": 4},
+        {
+            **{"model_type": "kimi_linear", "hidden_size": 64, "num_hidden_layers": 5, "vocab_size": 97},
+            **{"num_attention_heads": 4, "intermediate_size": 80, "moe_intermediate_size": 32},
+            **{"kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16},
+            "linear_attn_config": {"full_attn_layers": [2, 5], "kda_layers": [1, 3, 4]},
+        },
+        {"model_type": "mamba", "hidden_size": 40, "num_hidden_layers": 3, "vocab_size": 97},
+        {"model_type": "falcon_mamba", "hidden_size": 40, "num_hidden_layers": 3, "vocab_size": 97},
+        {
+            **{"model_type": "jamba", "hidden_size": 256, "num_hidden_layers": 9, "vocab_size": 97},
+            **{"num_attention_heads": 8, "intermediate_size": 80, "max_position_embeddings": 256},
+        },
+        {
+            **{"model_type": "bitnet", "hidden_size": 64, "num_hidden_layers": 3, "vocab_size": 97},
+            **{
+                "num_attention_heads": 2,
+                "num_key_value_heads": 1,
+                "intermediate_size": 80,
+                "max_position_embeddings": 256,
+            },
+        },
     ],
-    ids=["llama1", "gemma3_4b", "falcon_h1", "nemotron_h", "gemma3n"],
+    ids=[
+        *("llama1", "gemma3_4b", "falcon_h1", "nemotron_h", "gemma3n"),
+        *("kimi_linear", "mamba", "falcon_mamba", "jamba", "bitnet"),
+    ],
 )
 def test_what_a_published_configuration_leaves_out(published: dict[str, Any], tmp_path: Path) -> None:
     write_config(tmp_path, published)
@@ -788,6 +840,7 @@ def test_each_part_counts(pairs: Pairs, name: str, change: Callable[[Transformer
         ({"layer_types": ["mamba"]}, "layer_types"),
         ({"layer_types": ["mamba"] * 4 + ["conv"]}, "layer_types"),
         ({"shared_intermediate_size": 0}, "shared_intermediate_size"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
     ],
 )
 def test_state_spaces_that_are_not_supported(change: dict[str, Any], named: str) -> None:
@@ -829,6 +882,7 @@ def test_older_models_that_are_not_supported(name: str, change: dict[str, Any]) 
         ({"attention_bias": True}, "attention_bias"),
         ({"projectors_bias": True}, "projectors_bias"),
         ({"mamba_d_ssm": 94}, "mamba_n_heads"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
     ],
 )
 def test_falcons_that_are_not_supported(change: dict[str, Any], named: str) -> None:
@@ -876,6 +930,24 @@ def test_gemma_3n_that_is_not_supported(change: dict[str, Any], named: str) -> N
     assert spec.stream_size > spec.hidden_size
     with pytest.raises(ModelError, match=named):
         parse_model_config({**config, **change})
+
+
+@pytest.mark.parametrize(
+    ("named", "computed"),
+    [
+        ({}, "gelu_tanh"),
+        ({"hidden_act": "gelu"}, "gelu_tanh"),
+        ({"hidden_act": "gelu", "hidden_activation": None}, "gelu_tanh"),
+        ({"hidden_act": "silu"}, "silu"),
+        ({"hidden_act": "silu", "hidden_activation": "gelu_pytorch_tanh"}, "gelu_tanh"),
+    ],
+)
+def test_what_activations_of_gemma_mean(named: dict[str, str | None], computed: str) -> None:
+    config = random_oracle("gemma1").config.to_dict()
+    del config["hidden_act"]
+    part = parse_model_config({**config, **named}).layers[0].mlp
+    assert isinstance(part, DenseSpec)
+    assert part.activation == computed
 
 
 def test_nemotron_has_older_names_of_kinds_of_layers() -> None:
@@ -973,6 +1045,46 @@ def test_latent_attention_that_is_not_supported(name: str, change: dict[str, Any
     assert parse_model_config(config).parts(LatentSpec)
     with pytest.raises(ModelError, match=named):
         parse_model_config({**config, **change})
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "named"),
+    [
+        ("mamba", {"use_conv_bias": False}, "use_conv_bias"),
+        ("falcon_mamba", {"use_bias": True}, "use_bias"),
+        ("falcon_mamba", {"hidden_act": "gelu"}, "hidden_act"),
+        ("jamba", {"mamba_conv_bias": False}, "mamba_conv_bias"),
+        ("jamba", {"mamba_proj_bias": True}, "mamba_proj_bias"),
+        ("kimi_linear", {"mla_use_nope": False}, "mla_use_nope"),
+        ("kimi_linear", {"hidden_act": "gelu"}, "hidden_act"),
+        ("kimi_linear", {"moe_router_activation_func": "softmax"}, "moe_router_activation_func"),
+        ("kimi_linear", {"linear_attn_config": {"gate_lower_bound": -5.0}}, "gate_lower_bound"),
+    ],
+)
+def test_states_that_are_not_supported(name: str, change: dict[str, Any], named: str) -> None:
+    config = random_oracle(name).config.to_dict()
+    assert parse_model_config(config).states
+    with pytest.raises(ModelError, match=named):
+        parse_model_config({**config, **change})
+
+
+@pytest.mark.parametrize(
+    "name", ["mamba", "falcon_mamba", "mamba2", "jamba", "lfm2", "qwen3_next", "falcon_h1"]
+)
+def test_convolutions_as_mlx_stores_them(pairs: Pairs, name: str, tmp_path: Path) -> None:
+    """MLX adds 1 to norms of Qwen3-Next, and multiplies weights of Falcon-H1: these are refused."""
+    pair, (sequence,) = pairs(name), random_tokens(np.random.default_rng(6), 30)
+    tensors = load_file(pair.directory / "model.safetensors")
+    for key in [key for key in tensors if key.endswith(("conv1d.weight", "conv.conv.weight"))]:
+        tensors[key] = tensors[key].transpose(1, 2).contiguous()
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    shutil.copy(pair.directory / "config.json", tmp_path)
+    if name in ("qwen3_next", "falcon_h1"):
+        with pytest.raises(ModelError, match=f"MLX, which also changes other weights of {name}"):
+            load(tmp_path)
+    else:
+        rows = [Rows(array(sequence), 0)]
+        assert torch.equal(run(load(tmp_path), rows)[0][0], run(pair.model, rows)[0][0])
 
 
 def test_kimi_is_read_as_deepseek() -> None:

@@ -101,6 +101,31 @@ OWN: dict[str, dict[str, Any]] = {
         **{"layer_types": None, "attn_layer_indices": [1, 5], "mamba_n_heads": 4, "mamba_n_groups": 2},
         **{"mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_d_head": "auto"},
     },
+    "kimi_linear": {
+        **{"num_experts": 4, "num_experts_per_token": 2, "num_shared_experts": 1, "moe_renormalize": True},
+        **{"num_expert_group": 1, "model_max_length": 256, "mla_use_nope": True, "first_k_dense_replace": 1},
+        "linear_attn_config": {
+            **{"full_attn_layers": [4, 8], "kda_layers": [1, 2, 3, 5, 6, 7], "head_dim": 16},
+            **{"num_heads": 4, "short_conv_kernel_size": 4},
+        },
+    },
+    "jamba": {
+        **{"num_experts": 4, "num_experts_per_tok": 2, "expert_layer_period": 2, "expert_layer_offset": 1},
+        **{"attn_layer_period": 4, "attn_layer_offset": 1, "mamba_d_state": 16, "mamba_d_conv": 4},
+        **{"mamba_expand": 2, "mamba_dt_rank": 16, "mamba_conv_bias": True, "mamba_proj_bias": False},
+        "use_bias": False,
+    },
+    "minicpm": {"num_experts": None, "sparse_config": None},
+    "falcon_mamba": {"use_bias": False, "time_step_rank": "auto", "mixer_rms_eps": 1e-6},
+    "mamba": {
+        **{"state_size": 16, "conv_kernel": 4, "expand": 2, "time_step_rank": 16, "use_bias": False},
+        **{"use_conv_bias": True, "layer_norm_epsilon": 1e-5},
+    },
+    "mamba2": {
+        **{"num_heads": 4, "head_dim": 32, "n_groups": 2, "state_size": 16, "conv_kernel": 4},
+        **{"use_bias": False, "use_conv_bias": True, "layer_norm_epsilon": 1e-5},
+    },
+    "phimoe": {"router_jitter_noise": 0.01, "lm_head_bias": True},
     "exaone": {"num_layers": 8, "layer_norm_epsilon": 1e-5, "activation_function": "silu"},
 }
 """Fields that only these families read."""
@@ -188,6 +213,10 @@ def test_every_field_of_every_family_is_parsed_or_refused(family: str, step: int
             "n_routed_experts": 4,
         }
     good |= OWN.get(family, {})
+    if family == "apertus":
+        good |= {"hidden_act": "xielu"}
+    if family == "bitnet":
+        good |= {"hidden_act": "relu2"}
     if family in UNGATED:
         good |= {"hidden_act": "relu2"}
     if family == "gemma3n_text":

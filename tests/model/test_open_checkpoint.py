@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import shutil
+from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import pytest
@@ -16,8 +18,11 @@ from huggingface_hub.errors import HFValidationError
 from soothsay import LLM
 from soothsay.errors import ModelError
 from soothsay.model.formats.gguf_file import GGUFCheckpoint
+from soothsay.model.weights.adapter_files import AdapterFiles
 from soothsay.model.weights.checkpoint import SafetensorsCheckpoint, open_checkpoint
+from soothsay.model.weights.hub import download
 from soothsay.server.server_config import served_name
+from soothsay.vocabulary.directory import FORMS
 
 
 def write_safetensors(folder: Path) -> None:
@@ -135,7 +140,12 @@ class Hub:
         return [file.relative_to(self.repository(name)).as_posix() for file in files]
 
     def snapshot_download(
-        self, name: str, *, allow_patterns: list[str], local_files_only: bool = False
+        self,
+        name: str,
+        *,
+        allow_patterns: list[str],
+        ignore_patterns: Sequence[str] = (),
+        local_files_only: bool = False,
     ) -> str:
         if self.failure is not None:
             raise self.failure
@@ -144,7 +154,11 @@ class Hub:
                 raise FileNotFoundError(f"{name} is not in the cache")
         else:
             for file in self.files(name):
-                if any(fnmatch(file, pattern) for pattern in allow_patterns):
+                wanted, refused = (
+                    any(fnmatch(file, pattern) for pattern in patterns)
+                    for patterns in (allow_patterns, ignore_patterns)
+                )
+                if wanted and not refused:
                     self.hf_hub_download(name, file)
         return str(self.cache / name)
 
@@ -215,6 +229,27 @@ class TestHub:
         hub.downloaded.clear()
         assert isinstance(open_checkpoint("org/m:Q4_K_M"), GGUFCheckpoint)
         assert hub.downloaded == ["m.Q4_K_M.gguf"]
+
+    @pytest.mark.parametrize("weights", ["model.safetensors", "pytorch_model.bin"])
+    def test_all_forms_of_tokenizers_and_no_copies_of_weights(self, hub: Hub, weights: str) -> None:
+        folder = hub.repository("org/m")
+        (folder / "original").mkdir(parents=True)
+        copies = {"consolidated.safetensors", "original/model.safetensors", "original/config.json"}
+        tokenizers = {file for form in FORMS for file in form.files}
+        for file in (weights, *tokenizers, *copies):
+            (folder / file).touch()
+        download("org/m")
+        assert set(hub.downloaded) == {weights, *tokenizers}
+
+    @pytest.mark.parametrize("matrices", ["adapter_model.safetensors", "adapter_model.bin"])
+    def test_an_adapter(self, hub: Hub, matrices: str) -> None:
+        folder = hub.repository("org/a")
+        (folder / "checkpoint-5").mkdir(parents=True)
+        for file in (matrices, "checkpoint-5/adapter_model.safetensors", "merged.Q4_K_M.gguf"):
+            (folder / file).touch()
+        (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+        AdapterFiles("org/a")
+        assert set(hub.downloaded) == {"adapter_config.json", matrices}
 
     def test_without_a_network(self, hub: Hub, gguf: Path) -> None:
         for name in ("org/m-GGUF:Q8_0", "org/m-GGUF:F32"):
@@ -307,3 +342,21 @@ def test_served_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ".:Q8_0": "models:Q8_0",
     }
     assert {given: served_name(given) for given in names} == names
+
+
+LONG = "x" * 5000
+"""A name that no file can have."""
+
+
+@pytest.mark.parametrize("name", [LONG, f"{LONG}.gguf", f"owner/{LONG}:Q4_K_M"])
+def test_a_name_that_is_too_long(name: str) -> None:
+    with pytest.raises(ModelError, match=r"x\.\.\. cannot be read \(File name too long\)$"):
+        open_checkpoint(name)
+
+
+@pytest.mark.parametrize(
+    "options", [{"generation_config": LONG}, {"chat_template": LONG}, {"adapters": {"a": LONG}}]
+)
+def test_other_names_that_are_too_long(options: dict[str, Any]) -> None:
+    with pytest.raises(ModelError, match="File name too long"):
+        LLM("sibyl", **options)

@@ -51,6 +51,19 @@ def test_times_are_interpolated_between_and_beyond_the_measured_points() -> None
     assert PassTimes([1, 2, 4], [0], [[1.0, 2.0, 4.0]])(12) == pytest.approx(12.0)
 
 
+def test_each_request_of_a_batch_reads_a_context_of_its_own() -> None:
+    """A longer context adds 2 s to a row, 3 to two rows of one request, and 6 to four."""
+    times = PassTimes([1, 2, 4, 8], [0, 100], [[10.0, 11.0, 13.0, 17.0], [12.0, 14.0, 19.0, 29.0]])
+    assert times(4, 100) == times(4, 100, 1) == 19
+    assert times(4, 100, 4) == 13 + 4 * 2  # a row each
+    assert times(4, 50, 4) == 13 + 4 * 1
+    assert times(4, 100, 2) == 13 + 2 * 3  # two rows each
+    assert times(4, 0, 4) == 13
+    assert times.span(4, 1, 100, 4) == pytest.approx([21, 23.0])
+    times.follow(4, 100, 42.0, requests=4)  # the machine is half as fast
+    assert times(1, 0) == pytest.approx(20)
+
+
 def test_more_rows_never_seem_to_cost_less() -> None:
     times = PassTimes([1, 2, 4], [0], [[3.0, 1.0, 5.0]])
     assert times.span(1, 3, 0) == pytest.approx([1.0, 1.0, 3.0, 5.0]), "a delay, or the first pass"

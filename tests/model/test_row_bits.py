@@ -23,7 +23,7 @@ from soothsay.core.sampling_ops import SampledRows
 from soothsay.core.strands import WITHIN, Strand, Strands
 from soothsay.core.tree import DraftTree
 from soothsay.engine.verification import best_logprobs
-from soothsay.model.decoder.feed_forward import moments
+from soothsay.model.decoder.feed_forward import Xielu, moments
 from soothsay.model.decoder.norm import Multipliers, RMSNorm
 from soothsay.model.decoder.rope import QueryGrowth, Rope
 from soothsay.model.native.native_linear import ACTIVATIONS as NATIVE_ACTIVATIONS
@@ -63,6 +63,12 @@ def norm(size: int, **options: Any) -> RMSNorm:
 def test_activations(activation: str, size: int, dtype: torch.dtype) -> None:
     rows = (torch.randn(64, 2 * size) * 3).to(dtype)
     assert_row_bits(lambda x: STOCK.gated(x, activation), rows)
+
+
+@each_dtype
+@pytest.mark.parametrize("size", [75, 144, 1000])
+def test_a_learned_activation(size: int, dtype: torch.dtype) -> None:
+    assert_row_bits(Xielu().requires_grad_(False), (torch.randn(64, size) * 3).to(dtype))
 
 
 @each_dtype
@@ -137,8 +143,20 @@ def test_attention(kernels: Kernels, dtype: torch.dtype, kind: str) -> None:
     assert_row_bits(run, rows, strided=kernels is STOCK)
 
 
+@pytest.mark.parametrize("size", [2, 5, 6, 7, 9, 10, 12])
+def test_attention_of_small_heads(size: int) -> None:
+    """Places of rows among those of one path count, too."""
+    kv, q, length = torch.randn(4, 128, size), torch.randn(8, 4, size), 100
+    rows = Rows(np.arange(8), length, np.arange(128))
+    together = STOCK.attend(q, kv, Batch.pack([rows], block_size=1, group=2))
+    for row in range(8):
+        alone = Rows(np.arange(1), length + row, np.arange(128))
+        own = STOCK.attend(q[row : row + 1], kv, Batch.pack([alone], block_size=1, group=2))
+        assert torch.equal(own[0], together[row])
+
+
 @each_kernels
-@pytest.mark.parametrize("options", [{}, {"sigmoid": True, "groups": 4, "groups_chosen": 2}])
+@pytest.mark.parametrize("options", [{}, {"sigmoid": True, "groups": 4, "groups_chosen": 2}, {"within": 0.3}])
 def test_routes_of_experts(kernels: Kernels, options: dict[str, Any]) -> None:
     c = RoutingSpec(16, 7, **options)
     correction = torch.randn(16) if options else None

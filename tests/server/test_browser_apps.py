@@ -146,6 +146,10 @@ def test_keys_without_a_file_need_none() -> None:
         (["--threads", "0"], "--threads"),
         (["--threads", "100000"], "--threads 100000 is more than the "),
         (["--threads", "1", "--replicas", "2"], "--threads is for one engine"),
+        (["--threads", "1", "--replicas", "1:2"], "--threads is for one engine"),
+        (["--threads", "1", "--replica-cores", "1"], "--threads is for one engine"),
+        (["--replica-cores", "100000"], "--replica-cores 100000 needs 100000 physical cores"),
+        (["--replica-cores", "1", "--replicas", "1:1000"], "needs 1000 physical cores, and this process"),
         (["--log-level", "loud"], "--log-level"),
     ],
 )
@@ -171,7 +175,8 @@ def test_the_example_of_the_docs_serves_a_page(tmp_path: Path) -> None:
         said = httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60)
         assert (said.status_code, said.headers["access-control-allow-origin"]) == (200, APP)
         assert httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).status_code == 401
-        lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    # a request is logged after its answer, so the lines are complete once the server has ended
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     loaded = next(line for line in lines if line["event"] == "loaded")
     assert loaded["threads"] == "1"
     assert loaded["kv_cache"].startswith("0.06 GiB for ")

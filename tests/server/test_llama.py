@@ -57,6 +57,7 @@ def openai(running: Running, **fields: Any) -> Any:
 def events(running: Running, **changes: Any) -> list[Any]:
     reply = post(running, "/completion", FEW, stream=True, **changes)
     assert reply.headers["content-type"].startswith("text/event-stream")
+    assert reply.headers["x-accel-buffering"] == "no"  # so nginx passes on each chunk at once
     lines = [line for line in reply.text.splitlines() if line.startswith("data: ")]
     return [json.loads(line.removeprefix("data: ")) for line in lines]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -135,6 +136,15 @@ def test_a_model_that_cannot_be_loaded_is_named() -> None:
         Fleet(nursery.engine, 2),
     ):
         pass
+
+
+def test_warnings_before_an_engine_runs_are_lines_of_the_log(capfd: pytest.CaptureFixture[str]) -> None:
+    cores = len(os.sched_getaffinity(0)) + 1
+    with Nursery(engines.sibyl, cores) as nursery, Fleet(nursery.engine, 1):
+        pass
+    (warning,) = map(json.loads, capfd.readouterr().err.splitlines())
+    assert warning["event"] == "no core of its own is free for an engine"
+    assert (warning["level"], warning["cores"]) == ("warning", cores)
 
 
 def test_a_nursery_that_dies_while_it_loads_ends_its_engines() -> None:

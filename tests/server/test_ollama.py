@@ -82,6 +82,7 @@ def test_a_stream_is_the_default(running: Running) -> None:
     body = {"model": "sibyl", "prompt": PROMPT, "options": FEW}
     reply = httpx.post(f"{running.url}/api/generate", json=body)
     assert reply.headers["content-type"] == "application/x-ndjson"
+    assert reply.headers["x-accel-buffering"] == "no"
     lines = [json.loads(line) for line in reply.text.splitlines()]
     assert lines[-1]["done"] is True
     whole = httpx.post(f"{running.url}/api/generate", json={**body, "stream": False}).json()

@@ -68,7 +68,7 @@ def refused(running: Running, path: str, body: dict[str, Any]) -> dict[str, Any]
         ({"prompt_logprobs": -1}, "prompt_logprobs", "invalid_value"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "invalid_value"),
         ({"allowed_token_ids": []}, "allowed_token_ids", "invalid_value"),
-        ({"allowed_token_ids": [10**9]}, None, "invalid_value"),
+        ({"allowed_token_ids": [10**9]}, "allowed_token_ids", "invalid_value"),
         ({"bad_words": ["x"] * 129}, "bad_words", "invalid_value"),
         ({"bad_words": ["x" * 1025]}, "bad_words", "invalid_value"),
         ({"bad_words": [""]}, "bad_words", "invalid_value"),
@@ -79,7 +79,13 @@ def refused(running: Running, path: str, body: dict[str, Any]) -> dict[str, Any]
         ({"stop": "x" * 1025}, "stop", "invalid_value"),
         ({"stop": [None]}, "stop", "invalid_value"),
         ({"logit_bias": {"x": 1}}, "logit_bias", "invalid_value"),
-        ({"logit_bias": {"9999999": 1}}, None, "invalid_value"),
+        ({"logit_bias": {"9999999": 1}}, "logit_bias", "invalid_value"),
+        *(
+            ({"logit_bias": {key: 1}}, "logit_bias", "invalid_value")
+            for key in (" 5", "05", "1_0", "-0", "\u0663")
+        ),
+        ({"stop_token_ids": [9999999]}, "stop_token_ids", "invalid_value"),
+        ({"answer_start": [1]}, "answer_start", "invalid_value"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
         ({"speculation": {"drafter": "draft-model(model=/etc)"}}, "speculation.drafter", "invalid_value"),
         ({"speculation": {"drafter": "rest"}}, "speculation.drafter", "invalid_value"),
@@ -104,6 +110,12 @@ def test_chat_parameters(running: Running, change: dict[str, Any], param: str | 
         assert error["param"].startswith(param)
     assert not re.search(r"/work|soothsay/|Traceback|\.py", error["message"])
     assert running.free
+
+
+def test_the_limit_of_a_seed_is_told_exactly(running: Running) -> None:
+    assert refused(running, "/v1/chat/completions", {**CHAT, "seed": 2**63})["message"] == (
+        "seed: it must be at most 9223372036854775807"
+    )
 
 
 @pytest.mark.parametrize(

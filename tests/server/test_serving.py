@@ -251,6 +251,22 @@ def test_failures_before_and_after_a_step(fragile: Running, token: int) -> None:
     assert httpx.get(f"{fragile.url}/health").json()["engine_restarts"] == 0
 
 
+def test_metrics_count_the_prompts_of_answers_that_their_clients_left(sibyl: LLM) -> None:
+    """Their tokens count, so that those of their prompts must."""
+    assert sibyl.tokenizer is not None
+    with serving(engines.sibyl) as running:
+        asked = {"prompt": "A man in a", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{running.url}/v1/completions", json=asked) as reply:
+            next(reply.iter_text())
+        running.wait_until(lambda: running.free)
+        told = numbers(running)
+        assert told["soothsay:time_to_first_token_seconds_count"] == 1
+        assert told["soothsay:e2e_request_latency_seconds_count"] == 0
+        assert 0 < told["soothsay:generation_tokens_total"] < 1500
+        size = len(sibyl.tokenizer.encode("A man in a"))
+        assert told["soothsay:prompt_tokens_total"] == told["soothsay:prefix_cache_queries_total"] == size
+
+
 @pytest.mark.parametrize("drafter", ["suffix + ngram", "suffix | ngram"])
 def test_metrics_count_what_happened(sibyl: LLM, drafter: str) -> None:
     with serving(partial(engines.sibyl, drafter=drafter)) as running, running.client() as client:

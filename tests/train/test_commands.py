@@ -94,7 +94,10 @@ def test_learns_from_the_features_of_answers(name: str, data: Path, tmp_path: Pa
     assert result.exit_code == 0, result.output
     features = tmp_path / "answers.features"
     assert str(features) in result.output
-    assert "step 4: loss" in train(name, features, tmp_path / "head")
+    place = tmp_path / "a, b (2) [c]"  # what separates a drafter's options, and what rich reads as a style
+    output = train(name, features, place)
+    assert "step 4: loss" in output
+    assert f"{place} has the best checkpoint" in output
     assert CliRunner().invoke(app, [*command.split(), "--drafter", "suffix"]).exit_code == 2
     other = "eagle3" if name == "medusa" else "medusa"
     command = f"train {other} sibyl {features} --out {tmp_path / 'other'} --steps 1 --held-out 1"

@@ -17,8 +17,9 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
 from soothsay import LLM, RequestError, Tokenizer
+from soothsay.corpus import STRETCH
 from soothsay.errors import TrainingError
-from soothsay.train.examples import STRETCH, Example, Skipped, batches, read_examples, split
+from soothsay.train.examples import Example, Skipped, batches, read_examples, split
 
 Messages = list[dict[str, str]]
 
@@ -198,9 +199,10 @@ def test_what_has_no_answer_left_is_left_out(written: Callable[..., Path]) -> No
         read(file, letters(PILOT), 4)
 
 
-def test_plain_text_is_cut_into_pieces(tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", ["\r\n", ", "])
+def test_plain_text_is_cut_into_pieces(tmp_path: Path, end: str) -> None:
     file = tmp_path / "book.txt.gz"
-    text = "".join(f"line {i} of the river\r\n" for i in range(2 * STRETCH // 20))
+    text = "".join(f"line {i} of the river{end}" for i in range(5 * STRETCH // 20))
     file.write_bytes(gzip.compress(text.encode()))
     tokenizer = letters(first="<first>")
     examples, skipped = read_examples([file], tokenizer, 500)

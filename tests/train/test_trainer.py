@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from soothsay.errors import TrainingError
+from soothsay.errors import ModelError, TrainingError
 from soothsay.train import training_config
 from soothsay.train.examples import Example
 from soothsay.train.trainer import Trainer
@@ -154,6 +155,21 @@ def test_a_checkpoint_of_another_recipe_is_refused(tmp_path: Path) -> None:
     Trainer(Toy(), EXAMPLES, CONFIG, tmp_path).run(Log(), stop_after=2)
     with pytest.raises(TrainingError, match="holds a training with size 16, not 8"):
         Trainer(Toy(size=8), EXAMPLES, CONFIG, tmp_path)
+
+
+def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
+    """It may be the model itself, whose config.json the first checkpoint would replace."""
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match="exists and is not an empty directory; name another one"):
+        Trainer(Toy(), EXAMPLES, CONFIG, tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_a_damaged_state_is_refused(tmp_path: Path) -> None:
+    Trainer(Toy(), EXAMPLES, CONFIG, tmp_path).run(Log(), stop_after=2)
+    os.truncate(tmp_path / "training" / "state.safetensors", 100)
+    with pytest.raises(TrainingError, match=r"state\.safetensors is damaged .* name another directory"):
+        Trainer(Toy(), EXAMPLES, CONFIG, tmp_path)
 
 
 def test_a_state_that_cannot_be_written_leaves_the_one_before(

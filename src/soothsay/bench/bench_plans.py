@@ -10,16 +10,27 @@ from typing import Any, Literal
 
 from soothsay.bench.prompts import SPEC_BENCH
 from soothsay.config import EngineConfig
+from soothsay.errors import SoothsayError
 from soothsay.options import PROMPTS, ModelOptions, common, flag, option, optional, shared
 from soothsay.plotting import require_matplotlib
+
+
+def _in_a_folder(file: Path | None) -> Path | None:
+    """Check early that the folder of a file exists. Raises `SoothsayError`."""
+    if file is not None and not file.parent.is_dir():
+        raise SoothsayError(f"there is no folder {file.parent} for {file.name}; make it first")
+    return file
 
 
 def _with_matplotlib(file: Path | None) -> Path | None:
     """Check early that matplotlib, which draws the file, is installed. Raises `SoothsayError`."""
     if file is not None:
         require_matplotlib()
-    return file
+    return _in_a_folder(file)
 
+
+WRITTEN: Mapping[str, Any] = {"dir_okay": False, "callback": _in_a_folder}
+"""Settings of a path: a file that is written in the end."""
 
 DRAWN: Mapping[str, Any] = {"dir_okay": False, "callback": _with_matplotlib}
 """Settings of a path: a file that matplotlib draws."""
@@ -46,16 +57,16 @@ class BenchOptions:
     rounds: int = option(15, min=1)
     """Number of passes of each kind; times are medians."""
 
-    to_json: Path | None = option(None, "--json", dir_okay=False)
+    to_json: Path | None = option(None, "--json", **WRITTEN)
     """Write all numbers to this file."""
 
-    journal: Path | None = option(None, "--json", dir_okay=False)
+    journal: Path | None = option(None, "--json", **WRITTEN)
     """Append each measurement to this file; an existing file is continued."""
 
     png: Path | None = option(None, **DRAWN)
     """Draw a chart to this file (needs matplotlib)."""
 
-    markdown: Path | None = option(None, dir_okay=False, allow_dash=True)
+    markdown: Path | None = option(None, **WRITTEN, allow_dash=True)
     """Write the table as Markdown to this file; '-': print it."""
 
     html: Path | None = option(None, **DRAWN)
@@ -197,6 +208,22 @@ class SpecOptions:
     def limit(self) -> float:
         """Seconds for answers."""
         return 60 * (self.minutes or (math.inf if self.per_task else MINUTES))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """How `bench serve` asks servers, whatever the load is."""
+
+    rounds: int = option(1, min=1)
+    """Number of rounds. The server that starts rotates."""
+
+    warm_up: int = option(2, min=1)
+    """Requests sent to each server before its first trial; not counted."""
+
+    max_tokens: int = shared(BenchOptions, "max_tokens")
+    temperature: float = shared(BenchOptions, "temperature")
+    seed: int = option(0, min=0)
+    """Seed of the order, the arrivals and the answers."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,13 @@ from soothsay.errors import SoothsayError
 SETTLE = 0.3
 """Seconds for which busy processes run before a server is asked, so that the system has placed them."""
 
+COMPUTE = """
+import os, sys, threading
+threading.Thread(target=lambda: os._exit(len(sys.stdin.read()))).start()
+while True: pass
+"""
+"""What a busy process runs, until this process ends: then its input ends too."""
+
 
 @dataclass(frozen=True, slots=True)
 class BusyRow:
@@ -48,7 +55,7 @@ def busy_processes(count: int) -> Iterator[None]:
     running = list[subprocess.Popen[bytes]]()
     try:
         for number in range(count):
-            running.append(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            running.append(subprocess.Popen([sys.executable, "-c", COMPUTE], stdin=subprocess.PIPE))
             if number == 0 and hasattr(os, "sched_setaffinity"):
                 with contextlib.suppress(OSError):  # it may be forbidden
                     os.sched_setaffinity(running[0].pid, {min(os.sched_getaffinity(0))})
@@ -56,7 +63,7 @@ def busy_processes(count: int) -> Iterator[None]:
     finally:
         for process in running:
             process.kill()
-            process.wait()
+            process.communicate()
 
 
 async def bench_busy(

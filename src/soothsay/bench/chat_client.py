@@ -9,11 +9,11 @@ import asyncio
 import json
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import httpx
 
@@ -24,6 +24,9 @@ TIMEOUT = 600.0
 
 REFUSED = (400, 422)
 """Statuses with which servers refuse a field that they do not know."""
+
+TEXTS = ("content", "reasoning_content", "reasoning")
+"""Fields of a piece of text: the answer, and thoughts as some servers call them, or as others do."""
 
 Json = dict[str, Any]
 
@@ -56,17 +59,25 @@ class TimedReply:
     pieces: list[float]  # when each piece of text came
     text: str
     finish_reason: str
-    usage: Mapping[str, Any]  # empty if the server sends none
+    usage: Any  # empty if the server sends none
+
+    def told(self, *path: str) -> float | None:
+        """Return a number of `usage`, such as "speculation", "drafted". None: the server does not tell it."""
+        found = self.usage
+        for name in path:
+            found = found.get(name) if isinstance(found, Mapping) else None
+        return found if isinstance(found, int | float) and found >= 0 else None
 
     @property
     def counts(self) -> bool:
         """Whether the server says how many tokens the answer has."""
-        return isinstance(self.usage.get("completion_tokens"), int)
+        return self.told("completion_tokens") is not None
 
     @property
     def tokens(self) -> int:
         """The server's count of tokens, or else the number of pieces."""
-        return int(self.usage["completion_tokens"]) if self.counts else len(self.pieces)
+        told = self.told("completion_tokens")
+        return len(self.pieces) if told is None else int(told)
 
 
 class ChatClient:
@@ -85,9 +96,7 @@ class ChatClient:
     def __init__(
         self, url: str, model: str, key: str = "", timeout: float = TIMEOUT, optional: Json | None = None
     ):
-        self.url, self.model, self.timeout = urlsplit(url), model, timeout
-        if self.url.scheme not in ("http", "https") or not self.url.hostname:
-            raise SoothsayError(f"{url!r} is not the address of a server, such as http://localhost:8000/v1")
+        self.url, self.model, self.timeout = _address(url), model, timeout
         self.place = self.url.netloc.rpartition("@")[2]
         """Host and port, without a user's name."""
 
@@ -106,8 +115,8 @@ class ChatClient:
 
     @property
     def name(self) -> str:
-        """The model's name and the server's place."""
-        return f"{self.model} at {self.place}"
+        """The model's name, if it is known, and the server's place."""
+        return f"{self.model} at {self.place}" if self.model else self.place
 
     async def models(self) -> list[str]:
         """Return the server's names for its models."""
@@ -116,7 +125,7 @@ class ChatClient:
                 answered = await response.aread()
                 if response.status_code != 200:
                     raise self._refusal(response, answered)
-                return [str(model["id"]) for model in json.loads(answered)["data"]]
+                return [str(model["id"]) for model in json.loads(answered)["data"] or ()]
         except (httpx.HTTPError, ValueError, TypeError, LookupError) as error:
             message = f"{self.url.geturl()} does not say which models it has ({error!r})"
             raise ChatError(message, "broke off") from None
@@ -134,6 +143,8 @@ class ChatClient:
             if error.kind == "unreachable" or not self.model:
                 raise
             return  # the server does not list its models
+        if not known:
+            raise SoothsayError(f"{name} lists no models; load one there first")
         if not self.model and len(known) == 1:
             self.model = known[0]
         if self.model not in known:
@@ -186,11 +197,11 @@ class ChatClient:
         async with aclosing(_events(response)) as events:
             async for event in events:
                 came = now()
-                if "error" in event:
-                    raise ChatError(f"{self.name} broke off: {event['error']}", "error in stream")
+                if error := event.get("error"):
+                    raise ChatError(f"{self.name} broke off: {error}", "error in stream")
                 for choice in event.get("choices") or ():
                     delta = choice.get("delta") or {}
-                    if text := delta.get("content") or delta.get("reasoning_content"):
+                    if text := next(filter(None, map(delta.get, TEXTS)), None):
                         pieces.append(came)
                         texts.append(text)
                     reason = choice.get("finish_reason") or reason
@@ -210,7 +221,7 @@ class ChatClient:
                 request = client.build_request(method, url, json=body)
                 response = await client.send(request, stream=True)
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-                message = f"{self.url.geturl()} cannot be reached ({error or 'no answer'})"
+                message = f"{self.url.geturl()} cannot be reached ({str(error) or 'no answer'})"
                 raise ChatError(message, "unreachable") from None
             async with aclosing(response):
                 yield response
@@ -219,6 +230,14 @@ class ChatClient:
         shown = answered[:500].decode(errors="replace")
         message = f"{self.name} answered {response.status_code} {response.reason_phrase}: {shown}"
         return ChatError(message, str(response.status_code))
+
+
+def _address(url: str) -> SplitResult:
+    with suppress(ValueError, httpx.InvalidURL):
+        parts, _ = urlsplit(url), httpx.URL(url)
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:  # `port` may raise
+            return parts
+    raise SoothsayError(f"{url!r} is not the address of a server, such as http://localhost:8000/v1")
 
 
 async def _events(response: httpx.Response) -> AsyncGenerator[Json, None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
@@ -13,53 +13,6 @@ from soothsay import __version__
 from soothsay.errors import SoothsayError
 from soothsay.files import write_bytes
 from soothsay.machine import processor_name
-
-
-class Journal:
-    """A list of entries, and the conditions under which they were measured.
-
-    In the file the conditions are the first line. An entry is written when it is added. An incomplete last
-    line, which a crash may leave, is dropped.
-
-    Args:
-        conditions: JSON values that must be equal for entries to be comparable.
-        path: the file; an existing file is continued. None: keep entries in memory only.
-
-    Raises:
-        SoothsayError: the file has other conditions, or holds something else.
-    """
-
-    def __init__(self, conditions: Mapping[str, Any], path: Path | None = None):
-        self.conditions, self.entries, self._path = dict(conditions), list[dict[str, Any]](), path
-        if path is None:
-            return
-        if whole := _whole_lines(path) if path.is_file() else b"":
-            before, self.entries = _parse(whole, path)
-            both = {**conditions, **before}
-            if differ := [key for key in both if before.get(key) != self.conditions.get(key)]:
-                raise SoothsayError(f"{path} is of another run: other {', '.join(differ)}; give a new file")
-        write_bytes(path, whole or json.dumps(self.conditions).encode() + b"\n")
-
-    @classmethod
-    def read(cls, path: Path) -> Journal:
-        """Read a file. Raises `SoothsayError` if it is not a journal or cannot be read."""
-        try:
-            whole = _whole_lines(path)
-        except OSError as error:
-            raise SoothsayError(f"{path} cannot be read ({error.strerror})") from None
-        if not whole:
-            raise SoothsayError(f"{path} does not hold measurements: it is empty")
-        conditions, entries = _parse(whole, path)
-        journal = cls(conditions)
-        journal.entries = entries
-        return journal
-
-    def add(self, entry: Mapping[str, Any]) -> None:
-        """Append an entry, also to the file."""
-        self.entries.append(dict(entry))
-        if self._path is not None:
-            with self._path.open("a") as file:
-                file.write(json.dumps(entry) + "\n")
 
 
 class Record(Protocol):
@@ -73,10 +26,18 @@ class Record(Protocol):
 Entry = TypeVar("Entry", bound=Record)
 
 
-class Records(Generic[Entry]):
-    """The entries of a journal as values, by their keys.
+class Journal(Generic[Entry]):
+    """Records by their keys, and the conditions under which they were measured.
 
-    Raises `SoothsayError` if the journal holds other entries.
+    In the file the conditions are the first line. An entry is written when it is added. An incomplete last
+    line, which a crash may leave, is dropped.
+
+    Args:
+        conditions: JSON values that must be equal for records to be comparable.
+        path: the file; an existing file is continued. None: keep records in memory only.
+
+    Raises:
+        SoothsayError: the file has other conditions, or holds something else.
     """
 
     WHAT: ClassVar[str]
@@ -85,25 +46,44 @@ class Records(Generic[Entry]):
     ENTRY: ClassVar[Callable[..., Any]]
     """Makes a record of an entry's fields."""
 
-    def __init__(self, journal: Journal):
-        self.journal, self.conditions = journal, journal.conditions
+    def __init__(self, conditions: Mapping[str, Any], path: Path | None = None):
+        self.conditions, self._path = dict(conditions), path
+        self.entries: list[dict[str, Any]] = []
         self.by_key: dict[Any, Entry] = {}
-        for entry in journal.entries:
-            try:
-                self.read_entry(entry)
-            except (TypeError, KeyError, AttributeError, ValueError) as error:
-                raise SoothsayError(f"{self.WHAT} are expected ({error!r})") from None
+        if path is None:
+            return
+        if whole := _whole_lines(path) if path.is_file() else b"":
+            before, entries = _parse(whole, path)
+            both = {**conditions, **before}
+            if differ := [key for key in both if before.get(key) != self.conditions.get(key)]:
+                raise SoothsayError(f"{path} is of another run: other {', '.join(differ)}; give a new file")
+            self._read(entries, path)
+        write_bytes(path, whole or json.dumps(self.conditions).encode() + b"\n")
 
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read a file. Raises `SoothsayError` if it holds something else or cannot be read."""
         try:
-            return cls(Journal.read(path))
-        except SoothsayError as error:
-            raise SoothsayError(f"{path}: {error}") from None
+            whole = _whole_lines(path)
+        except OSError as error:
+            raise SoothsayError(f"{path} cannot be read ({error.strerror})") from None
+        if not whole:
+            raise SoothsayError(f"{path} does not hold measurements: it is empty")
+        conditions, entries = _parse(whole, path)
+        journal = cls(conditions)
+        journal._read(entries, path)
+        return journal
+
+    def _read(self, entries: Sequence[dict[str, Any]], path: Path) -> None:
+        self.entries += entries
+        for entry in entries:
+            try:
+                self.read_entry(entry)
+            except (TypeError, KeyError, AttributeError, ValueError) as error:
+                raise SoothsayError(f"{path}: {self.WHAT} are expected ({error!r})") from None
 
     def read_entry(self, entry: Mapping[str, Any]) -> None:
-        """Keep an entry of the journal. Raises `TypeError`, `KeyError` and the like for anything else."""
+        """Keep an entry of the file. Raises `TypeError`, `KeyError` and the like for anything else."""
         self.keep(self.ENTRY(**entry))
 
     def keep(self, record: Entry) -> None:
@@ -111,9 +91,16 @@ class Records(Generic[Entry]):
         self.by_key[record.key] = record
 
     def add(self, record: Entry) -> None:
-        """Keep a record, and append it to the journal."""
+        """Keep a record, and append it to the file."""
         self.keep(record)
-        self.journal.add(asdict(record))  # type: ignore[call-overload]
+        self.write(asdict(record))  # type: ignore[call-overload]
+
+    def write(self, entry: dict[str, Any]) -> None:
+        """Append an entry to the file."""
+        self.entries.append(entry)
+        if self._path is not None:
+            with self._path.open("a") as file:
+                file.write(json.dumps(entry) + "\n")
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self.by_key

@@ -101,7 +101,7 @@ def bench_learn(
     for begin in [*range(0, stream, window), *range(stream, len(entries), window)]:
         part = entries[begin : min(begin + window, stream if begin < stream else len(entries))]
         one = Window(begin, len(part), begin >= stream)
-        prompts = [encode(entry, llm) for entry in part]
+        prompts = [encode(entry, llm.tokenizer) for entry in part]
         own = SamplingParams(temperature=plan.temperature, max_tokens=plan.max_tokens)
         params = [replace(own, seed=begin + i) for i in range(len(part))]
         names = CONTENDERS if one.held_out or (begin // window) % plan.every == 0 else (LEARNING,)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -11,16 +11,15 @@ from typing import Any
 
 from soothsay import LLM, RequestError, SamplingParams
 from soothsay.bench.bench_plans import LengthPlan
-from soothsay.bench.journal import Journal, Records, conditions, short_hash
+from soothsay.bench.journal import Journal, conditions, short_hash
 from soothsay.bench.measure import Meter, Progress, turns
 from soothsay.bench.prompts import encode, read_prompts, spread
 from soothsay.bench.running import answer_of, running
+from soothsay.bench.spec.spec_results import PLAIN
 from soothsay.bench.tables import ResultTable
 from soothsay.corpus import PromptEntry
 from soothsay.drafters.registry import build_drafter
 from soothsay.plotting import new_figure, series_style, tidy
-
-PLAIN = "none"
 
 BORDERS = (0, 256, 1024, 4096, 1 << 30)
 """Positions in an answer at which its stretches begin and end."""
@@ -78,7 +77,7 @@ class LengthRow:
         return f"{begin} to {end}" if end < BORDERS[-1] else f"from {begin}"
 
 
-class LengthResults(Records[LengthRecord]):
+class LengthResults(Journal[LengthRecord]):
     """The answers in a journal."""
 
     WHAT, ENTRY = "answers of 'bench length'", LengthRecord
@@ -107,17 +106,13 @@ class LengthResults(Records[LengthRecord]):
 def _row(
     drafter: str, wanted: int, stretch: int, pairs: Sequence[tuple[LengthRecord, LengthRecord]]
 ) -> LengthRow:
-    (tokens, seconds), (plain_tokens, plain_seconds) = (
-        [
-            sum(values[stretch] for values in of)
-            for of in ([r.tokens for r in records], [r.seconds for r in records])
-        ]
-        for records in zip(*pairs, strict=True)
-    )
-    steps = sum(own.steps[stretch] for own, _ in pairs)
-    repeated = sum(own.repeated[stretch] for own, _ in pairs) / len(pairs)
-    speedup = plain_seconds / plain_tokens / (seconds / tokens)
-    return LengthRow(drafter, wanted, stretch, len(pairs), tokens / steps, speedup, repeated)
+    def total(records: Iterable[LengthRecord], name: str) -> float:
+        return float(sum(getattr(record, name)[stretch] for record in records))
+
+    own, plain = zip(*pairs, strict=True)
+    tokens, repeated = total(own, "tokens"), total(own, "repeated") / len(pairs)
+    speedup = total(plain, "seconds") / total(plain, "tokens") / (total(own, "seconds") / tokens)
+    return LengthRow(drafter, wanted, stretch, len(pairs), tokens / total(own, "steps"), speedup, repeated)
 
 
 class LengthBench:
@@ -142,7 +137,7 @@ class LengthBench:
         self.drafters = {name: build_drafter(name, llm.engine.target) for name in (PLAIN, *plan.drafters)}
         self.entries = read_prompts(plan.prompts)
         own = conditions(plan, "model", "max_tokens", "temperature", "kernels", nodes=llm.config.max_tree)
-        self.results = LengthResults(Journal(own, path))
+        self.results = LengthResults(own, path)
         self.left_out = 0
         """Prompts that do not fit into the model's context with their answers."""
 
@@ -165,7 +160,7 @@ class LengthBench:
     def _measure(self, name: str, wanted: int, entry: PromptEntry) -> int:
         """Answer a prompt, and note the stretches of the answer. Returns the number of tokens."""
         plan, engine, drafter = self.plan, self.llm.engine, self.drafters[name]
-        prompt = encode(self._lengthened(entry, wanted), self.llm)
+        prompt = encode(self._lengthened(entry, wanted), self.llm.tokenizer)
         params = SamplingParams(temperature=plan.temperature, max_tokens=plan.max_tokens, seed=0)
         drafter.reset()
         ends, moments = [0], [time.perf_counter()]

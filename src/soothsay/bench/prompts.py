@@ -8,11 +8,10 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from soothsay.corpus import PromptEntry, as_prompt, plain, prompt_items
+from soothsay.corpus import PromptEntry, as_prompt, encode_entry, prompt_items
 from soothsay.errors import RequestError
 
 if TYPE_CHECKING:
-    from soothsay.llm import LLM
     from soothsay.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -78,26 +77,15 @@ def spread(entries: Sequence[PromptEntry], limit: int) -> list[PromptEntry]:
     return [entries[index] for index in sorted(order[middle] for middle in middles)]
 
 
-def encode(entry: PromptEntry, llm: LLM) -> list[int]:
-    """`encode_with` the model's tokenizer. Raises `RequestError` if it has none."""
-    if llm.tokenizer is None:
-        raise RequestError("this model has no tokenizer, and the prompts are text")
-    return encode_with(llm.tokenizer, entry)
+def encode(entry: PromptEntry, tokenizer: Tokenizer | None) -> list[int]:
+    """Token ids of a prompt; see `encode_entry`.
 
-
-def encode_with(tokenizer: Tokenizer, entry: PromptEntry) -> list[int]:
-    """Return the token ids of an entry: a conversation in the model's chat template, or text as it is.
-
-    Without a chat template, a conversation is the text of its messages with blank lines between them.
-
-    Raises `RequestError` if the template refuses the conversation.
+    Raises `RequestError` if there is no tokenizer, or the template refuses the conversation.
     """
-    if isinstance(entry.prompt, str):
-        return tokenizer.encode(entry.prompt)
-    if not tokenizer.has_chat_template:
-        return tokenizer.encode(plain([*entry.prompt]))
+    if tokenizer is None:
+        raise RequestError("this model has no tokenizer, and the prompts are text")
     try:
-        return tokenizer.encode_chat(entry.prompt)
+        return encode_entry(entry.prompt, tokenizer)
     except RequestError as error:
         raise RequestError(f"prompt {entry.id}: {error}") from error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from soothsay.bench.measure import Meter, Progress
 from soothsay.config import DType, KVDType
 from soothsay.core.batch import Rows
+from soothsay.corpus import encode_text
 from soothsay.errors import ModelError, RequestError
 from soothsay.model.timing.pass_predicting import held_bytes, linear_layers
 from soothsay.model.transformer import Transformer
@@ -99,10 +101,10 @@ def _chunks(checkpoint: Checkpoint, text: str, tokens: int, chunk: int) -> np.nd
     if tokenizer is None:
         raise ModelError("the model has no tokenizer, and quality is measured on text")
     begin = tokenizer.encode("")
-    ids = np.array(tokenizer.encode(text)[:tokens])
+    ids = np.fromiter(islice(encode_text(text, tokenizer), tokens), np.int64)
     count = len(ids) // chunk
     if count < 1:
-        raise RequestError(f"the text has {len(ids)} tokens; give one of at least {chunk}")
+        raise RequestError(f"{len(ids)} tokens of text are less than one chunk of {chunk}; read more")
     chunks: np.ndarray = ids[: count * chunk].reshape(count, chunk)
     chunks[:, : len(begin)] = begin
     return chunks

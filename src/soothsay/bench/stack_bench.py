@@ -16,11 +16,11 @@ import torch
 
 from soothsay import LLM, Drafter, EngineConfig, SamplingParams, Tokenizer
 from soothsay.bench.bench_plans import StackPlan
-from soothsay.bench.journal import Journal, conditions, short_hash
+from soothsay.bench.journal import conditions, short_hash
 from soothsay.bench.measure import Meter, Progress, turns
 from soothsay.bench.peers.engines.peer import Setup, UnavailableError
 from soothsay.bench.peers.peer_process import PeerProcess
-from soothsay.bench.prompts import PASSAGE, TOPICS, encode_with, read_prompts, spread
+from soothsay.bench.prompts import PASSAGE, TOPICS, encode, read_prompts, spread
 from soothsay.bench.running import answer_of, running
 from soothsay.bench.stack_results import PEER, PLAIN, Rung, StackResults, StackRun
 from soothsay.config import DType
@@ -118,7 +118,7 @@ class StackBench:
         self.context = -(-(longest + EngineConfig.max_tree) // size) * size
         with ExitStack() as stack:
             self._contenders = dict(self._build(stack))
-            self.results = StackResults([*self._contenders], Journal(self._conditions(), path))
+            self.results = StackResults([*self._contenders], self._conditions(), path)
             self._stack = stack.pop_all()
 
     def __enter__(self) -> StackBench:
@@ -233,11 +233,11 @@ def choose_prompts(plan: StackPlan, tokenizer: Tokenizer, room: int) -> list[Ids
     else:
         asked = (f"Tell me a story about {topic}." for topic in TOPICS.split())
         entries = [PromptEntry(({"role": "user", "content": text},)) for text in asked]
-    fitting = [entry for entry in entries if len(encode_with(tokenizer, entry)) <= room]
+    fitting = [entry for entry in entries if len(encode(entry, tokenizer)) <= room]
     if len(fitting) < plan.requests:
         raise RequestError(
             f"{len(fitting)} of {len(entries)} prompts fit into the model's context beside {plan.prefix} "
             f"shared tokens and an answer of {plan.tokens}; {plan.requests} are needed. Ask for fewer "
             "requests or a shorter prefix, or give a file with more prompts"
         )
-    return [encode_with(tokenizer, entry) for entry in spread(fitting, plan.requests)]
+    return [encode(entry, tokenizer) for entry in spread(fitting, plan.requests)]

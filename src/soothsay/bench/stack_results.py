@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
-from soothsay.bench.journal import Journal, Records
+from soothsay.bench.journal import Journal
 from soothsay.bench.peers.peer_results import equal_tokens
 from soothsay.bench.tables import ResultTable, records_table
 from soothsay.errors import SoothsayError
@@ -75,14 +76,14 @@ class StackRow:
     product: float = 1.0  # of all factors up to this one, median over rounds
 
 
-class StackResults(Records[StackRun]):
+class StackResults(Journal[StackRun]):
     """The runs in a journal. Adding one raises `SoothsayError` for wrong answers."""
 
     WHAT, ENTRY = "runs of 'bench stack'", StackRun
 
-    def __init__(self, rungs: Sequence[Rung], journal: Journal):
+    def __init__(self, rungs: Sequence[Rung], conditions: Mapping[str, Any], path: Path | None = None):
         self.rungs = list(rungs)
-        super().__init__(journal)
+        super().__init__(conditions, path)
 
     def keep(self, record: StackRun) -> None:
         """Keep a run, if its answers are right."""

@@ -48,9 +48,9 @@ class _Commands(TyperGroup):
     Typer handles Ctrl-C and closed pipes.
     """
 
-    def invoke(self, ctx: Any) -> Any:
+    def main(self, *args: Any, **extra: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            return super().main(*args, **extra)
         except SoothsayError as error:
             report(error)
         except OSError as error:
@@ -58,7 +58,7 @@ class _Commands(TyperGroup):
                 raise
             file = error.filename or "the output"
             report(SoothsayError(f"{file} cannot be read or written ({error.strerror})"))
-        raise typer.Exit(2) from None
+        raise SystemExit(2) from None
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options and the commands."""
@@ -129,6 +129,9 @@ def main() -> None:
     os.environ |= SAFE_PATH
     warnings.showwarning = warn  # type: ignore[assignment]
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for name in ("stdin", "stdout", "stderr"):  # those that are closed, before other files take their numbers
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # print "?" for a character that the terminal does not have
             stream.reconfigure(errors="replace")

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from soothsay.cli.serve_command import EngineOptions, PlacementOptions
-from soothsay.cli.terminal import goes_on, progress_bar
+from soothsay.cli.terminal import progress_bar
 from soothsay.errors import SoothsayError
 from soothsay.options import ModelChoice, argument, common, option, shared
 
@@ -53,10 +53,7 @@ class Batch:
         self.engine.check(self.replicas, self.ray_address)
         begin = time.perf_counter()
         loading = f"reading {source}, loading {model} ..."
-        with (
-            progress_bar("answering", "lines", paced=True, loading=loading) as bar,
-            goes_on(bar, "lines") as progress,
-        ):
+        with progress_bar("answering", "lines", paced=True, loading=loading, resumes=True) as progress:
             from soothsay.server.batch.batch_run import run_batch
 
             summary = run_batch(

@@ -146,7 +146,7 @@ def decode(llm: LLM, task: PromptEntry, drafter: DrafterSpec, max_tokens: int) -
 
     params = SamplingParams(temperature=float(task.id == SAMPLED), seed=1, max_tokens=max_tokens)
     begin = time.perf_counter()
-    stream = llm.stream(encode(task, llm), params, drafter=drafter)
+    stream = llm.stream(encode(task, llm.tokenizer), params, drafter=drafter)
     pieces = list(stream)
     return DemoAnswer(pieces, stream.choice.stats, time.perf_counter() - begin)
 
@@ -190,7 +190,8 @@ def _usual_model() -> str:
         pull("smollm2")
         return "smollm2"
     except ModelError as error:
-        Console(stderr=True).print(f"{error}. So the bundled model answers.", style="yellow", highlight=False)
+        console = Console(stderr=True, highlight=False, markup=False)
+        console.print(f"{error}. So the bundled model answers.", style="yellow")
         return "sibyl"
 
 

@@ -19,7 +19,13 @@ from soothsay.files import user_path
 from soothsay.model.specs.attention_spec import AttentionSpec, LatentSpec
 from soothsay.model.specs.feed_forward_spec import DenseSpec, ExpertsSpec
 from soothsay.model.specs.model_spec import ModelSpec
-from soothsay.model.specs.state_specs import BesideStatesSpec, ConvolutionSpec, DeltaSpec, StateSpaceSpec
+from soothsay.model.specs.state_specs import (
+    BesideStatesSpec,
+    ConvolutionSpec,
+    DeltaSpec,
+    SelectiveSpec,
+    StateSpaceSpec,
+)
 from soothsay.options import MODEL, ModelOptions, common, option, optional, shared
 
 if TYPE_CHECKING:
@@ -280,10 +286,9 @@ def _mixers(c: ModelSpec) -> Rows:
             values = ", values are keys" if other.keys_are_values else ""
             heads = f"{other.kv_heads} heads of {other.size} for keys{values}"
             yield "", f"{heads}, in layers without a window"
-    if latent := c.parts(LatentSpec):
-        own_latent = latent[0]
-        states = f"latent states of {own_latent.rank} and {own_latent.rotated} rotated"
-        yield "attention", f"{own_latent.heads} heads over {states}"
+    for latent in list(c.parts(LatentSpec).values())[:1]:
+        states = f"latent states of {latent.rank} and {latent.rotated} rotated"
+        yield "attention", f"{latent.heads} heads over {states}"
     for d in list(c.parts(DeltaSpec).values())[:1]:
         states = f"{d.value_heads} heads with states of {d.key_size} x {d.value_size}"
         yield "recurrent", f"{len(c.states)} of {c.num_layers} layers, {states}"
@@ -291,6 +296,9 @@ def _mixers(c: ModelSpec) -> Rows:
         beside = " beside attention" if isinstance(c.layers[0].mixer, BesideStatesSpec) else ""
         states = f"{m.heads} heads with states of {m.head_size} x {m.state_size}"
         yield "recurrent", f"{len(c.states)} of {c.num_layers} layers of Mamba-2{beside}, {states}"
+    for s in list(c.parts(SelectiveSpec).values())[:1]:
+        states = f"{s.size:,} channels with states of {s.state_size}"
+        yield "recurrent", f"{len(c.states)} of {c.num_layers} layers of Mamba, {states}"
     for convolution in list(c.parts(ConvolutionSpec).values())[:1]:
         taps = convolution.taps
         yield "convolutions", f"{len(c.states)} of {c.num_layers} layers, over {taps} tokens"
@@ -316,9 +324,8 @@ def _rotary(c: ModelSpec) -> Rows:
 
 
 def _blocks(c: ModelSpec) -> str:
-    first, single = c.layers[0], [layer.mixer is None for layer in c.layers]
-    if any(single):
-        number = sum(single)
+    first, number = c.layers[0], sum(layer.mixer is None for layer in c.layers)
+    if number or first.mlp is None:
         return f"a single part each, the feed-forward part in {number} of {c.num_layers}; a norm before it"
     norms = "around" if first.pre_norms and first.post_norms else "before" if first.pre_norms else "after"
     between = "beside" if first.parallel else "then"

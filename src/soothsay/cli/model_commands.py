@@ -113,8 +113,8 @@ class Quantize:
             from soothsay.quantizing.quantize_model import quantize
 
             checkpoint = open_checkpoint(self.model)
-        with stage_bars() as progress:
-            report = quantize(checkpoint, self.out, **asdict(self.options), progress=progress)
+        with stage_bars():
+            report = quantize(checkpoint, self.out, **asdict(self.options))
         _show(report, self.out)
 
 

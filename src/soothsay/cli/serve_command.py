@@ -6,7 +6,7 @@ import json
 import os
 import re
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -30,6 +30,7 @@ from soothsay.options import (
     option,
     optional,
 )
+from soothsay.processors import granted_processors
 from soothsay.server.server_config import MAX_STALL, ServerConfig, ServerLimits, served_name
 
 if TYPE_CHECKING:
@@ -64,13 +65,25 @@ class EngineOptions(ModelOptions):
         options = asdict(self)
         return {"max_requests": options.pop("max_running"), **options}
 
-    def check(self, replicas: int, ray_address: str | None) -> None:
-        """Raise `SoothsayError` for options that do not go together."""
+    def check(self, replicas: int, ray_address: str | None, cores: int | None = None) -> None:
+        """Raise `SoothsayError` for options that do not go together.
+
+        `replicas`: the largest number of engines. `cores`: of each, see `PlacementOptions.replica_cores`.
+        """
         if self.kv_tokens is not None and self.kv_memory is not None:
             raise SoothsayError("the KV cache has one size: give --kv-memory or --kv-tokens")
-        if self.threads is not None and (replicas > 1 or ray_address is not None):
-            raise SoothsayError("--threads is for one engine; several have a thread for each of their cores")
+        if self.threads is not None and (replicas > 1 or ray_address is not None or cores is not None):
+            others = "with --replicas, --replica-cores or --ray-address"
+            raise SoothsayError(
+                f"--threads is for one engine; {others}, each has a thread for each of its own cores"
+            )
         if ray_address is None:
+            needed = (cores or 0) * replicas
+            if needed > (granted := granted_processors()):
+                raise SoothsayError(
+                    f"--replicas {replicas} with --replica-cores {cores} needs {needed} physical cores, "
+                    f"and this process may use {granted}"
+                )
             check_room(self.kv_memory, self.device)
 
 
@@ -210,14 +223,15 @@ class Serve:
         from soothsay.server.http.json_log import LEVEL
         from soothsay.server.runner import bind
 
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a supervisor sees that its own signal ended it
+        if os.getpid() != 1:  # the first process of a container ignores signals that have no handler
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a supervisor sees that its own signal ended it
         os.environ[LEVEL] = self.log_level
         model, given = self.choice.name, self.api_key or ()
         keys = KeyRing(self.api_keys, given) if given or self.api_keys else None
         proxies, origins = trusted_proxies(self.trusted_proxy or []), cors_origins(self.cors_origin or [])
         learning = {"max_stall": self.max_stall, "learn_for_tenants": self.learn_for_tenants}
         bounds = self.placement.bounds()
-        self.engine.check(bounds.most, self.placement.ray_address)
+        self.engine.check(bounds.most, self.placement.ray_address, self.placement.replica_cores)
         kernels = self.placement.kernels(self.engine.kernels)
         arguments = {**self.engine.for_llm(), "kernels": kernels, **learning}
         with bind(self.host, self.port) as sockets, _fleet(model, self.placement, bounds, arguments) as fleet:
@@ -240,29 +254,36 @@ class Serve:
                 **asdict(self.limits),
             )
             console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+            log_to_stderr()
             self._warn(console, keyless=keys is None)
             address = _address(*sockets[0].getsockname()[:2])
             facts = {"model": ", ".join(config.names), **fleet.model.about, "address": f"{address}/v1"}
             if self.engine.kv_memory is None and self.engine.kv_tokens is None and "kv_cache" in facts:
                 facts["kv_cache"] += " (by default 25% of the free memory, or what all answers can need)"
-            log_to_stderr()
             if console.is_terminal:
                 facts["address"] += f", and a page at {address}; Ctrl-C ends it"
                 console.print(facts_table((name.replace("_", " "), fact) for name, fact in facts.items()))
                 console.print(_request(address, fleet.model.tokenizer, keyless=keys is None))
             else:
                 log.info("loaded", extra=facts)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # in any process: the runner has its own handler
             make_runner(Server(fleet, config, keys), self.host, self.port).run(sockets)
 
     def _warn(self, console: Console, *, keyless: bool) -> None:
+        """Warn of what is open or useless: on a terminal, or else in the log."""
+        from soothsay.server.http.json_log import log
+
+        warn: Callable[[str], None] = (
+            partial(console.print, "warning:") if console.is_terminal else log.warning
+        )
         if self.engine.learn and not (keyless or self.learn_for_tenants or self.share_between_keys):
-            console.print("warning: requests with keys teach drafters nothing without --learn-for-tenants")
+            warn("requests with keys teach drafters nothing without --learn-for-tenants")
         is_open, any_page = self.host not in LOOPBACK, "*" in (self.cors_origin or ())
         if keyless and (is_open or any_page):
             who = (
                 f"everyone who can reach {self.host}" if is_open else "every page in this machine's browsers"
             )
-            console.print(f"warning: {who} can use it; --api-key KEY or --api-keys FILE requires keys")
+            warn(f"{who} can use it; --api-key KEY or --api-keys FILE requires keys")
 
 
 @contextmanager

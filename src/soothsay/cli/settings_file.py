@@ -32,7 +32,7 @@ def read_settings(path: Path, commands: TyperGroup) -> dict[str, Any]:
 def _values(path: Path, place: str, table: Mapping[str, Any], command: Any) -> dict[str, Any]:
     """The values of a command's table. `place`: where it is in the file."""
     commands: Mapping[str, Any] = command.commands if isinstance(command, TyperGroup) else {}
-    options = {str(own.name).replace("_", "-"): str(own.name) for own in command.params}
+    options = {str(own.name).replace("_", "-"): own for own in command.params}
     known, values = commands or options, dict[str, Any]()
     for key, value in table.items():
         name = key.replace("_", "-")
@@ -42,7 +42,11 @@ def _values(path: Path, place: str, table: Mapping[str, Any], command: Any) -> d
             hint = f". Did you mean {close[0]}?" if close else ""
             raise typer.BadParameter(f"{path}: there is {what}{hint}")
         if not commands:
-            values[options[name]] = value
+            own = options[name]
+            repeats = own.nargs != 1 or getattr(own, "multiple", False)
+            several = value if repeats and isinstance(value, list) else [value]
+            texts = [str(one) for one in several]  # as on the command line: 1.5 and true are no integers
+            values[str(own.name)] = texts if repeats else texts[0]
         elif isinstance(value, dict):
             values[name] = _values(path, f"{place}{key}.", value, commands[name])
         else:

@@ -17,8 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from soothsay.errors import DrafterError
-from soothsay.options import adapters_of, check_room
-from soothsay.processors import use_threads
+from soothsay.options import build_llm, check_room
 from soothsay.progress import ShowProgress, progress_shown_by
 
 if TYPE_CHECKING:
@@ -79,22 +78,11 @@ def notice(text: str) -> Iterator[None]:
         console.control(Control((ControlType.ERASE_IN_LINE, 2)))
 
 
-def load_llm(
-    model: str,
-    *,
-    drafter: str = PLAIN,
-    threads: int | None = None,
-    lora: Sequence[str] | None = None,
-    **options: Any,
-) -> LLM:
-    """Load a model that serves one request at a time, unless `options` of `LLM` say otherwise."""
+def load_llm(model: str, **options: Any) -> LLM:
+    """`build_llm`: it decodes plainly and serves one request at a time, unless `options` say otherwise."""
     check_room(options.get("kv_memory"), options.get("device", "auto"))
     with load_bar(f"loading {model} ..."):
-        use_threads(threads)
-        from soothsay import LLM
-
-        own = {"max_requests": 1, "adapters": adapters_of(lora), **options}
-        return LLM(model, drafter=drafter, **own)
+        return build_llm(model, **{"drafter": PLAIN, "max_requests": 1, **options})
 
 
 def sampling_summary(sampling: Mapping[str, float]) -> str:
@@ -154,11 +142,13 @@ def bars(*columns: ProgressColumn, console: Console | None = None, refresh: bool
 
 @contextmanager
 def progress_bar(
-    what: str, items: str = "answers", *, paced: bool = False, loading: str = ""
+    what: str, items: str = "answers", *, paced: bool = False, loading: str = "", resumes: bool = False
 ) -> Iterator[Callable[[int, int, int], None]]:
     """Show a bar with tokens a second and the time left. `paced` shows the items a second too.
 
-    `loading` says what happens until the work begins; see `load_bar`.
+    `loading` says what happens until the work begins; see `load_bar`. If the same command `resumes` the work,
+    Ctrl-C says how far it came.
+
     Yields a function of (items done, items in total, tokens so far). Call it once before the work begins, and
     then after each item.
     """
@@ -183,28 +173,20 @@ def progress_bar(
             pace, rate = (done - before) / seconds, tokens / seconds
             progress.update(progress.task_ids[0], completed=done, total=total, pace=pace, rate=rate)
 
-        yield update
+        try:
+            yield update
+        except KeyboardInterrupt:
+            if resumes:
+                _say_where(progress, items)
+            raise
 
 
-@contextmanager
-def goes_on(
-    progress: Callable[[int, int, int], None], items: str
-) -> Iterator[Callable[[int, int, int], None]]:
-    """Yield `progress`, the function of a `progress_bar`. Ctrl-C in the block says how far the work came."""
-    reached: list[int] = []
-
-    def show(done: int, total: int, tokens: int) -> None:
-        reached[:] = done, total
-        progress(done, total, tokens)
-
-    try:
-        yield show
-    except KeyboardInterrupt:
-        where = "{:,} of {:,} ".format(*reached) + items if reached else "before the first answer"
-        Console(highlight=False, markup=False, soft_wrap=True).print(
-            f"stopped ({where}); the same command goes on"
-        )
-        raise
+def _say_where(progress: Progress, items: str) -> None:
+    """Say how far work came that was stopped."""
+    done = [f"{int(one.completed):,} of {int(one.total or 0):,} {items}" for one in progress.tasks]
+    where = next(iter(done), "before the first answer")
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console.print(f"stopped ({where}); the same command goes on")
 
 
 @contextmanager
@@ -243,11 +225,11 @@ def load_bar(text: str) -> Iterator[None]:
 
 
 @contextmanager
-def stage_bars() -> Iterator[ShowProgress]:
-    """Show the bar of the current stage. Yields a function of (stage, done, in total); 0: unknown."""
+def stage_bars() -> Iterator[None]:
+    """Show the bar of the stage that the block is at."""
     progress, show = _stages()
-    with progress:
-        yield show
+    with progress, progress_shown_by(show):
+        yield
 
 
 def _stages() -> tuple[Progress, ShowProgress]:

@@ -41,7 +41,7 @@ class BuildDatastore:
 
     def run(self) -> None:
         """Read the texts, and write the datastore."""
-        tokenizer, examples = read_whole_texts(self.model, self.files, self.chat_template)
+        tokenizer, examples = read_texts(self.model, self.files, self.chat_template)
         from soothsay.drafters.lookup.text_store import write_datastore
 
         out, measure = self.out, TextColumn("{task.completed:,.0f}/{task.total:,.0f} tokens,")
@@ -107,7 +107,7 @@ class KeepAnswers:
 
     def run(self) -> None:
         """Read the answers, and write them."""
-        tokenizer, examples = read_whole_texts(self.model, self.files, self.chat_template)
+        tokenizer, examples = read_texts(self.model, self.files, self.chat_template)
         from soothsay.drafters.lookup.text_store import write_texts
         from soothsay.train.examples import answer_texts
 
@@ -120,7 +120,9 @@ class KeepAnswers:
         console.print(f"Try:\n  soothsay generate 'Hello!' --chat -m {self.model} -d '{drafter}'")
 
 
-def read_whole_texts(model: str, files: list[Path], template: Path | None) -> tuple[Tokenizer, list[Example]]:
+def read_texts(
+    model: str, files: list[Path], template: Path | None, max_tokens: int = _NO_LIMIT
+) -> tuple[Tokenizer, list[Example]]:
     """Open a model's tokenizer and read texts with it. Messages on stderr say what is read and skipped.
 
     Raises `SoothsayError` if the model has no tokenizer, or the files cannot be read.
@@ -135,9 +137,10 @@ def read_whole_texts(model: str, files: list[Path], template: Path | None) -> tu
     if tokenizer is None:
         raise RequestError(f"{model} has no tokenizer, so texts cannot be encoded for it")
     with notice("reading the texts ..."):
-        examples, skipped = read_examples(files, tokenizer, _NO_LIMIT)
+        examples, skipped = read_examples(files, tokenizer, max_tokens)
     if str(skipped):
-        Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(skipped)
+        console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+        console.print(str(skipped), style="yellow")
     return tokenizer, examples
 
 

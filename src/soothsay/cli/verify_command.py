@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from soothsay.bench.measure import Meter
 from soothsay.bench.prompts import DEMO, encode, read_prompts, spread
-from soothsay.bench.tables import records_table
+from soothsay.bench.tables import ResultTable, records_table
 from soothsay.cli.terminal import fitting_drafters, load_llm, progress_bar
 from soothsay.config import EngineConfig
 from soothsay.corpus import PromptEntry
@@ -33,7 +31,7 @@ from soothsay.options import (
 )
 
 if TYPE_CHECKING:
-    from soothsay.bench.equality import Difference, Emitted, EqualityReport
+    from soothsay.bench.equality import Emitted, EqualityReport
     from soothsay.drafters.registry import DrafterSpec
     from soothsay.tokenizer import Tokenizer
 
@@ -54,7 +52,7 @@ class Verify:
     limit: int | None = optional("all", min=1)
     """Number of prompts, spread evenly over the file."""
 
-    max_tokens: int = common("max_tokens", default=128)
+    max_tokens: int = common("max_tokens", default=128, min=1)
     temperature: float = common("temperature", default=0.0, panel=SamplingOptions.PANEL)
     seed: int | None = shared(SamplingOptions, "seed")
     batch: int = option(8, min=1)
@@ -77,7 +75,7 @@ class Verify:
         drafters: dict[str, DrafterSpec] = {spec: spec for spec in self.drafter or ()}
         drafters = drafters or {**fitting_drafters(llm.engine.target)}
         entries = [entry for entry in entries for _ in (None, *llm.adapters)]
-        ids = [encode(entry, llm) for entry in entries]
+        ids = [encode(entry, llm.tokenizer) for entry in entries]
         with progress_bar("comparing") as progress:
             meter = Meter(progress, len(ids) * (2 + len(drafters.keys() - {"none"})))
             meter.advance()
@@ -130,22 +128,15 @@ def _built_in() -> list[PromptEntry]:
 def _show_divergences(
     console: Console, report: EqualityReport, entries: Sequence[PromptEntry], tokenizer: Tokenizer | None
 ) -> None:
-    table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("prompt", "drafter", "differs in", "position", "plain", "margin", "drafted", "margin"):
-        is_number = heading in ("position", "margin")
-        table.add_column(heading, overflow="fold", justify="right" if is_number else "left")
-
-    def add(name: Text, drafter: Text, difference: Difference) -> None:
-        sides = [_side(side, tokenizer) for side in (difference.plain, difference.drafted)]
-        table.add_row(name, drafter, difference.what, str(difference.position), *sides[0], *sides[1])
-
+    headings = ("prompt", "drafter", "differs in", "position", "plain", "margin", "drafted", "margin")
+    rows = list[list[str]]()
     for divergence in report.divergences:
         entry = entries[divergence.prompt]
         name = f"{entry.id} ({entry.category})" if entry.category else entry.id
-        add(Text(name), Text(divergence.drafter), divergence.first)
-        if divergence.token not in (None, divergence.first):
-            add(Text(""), Text(""), divergence.token)
-    console.print(table)
+        for one in filter(None, dict.fromkeys((divergence.first, divergence.token))):
+            sides = [*_side(one.plain, tokenizer), *_side(one.drafted, tokenizer)]
+            rows.append([name, divergence.drafter, one.what, str(one.position), *sides])
+    console.print(ResultTable(headings, rows, names=2))
     answers = sum(comparison.prompts for comparison in report.comparisons)
     alarm = f" {len(report.divergences)} of {answers} answers differ from plain decoding. "
     please = "This must never happen: please report it."
@@ -159,9 +150,9 @@ def _show_divergences(
     console.print(*explanation, sep="\n", style="dim", soft_wrap=True)
 
 
-def _side(emitted: Emitted | None, tokenizer: Tokenizer | None) -> tuple[Text, str]:
+def _side(emitted: Emitted | None, tokenizer: Tokenizer | None) -> tuple[str, str]:
     """The id and text of a token, and its margin."""
     if emitted is None:
-        return Text("the end"), ""
+        return "the end", ""
     text = "" if tokenizer is None else repr(tokenizer.decode([emitted.token], skip_special=False))
-    return Text(f"{emitted.token} {text}"), f"{emitted.margin:.7g}"
+    return f"{emitted.token} {text}", f"{emitted.margin:.7g}"

@@ -37,7 +37,12 @@ def gelu_tanh(x: Tensor) -> Tensor:
     return x * 0.5 * (torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x))) + 1)
 
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": silu,
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
+    "gated_relu2": lambda x: F.relu(x).square(),
+}
 """Those of gated feed-forward layers."""
 
 UNGATED: dict[str, Callable[[Tensor], Tensor]] = {
@@ -54,6 +59,16 @@ def clipped_swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """The gated activation of gpt-oss: both parts are bounded, and up is one more."""
     gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
     return gate * sigmoid(1.702 * gate) * (up + 1)
+
+
+def xielu(x: Tensor, alpha_p: Tensor, alpha_n: Tensor, beta: Tensor, eps: Tensor) -> Tensor:
+    """xIELU (Huang and Schlag 2024, arXiv 2411.13010): a parabola above zero, an exponential below.
+
+    The curves above and below zero bend by `softplus(alpha_p)` and `beta + softplus(alpha_n)`. The slope at
+    zero is `beta`. Below zero, the exponential ends at `eps`, which is slightly negative.
+    """
+    below = (torch.exp(x.minimum(eps)) - 1 - x) * (beta + softplus(alpha_n))
+    return torch.where(x > 0, softplus(alpha_p) * x * x, below) + beta * x
 
 
 def softplus(x: Tensor) -> Tensor:

@@ -13,7 +13,8 @@ Example: a request has 3 source tokens, and a target of which `s` is pending. It
     position       0   1   2   0   1
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Self
 
 import numpy as np
@@ -42,24 +43,23 @@ class Sides:
 
         Raises `ModelError` for rows without a source, and `ValueError` if a source is cut.
         """
-        size, first = len(batch.tokens), 0
-        owner = np.empty(size, dtype=np.int64)  # of each row, its request
-        shift = np.zeros(size, dtype=np.int64)  # of each target row, its request's source tokens
-        is_source = np.zeros(size, dtype=bool)
-        read: list[Path] = []
-        for number, request in enumerate(batch.requests):
-            end, length = first + request.num_rows, request.source
-            if length < 1:
-                raise ModelError("an encoder-decoder writes an answer to a source; it does not score texts")
-            owner[first:end], shift[first:end] = number, length
+        counts = [request.num_rows for request in batch.requests]
+        lengths = [request.source for request in batch.requests]
+        if min(lengths) < 1:
+            raise ModelError("an encoder-decoder writes an answer to a source; it does not score texts")
+        owner, shift = np.repeat(np.arange(len(counts)), counts), np.repeat(lengths, counts)  # of each row
+        is_source = np.zeros(len(batch.tokens), dtype=bool)
+        read, begin = list[Path](), 0
+        for request, length, first in zip(
+            batch.requests, lengths, accumulate(counts, initial=0), strict=False
+        ):
             if request.start < length and len(request.tokens):
                 if request.start > 0 or len(request.tokens) < length:
                     raise ValueError(f"a source of {length} tokens is read as a whole")
-                begin = int(is_source.sum())
                 is_source[first : first + length], shift[first : first + length] = True, 0
                 own = np.arange(begin, begin + length)
                 read.append(Path(range(begin, begin + length), np.full(length, length - 1), own))
-            first = end
+                begin += length
         place = np.cumsum(~is_source) - 1  # of each target row, its place among them
         paths, across = list[Path](), dict[int, Path]()
         for path in batch.paths:
@@ -68,7 +68,7 @@ class Sides:
             if not kept.any():
                 continue
             number = int(owner[rows[0]])
-            length = batch.requests[number].source
+            length = lengths[number]
             own, keys, shared = place[rows[kept]], path.keys[length:], max(path.shared - length, 0)
             paths.append(Path(own, path.positions[kept] - length, keys, shared))
             if number not in across:
@@ -76,26 +76,30 @@ class Sides:
                 across[number] = Path(all_rows, np.full(len(all_rows), length - 1), path.keys[:length])
         places = np.flatnonzero(is_source), np.flatnonzero(~is_source), shift
         sources, targets, shifts = upload([torch.from_numpy(each) for each in places], batch.tokens.device)
-        slots = torch.arange(len(sources), device=sources.device)
-        source = replace(_rows(batch, sources, shifts, read), slots=slots, num_slots=len(slots))
-        target = _rows(batch, targets, shifts, paths)
-        target = replace(target, across=replace(target, paths=[*across.values()]))
-        return cls(
-            source if read else None,
-            batch.slots.index_select(0, sources),
-            target if paths else None,
-            targets,
-            size,
-        )
+        positions, source, target = batch.positions - shifts, None, None
+        if read:
+            slots = torch.arange(len(sources), device=sources.device)
+            source = _rows(batch, sources, positions, slots, read)
+        if paths:
+            slots = batch.slots.index_select(0, targets)
+            seen = _rows(batch, targets, positions, slots, [*across.values()])
+            target = _rows(batch, targets, positions, slots, paths, seen)
+        return cls(source, batch.slots.index_select(0, sources), target, targets, len(is_source))
 
     def spread(self, x: Tensor) -> Tensor:
         """Target rows `[N - n, size]` among all rows of the pass, the others being zeros: `[N, size]`."""
         return x.new_zeros(self.num_rows, x.shape[1]).index_copy_(0, self.rows, x)
 
 
-def _rows(batch: Batch, rows: Tensor, shift: Tensor, paths: list[Path]) -> Batch:
-    """Some rows of a pass, with other paths and positions that are less by `shift` `[N]`."""
-    tokens, positions, slots = (
-        own.index_select(0, rows) for own in (batch.tokens, batch.positions - shift, batch.slots)
-    )
-    return replace(batch, tokens=tokens, positions=positions, slots=slots, paths=paths, stacked=())
+def _rows(
+    batch: Batch,
+    rows: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    paths: list[Path],
+    across: Batch | None = None,
+) -> Batch:
+    """Some rows of a pass. `positions` are those of all its rows, `slots` those of `rows`."""
+    tokens, positions = batch.tokens.index_select(0, rows), positions.index_select(0, rows)
+    own = tokens, positions, slots, batch.logit_rows, batch.asked, paths, batch.num_slots, batch.group
+    return Batch(*own, batch.windows, requests=batch.requests, across=across)

@@ -124,9 +124,10 @@ class LearnedFiles:
             self.directory.mkdir(0o700, parents=True, exist_ok=True)
             with os.scandir(self.directory):
                 pass
-        except OSError as error:
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
             raise DrafterError(
-                f"{self.directory} cannot keep what drafters learn ({error.strerror or error}); name a "
+                f"{self.directory} cannot keep what drafters learn ({why}); name a "
                 "directory that can be written"
             ) from error
 

@@ -1,7 +1,9 @@
-"""A lock that also says who must not use an engine any more."""
+"""Who may use an engine: a lock that also says who must not use it any more, and torch's defaults."""
 
 import os
 import threading
+
+import torch
 
 FORKED = (
     "this LLM was loaded before the process forked, and its threads and locks do not survive a fork: load it "
@@ -9,6 +11,17 @@ FORKED = (
 )
 
 CLOSED = "this LLM is closed; make another one"
+
+
+def check_torch() -> None:
+    """Raise `RuntimeError` if torch makes other tensors than of float32 on the CPU, which kernels expect."""
+    device, dtype = torch.get_default_device(), torch.get_default_dtype()
+    if device.type != "cpu" or dtype != torch.float32:
+        raise RuntimeError(
+            f"torch makes new tensors of {dtype} on {device} here, and an LLM needs float32 on the CPU: call "
+            "torch.set_default_dtype(torch.float32) and torch.set_default_device(None) first; the options "
+            "dtype and device are for the model"
+        )
 
 
 class Guard:

@@ -1,6 +1,7 @@
 """Fills in the engine's numbers that depend on the model and on the machine's memory."""
 
 import platform
+from collections.abc import Sequence
 from dataclasses import replace
 
 from soothsay.config import EngineConfig, memory_size
@@ -15,6 +16,9 @@ activations, drafters and other programs."""
 
 WORKING_MEMORY = 2**27
 """Bytes that are left to libraries and activations in any case. Small models take 60 to 130 MB for them."""
+
+LEAST_TOKEN_BYTES = 256
+"""Bytes that a token counts for, where no layer has keys and values: its place in tables."""
 
 STATE_SHARE = 1 / 16
 """The same for the states of requests, where a model has them; and for snapshots of states."""
@@ -35,7 +39,7 @@ def complete_config(config: EngineConfig, model: Transformer) -> EngineConfig:
         tokens = -(-config.kv_tokens // config.block_size) * config.block_size
         _check_memory(tokens, f"kv_tokens={config.kv_tokens:,}", config, model)
     elif isinstance(size, int):
-        tokens = size // kv_bytes(model.spec.kv_shapes, model.kv_dtype)
+        tokens = size // _token_bytes(model.spec.kv_shapes, model)
         _check_memory(tokens, f"kv_memory={config.kv_memory!r}", config, model)
     elif size is not None:
         tokens = _affordable_tokens(config, model, size)
@@ -73,7 +77,7 @@ def _with_states(config: EngineConfig, model: Transformer) -> EngineConfig:
 
 def _check_memory(tokens: int, given: str, config: EngineConfig, model: Transformer) -> None:
     """Raise `ModelError` if a KV pool of `tokens` needs more than all free memory, or holds no block."""
-    most, each = _affordable_tokens(config, model, 1.0), kv_bytes(model.spec.kv_shapes, model.kv_dtype)
+    most, each = _affordable_tokens(config, model, 1.0), _token_bytes(model.spec.kv_shapes, model)
     if tokens > most:
         raise ModelError(
             f"{given} needs {tokens * each / 1e9:,.1f} GB, and what is free of "
@@ -90,19 +94,22 @@ def _affordable_tokens(config: EngineConfig, model: Transformer, share: float) -
     shapes = model.spec.kv_shapes
     stages = [(model.own.layers, memory_of(model.device).free, platform.node())]
     stages += [(stage.layers, stage.memory, stage.machine) for stage in model.rest]
-    affordable = None
+    affordable = []
     for layers, memory, machine in stages:
         sharing = config.engines * sum(other == machine for _, _, other in stages)
-        per_token = kv_bytes(shapes[layers.start : layers.stop], model.kv_dtype)
-        tokens = int(_free(memory) * share / sharing) // per_token if per_token else affordable
-        if affordable is None or (tokens is not None and tokens < affordable):
-            affordable = tokens
-    if affordable is None or affordable < config.block_size:
-        per_token, whole = kv_bytes(shapes, model.kv_dtype), memory_of(model.device).whole
+        per_token = _token_bytes(shapes[layers.start : layers.stop], model)
+        affordable.append(int(_free(memory) * share / sharing) // per_token)
+    if min(affordable) < config.block_size:
+        per_token, whole = _token_bytes(shapes, model), memory_of(model.device).whole
         raise ModelError(
             f"no memory of {whole} is left for the KV pool ({per_token} bytes a token); use a smaller model"
         )
-    return affordable
+    return min(affordable)
+
+
+def _token_bytes(shapes: Sequence[tuple[int, int]], model: Transformer) -> int:
+    """Bytes of a token in layers of these shapes."""
+    return kv_bytes(shapes, model.kv_dtype) or LEAST_TOKEN_BYTES
 
 
 def _free(memory: int) -> int:

@@ -126,7 +126,7 @@ class _View(ABC, Generic[Said]):
                 best = [self._ahead[row][1] for row in rows]
             else:
                 said, best = self.compute(rows, [walk.wanted for walk in running])
-            _check_scores(best)
+            _check_scores(best, self.logits, rows)
             begin = 0
             for walk in running:
                 end = begin + len(walk.wanted.indices)
@@ -177,15 +177,16 @@ class _ScoredView(_View[Tensor]):
         return Evidence((), said)
 
 
-def _check_scores(best: Sequence[float]) -> None:
-    """Raise `RequestError` or `ModelError` if the best score of a row is not a finite number.
+def _check_scores(best: Sequence[float], logits: Tensor, rows: Sequence[int]) -> None:
+    """Raise `RequestError` or `ModelError` if the best score of one of `rows` is not a finite number.
 
-    It is NaN if all of a row is. A row that is partly NaN may have a finite best score, since reading all
-    numbers would cost too much. The draw is a token of the vocabulary in any case.
+    It is not if no logit of the row is. A row that is partly NaN may have a finite best score, since reading
+    all numbers would cost too much. The draw is a token of the vocabulary in any case.
     """
     if all(map(math.isfinite, best)):
         return
-    if -math.inf in best:
+    empty = [row for row, score in zip(rows, best, strict=True) if score == -math.inf]
+    if empty and any(map(math.isfinite, logits[empty[0]].tolist())):
         raise RequestError("no token is left that the answer could continue with: parameters forbid all")
     raise not_finite()
 

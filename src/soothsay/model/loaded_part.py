@@ -62,7 +62,7 @@ class FloatPart(LoadedPart):
 
     Args:
         convolved: the parameter `[taps, channels]` that is stored as a convolution's `[channels, 1, taps]`.
-        stored: our names of parameters, and those in checkpoints.
+        stored: our names of parameters, and those in checkpoints. With spaces, as many equal parts.
     """
 
     def __init__(self, convolved: str | None = None, **stored: str):
@@ -75,10 +75,13 @@ class FloatPart(LoadedPart):
             expected: Tensor | None = getattr(self, own)
             if expected is None:
                 continue
+            whole = expected.t()[:, None] if own == self._convolved else expected
+            names = theirs.split()
+            parts = [whole] if len(names) == 1 else whole.chunk(len(names))
+            held = [weights.tensor(name, *part) for part in zip(names, parts, strict=True)]
+            read = held[0] if len(held) == 1 else torch.cat(held)
             if own == self._convolved:
-                read = weights.tensor(name, theirs, expected.t()[:, None])[:, 0].t()
-            else:
-                read = weights.tensor(name, theirs, expected)
+                read = read[:, 0].t()
             value = read.float().clone(memory_format=torch.contiguous_format)
             self.register_parameter(own, nn.Parameter(value))
         return self

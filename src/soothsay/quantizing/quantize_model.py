@@ -8,8 +8,9 @@ written by the model itself.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from soothsay.config import EngineConfig
 from soothsay.core.params import SamplingParams
-from soothsay.corpus import as_entry, has_lines, plain, read_items, read_text
+from soothsay.corpus import as_entry, encode_entry, encode_text, has_lines, read_items, read_text
 from soothsay.errors import ModelError, RequestError
 from soothsay.llm import LLM
 from soothsay.model.formats.compressed_tensors import Scheme
@@ -29,6 +30,7 @@ from soothsay.model.weights.checkpoint import Checkpoint, read_model_config
 from soothsay.model.weights.load import load_model
 from soothsay.model.weights.tensor_names import TensorNames
 from soothsay.model.weights.writing import CheckpointWriter, require_free, writing
+from soothsay.progress import tell_progress
 from soothsay.quantizing.quantized_layers import (
     CalibrationRun,
     compensate_layers,
@@ -36,9 +38,6 @@ from soothsay.quantizing.quantized_layers import (
     round_layers,
 )
 from soothsay.tokenizer import Tokenizer
-
-Progress = Callable[[str, int, int], None]
-"""Called with the name of the current work, how much of it is done, and how much there is."""
 
 AT_ONCE = 32
 """Samples that the model writes together."""
@@ -60,20 +59,14 @@ def read_samples(file: Path, tokenizer: Tokenizer | None, count: int, tokens: in
     """
     if tokenizer is None:
         raise RequestError(f"{file} cannot be used: the model has no tokenizer")
-    ids: list[int] = []
-    for text in _texts(file, tokenizer):
-        ids += text
-        if len(ids) >= count * tokens:
-            break
+    ids = list(islice(chain.from_iterable(_texts(file, tokenizer)), count * tokens))
     whole = min(len(ids) // tokens, count)
     if not whole:
         raise RequestError(f"{file} has {len(ids)} tokens, less than one sample of {tokens}")
     return torch.tensor(ids[: whole * tokens]).view(whole, tokens)
 
 
-def write_samples(
-    model: Transformer, tokenizer: Tokenizer | None, count: int, tokens: int, progress: Progress
-) -> Tensor:
+def write_samples(model: Transformer, tokenizer: Tokenizer | None, count: int, tokens: int) -> Tensor:
     """Let the model write `count` samples of `tokens` tokens. Each call writes the same samples.
 
     A sample begins with a random token, in a user's message if there is a chat template. The model goes on at
@@ -97,7 +90,7 @@ def write_samples(
         ]
         for written, _ in enumerate(streams[0], 1):  # each step adds a token to every stream
             done = first * tokens + (len(prompts[0]) + written) * len(streams)
-            progress("writing calibration text", done, count * tokens)
+            tell_progress("writing calibration text", done, count * tokens)
         samples += [
             [*prompt, *stream.choice.token_ids] for prompt, stream in zip(prompts, streams, strict=True)
         ]
@@ -115,28 +108,18 @@ def _opening(llm: LLM, seed: int) -> list[int]:
     return llm.tokenizer.encode(word) or [token]
 
 
-def _texts(file: Path, tokenizer: Tokenizer) -> Iterator[list[int]]:
+def _texts(file: Path, tokenizer: Tokenizer) -> Iterator[Iterable[int]]:
     """The token ids of each text."""
     if not has_lines(file):
-        yield tokenizer.encode(read_text(file))
+        yield encode_text(read_text(file), tokenizer)
         return
     items = list(read_items(file))
     random.Random(0).shuffle(items)  # files are often sorted by source
     for where, item in items:
         try:
-            yield _encode(item, tokenizer)
+            yield encode_entry(as_entry(item), tokenizer, add_generation_prompt=False)
         except ValueError as error:
             raise RequestError(f"{where}: {error}") from None
-
-
-def _encode(item: object, tokenizer: Tokenizer) -> list[int]:
-    """The token ids of an entry. Raises `ValueError` if it is neither a conversation nor a text."""
-    entry = as_entry(item)
-    if isinstance(entry, str):
-        return tokenizer.encode(entry)
-    if tokenizer.has_chat_template:
-        return tokenizer.encode_chat(entry, add_generation_prompt=False)
-    return tokenizer.encode(plain(entry))
 
 
 IntDType = Literal["int8", "int4"]
@@ -177,7 +160,6 @@ def quantize(
     calibration: Path | None = None,
     samples: int = 128,
     tokens: int = 512,
-    progress: Progress = lambda what, done, total: None,
 ) -> QuantizationReport:
     """Write a copy of a model with weights in integers.
 
@@ -193,7 +175,6 @@ def quantize(
         calibration: a file with this text, see `read_samples`. None: the model writes it.
         samples: number of pieces of calibration text.
         tokens: tokens in a piece.
-        progress: see `Progress`.
 
     Raises:
         ModelError: the model cannot be quantized in this way, or `out` is in use.
@@ -204,7 +185,7 @@ def quantize(
     modules = list(layers_to_quantize(names.spec))
     method, run = method or ("gptq" if dtype == "int4" else "round"), None
     if method == "gptq":
-        run = _calibration_run(checkpoint, names.spec, calibration, samples, tokens, progress)
+        run = _calibration_run(checkpoint, names.spec, calibration, samples, tokens)
         layers = compensate_layers(names, scheme, modules, run)
     elif calibration is not None:
         raise RequestError("rounding takes no calibration text; leave it out, or choose the method gptq")
@@ -216,7 +197,7 @@ def quantize(
             for name, weight in layer.parts.items():
                 writer.add(scheme.write(weight, name))
             errors.setdefault(layer.kind, []).append(layer.error)
-            progress("quantizing", done, len(modules))
+            tell_progress("quantizing", done, len(modules))
         quantization = scheme.config(_copy_tensors(names, modules, writer))
         writer.finish(checkpoint, {**checkpoint.config, "quantization_config": quantization})
     return QuantizationReport(
@@ -258,7 +239,7 @@ def _plan(checkpoint: Checkpoint, dtype: str, group_size: int) -> tuple[TensorNa
 
 
 def _calibration_run(
-    checkpoint: Checkpoint, spec: ModelSpec, file: Path | None, samples: int, tokens: int, progress: Progress
+    checkpoint: Checkpoint, spec: ModelSpec, file: Path | None, samples: int, tokens: int
 ) -> CalibrationRun:
     """A model with its calibration text. Raises `RequestError` if there is none, or it does not fit."""
     if spec.num_sharing_layers or spec.embedding.layers is not None:
@@ -272,7 +253,7 @@ def _calibration_run(
             f"samples of {tokens} tokens are not possible: this model takes 2 to {spec.max_positions}"
         )
     if file is None:
-        return CalibrationRun(model, write_samples(model, tokenizer, count, tokens, progress), HELD_OUT)
+        return CalibrationRun(model, write_samples(model, tokenizer, count, tokens), HELD_OUT)
     return CalibrationRun(model, read_samples(file, tokenizer, count, tokens), HELD_OUT)
 
 

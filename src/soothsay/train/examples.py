@@ -6,14 +6,14 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import islice, takewhile
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from soothsay.core.arrays import IntArray
-from soothsay.corpus import Tally, plain, read_entries
+from soothsay.corpus import Tally, encode_text, plain, read_entries
 from soothsay.errors import RequestError, TrainingError
 from soothsay.tokenizer import Message, Tokenizer
 
@@ -21,9 +21,6 @@ BoolArray = npt.NDArray[np.bool_]
 
 AT_ONCE = 1000
 """Conversations that are encoded in one call: enough to use all cores, and few enough for the memory."""
-
-STRETCH = 2**16
-"""Smallest number of characters of a text that are encoded in one call. The call ends at a line's end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,16 +173,8 @@ def _encode(
 
 def _pieces(text: str, tokenizer: Tokenizer, max_tokens: int) -> Iterator[Example]:
     """Cut a text into pieces of `max_tokens`. A last piece of one token is dropped: it teaches nothing."""
-    tokens: list[int] = []
-    begin = 0
-    while begin < len(text):
-        end = text.find("\n", begin + STRETCH) + 1 or len(text)
-        tokens += tokenizer.encode(text[begin:end], special=begin == 0)
-        begin = end
-        while len(tokens) >= max_tokens:
-            yield _text_example(tokens[:max_tokens])
-            del tokens[:max_tokens]
-    if len(tokens) > 1:
+    ids = encode_text(text, tokenizer)
+    while len(tokens := list(islice(ids, max_tokens))) > 1:
         yield _text_example(tokens)
 
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from soothsay.core.transfer import download
 from soothsay.errors import TrainingError
 from soothsay.files import locked, replacing
+from soothsay.model.weights.writing import require_free
 from soothsay.plotting import new_figure, save_png, tidy
 from soothsay.train.examples import Example, batches
 from soothsay.train.sequences import compile_blocks
@@ -78,7 +79,8 @@ class Trainer:
     metadata, the number of steps; it is replaced atomically. `metrics.jsonl` has a line for each step. The
     checkpoint with the best score is in `directory` itself.
 
-    Raises `TrainingError` if the directory has the state of another training.
+    Raises `TrainingError` if the directory has the state of another training, and `ModelError` if it has
+    files and no training: they may be the model itself.
     """
 
     def __init__(self, recipe: Recipe, examples: Sequence[Example], config: TrainingConfig, directory: Path):
@@ -92,6 +94,8 @@ class Trainer:
                 compile_blocks(module)
         self._state = directory / "training"
         self.metrics = self._state / "metrics.jsonl"
+        if not self._state.is_dir():
+            require_free(directory)
         self._state.mkdir(parents=True, exist_ok=True)
         if resumes(directory):
             self._resume()
@@ -195,11 +199,16 @@ class Trainer:
         self.saved = self.step
 
     def _resume(self) -> None:
-        """Restore the state that `save` has written."""
-        with safe_open(self._state / STATE, framework="pt") as tensors:
-            content = json.loads(tensors.metadata()["training"])
-            self._check_recipe(content["recipe"])
-            self._load({name: tensors.get_tensor(name) for name in tensors.keys()})  # noqa: SIM118 - no mapping
+        """Restore the state that `save` has written. Raises `TrainingError` if it is damaged."""
+        try:
+            with safe_open(self._state / STATE, framework="pt") as tensors:
+                content = json.loads(tensors.metadata()["training"])
+                self._check_recipe(content["recipe"])
+                self._load({name: tensors.get_tensor(name) for name in tensors.keys()})  # noqa: SIM118 - no mapping
+        except (SafetensorError, OSError) as error:
+            raise TrainingError(
+                f"{self._state / STATE} is damaged ({error}): name another directory, or remove this one"
+            ) from error
         self.step = self.saved = content["step"]
         self.best = content["best"]
         if self.metrics.is_file():  # steps after the last save will be repeated

@@ -25,7 +25,9 @@ from soothsay.drafters.heads.mtp import MTPConfig, MTPHead
 from soothsay.drafters.heads.trained_head import TargetEnds
 from soothsay.errors import TrainingError
 from soothsay.llm import LLM
+from soothsay.model.families.classic import KEYS
 from soothsay.model.families.parsing import parse_model_config
+from soothsay.model.formats.declared import DECLARED
 from soothsay.model.kernel_sets import best_kernels, usable_device
 from soothsay.model.specs.attention_spec import AttentionSpec
 from soothsay.model.transformer import Transformer
@@ -150,7 +152,8 @@ def write_model(model: Transformer, like: Checkpoint, config: Mapping[str, Any],
     with writing(directory) as writer:
         tensors = named_tensors(model, like)
         writer.add({name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()})
-        writer.finish(like, {**config, "dtype": "bfloat16"})
+        plain = {key: value for key, value in config.items() if key not in DECLARED}
+        writer.finish(like, {**plain, "dtype": "bfloat16"})
 
 
 def named_tensors(model: Transformer, checkpoint: Checkpoint) -> dict[str, Tensor]:
@@ -270,12 +273,16 @@ def draft_config(
 ) -> dict[str, Any]:
     """The `config.json` of a smaller model of the target's family. It has one key head for two query heads.
 
-    Raises `TrainingError` if `hidden` is no multiple of `heads`.
+    Its layers have the kinds of the target's last ones. It reads texts alone.
+
+    Raises `TrainingError` if `hidden` is no multiple of `heads`, or if the family's sizes are elsewhere.
     """
     if hidden % heads:
         raise TrainingError(f"a hidden size of {hidden} does not divide into {heads} heads")
-    return {
-        **target,
+    if isinstance(text := target.get("text_config"), Mapping):
+        target = {**text, "tie_word_embeddings": parse_model_config(target).head.tied}
+    count = parse_model_config(target).num_layers
+    sizes = {
         "num_hidden_layers": layers,
         "hidden_size": hidden,
         "intermediate_size": intermediate,
@@ -283,6 +290,17 @@ def draft_config(
         "num_key_value_heads": max(1, heads // 2),
         "head_dim": hidden // heads,
     }
+    own = {key: sizes[KEYS[key]] for key in target if KEYS.get(key) in sizes}
+    kinds = {
+        key: value[-layers:]
+        for key, value in target.items()
+        if isinstance(value, list) and len(value) == count
+    }
+    made = {**target, **kinds, **sizes, **own}
+    spec = parse_model_config(made)
+    if (spec.num_layers, spec.hidden_size) != (layers, hidden):
+        raise TrainingError(f"draft models of family {spec.family} cannot be made in other sizes")
+    return made
 
 
 def served(model: Transformer) -> Transformer:

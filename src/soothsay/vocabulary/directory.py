@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,25 +20,12 @@ MAX_ADDED_ID = 2**20 - 1
 _FLAGS = ("special", "lstrip", "rstrip", "single_word")
 
 
-@dataclass(frozen=True)
-class Added:
-    """A token that is found in a text before that is cut.
-
-    Attributes:
-        text: what is looked for.
-        special: whether it has no text when tokens are decoded.
-        lstrip, rstrip: whether it takes white space before it, and after it.
-        single_word: whether it is found only where no letter stands beside it.
-    """
-
-    text: str
-    special: bool = False
-    lstrip: bool = False
-    rstrip: bool = False
-    single_word: bool = False
+def _added(text: str, **flags: bool) -> AddedToken:
+    """A token that is found in a text as it stands, before that is cut."""
+    return AddedToken(text, normalized=False, **flags)
 
 
-def added_tokens(directory: Path, settings: Mapping[str, Any]) -> dict[int, Added]:
+def added_tokens(directory: Path, settings: Mapping[str, Any]) -> dict[int, AddedToken]:
     """Added tokens by id: those of `added_tokens.json`, and of `added_tokens_decoder` in `settings`.
 
     Raises `ModelError` or `ValueError` if one is not a text with an id.
@@ -47,7 +33,9 @@ def added_tokens(directory: Path, settings: Mapping[str, Any]) -> dict[int, Adde
     file = directory / "added_tokens.json"
     older = read_json_object(file) if file.is_file() else {}
     special = _special_texts(settings)
-    found = {_checked_id(number): Added(_checked(text), text in special) for text, number in older.items()}
+    found = {
+        _checked_id(number): _added(_checked(text), special=text in special) for text, number in older.items()
+    }
     newer = settings.get("added_tokens_decoder") or {}
     if not isinstance(newer, dict):
         raise ValueError("added_tokens_decoder should be an object")
@@ -55,23 +43,16 @@ def added_tokens(directory: Path, settings: Mapping[str, Any]) -> dict[int, Adde
         if not isinstance(value, dict) or not key.isascii() or not key.isdigit():
             raise ValueError(f"added_tokens_decoder has no token at {key!r:.40}")
         flags = {name: value.get(name) is True for name in _FLAGS}
-        found[_checked_id(int(key[:9]))] = Added(_checked(value.get("content")), **flags)
+        found[_checked_id(int(key[:9]))] = _added(_checked(value.get("content")), **flags)
     return found
 
 
-def add(backend: Backend, added: Mapping[int, Added], settings: Mapping[str, Any]) -> None:
+def add(backend: Backend, added: Mapping[int, AddedToken], settings: Mapping[str, Any]) -> None:
     """Let a tokenizer find added tokens, and the special tokens of `settings`, which it has already."""
-    named = {text: Added(text, special=True) for text in _special_texts(settings)}
+    named = {text: _added(text, special=True) for text in _special_texts(settings)}
     known = {text: token for text, token in named.items() if backend.token_to_id(text) is not None}
-    for token in {**known, **{token.text: token for token in added.values()}}.values():
-        made = AddedToken(
-            token.text,
-            single_word=token.single_word,
-            lstrip=token.lstrip,
-            rstrip=token.rstrip,
-            normalized=False,
-        )
-        (backend.add_special_tokens if token.special else backend.add_tokens)([made])
+    for token in {**known, **{token.content: token for token in added.values()}}.values():
+        (backend.add_special_tokens if token.special else backend.add_tokens)([token])
 
 
 def surround(backend: Backend, special: Mapping[str, str], settings: Mapping[str, Any], *, bos: bool) -> None:
@@ -183,11 +164,11 @@ def sentencepiece_model(directory: Path, settings: Mapping[str, Any]) -> Found:
         )
     model = SentencePieceModel.parse(content)
     added = added_tokens(directory, settings)
-    names = {i: token.text for i, token in added.items()}
+    names = {i: token.content for i, token in added.items()}
     backend = sentencepiece(model, names, always_prefix=settings.get("legacy") is not False)
     for i, kind in enumerate(model.kinds):
         if kind in (Kind.UNKNOWN, Kind.CONTROL, Kind.USER_DEFINED) and i not in added:
-            added[i] = Added(model.texts[i], special=kind != Kind.USER_DEFINED)
+            added[i] = _added(model.texts[i], special=kind != Kind.USER_DEFINED)
     add(backend, added, settings)
     special = {**model.special(), **named_special(settings)}
     surround(backend, special, settings, bos=True)
@@ -220,7 +201,9 @@ def marian(directory: Path, settings: Mapping[str, Any]) -> Found:
     check_lengths(model.texts)
     backend = sentencepiece(model, {}, always_prefix=True)
     languages = [text for text in ids if re.fullmatch(">>.+<<", text)]
-    add(backend, {ids[text]: Added(text, special=True) for text in (*special.values(), *languages)}, settings)
+    add(
+        backend, {ids[text]: _added(text, special=True) for text in (*special.values(), *languages)}, settings
+    )
     surround(backend, special, {"add_eos_token": True}, bos=False)
     return Found(backend, special)
 
@@ -229,7 +212,7 @@ def vocab_json(directory: Path, settings: Mapping[str, Any]) -> Found:
     """The tokenizer of a `vocab.json` and a `merges.txt`: byte-level BPE."""
     ids = _ids(directory)
     added = added_tokens(directory, settings)
-    texts = {i: text for text, i in ids.items()} | {i: token.text for i, token in added.items()}
+    texts = {i: text for text, i in ids.items()} | {i: token.content for i, token in added.items()}
     merged = {text: i for i, text in texts.items()}
     if not merged or len(merged) != len(texts):
         raise ValueError("it has no tokens, or several with the same text")
@@ -239,7 +222,7 @@ def vocab_json(directory: Path, settings: Mapping[str, Any]) -> Found:
         known = ", ".join(WORDS_OF_CLASS)
         raise ValueError(f"tokenizer_class {name!r:.60} is not known, only {known}; add a tokenizer.json")
     if END_OF_TEXT in merged:
-        added.setdefault(merged[END_OF_TEXT], Added(END_OF_TEXT, special=True))
+        added.setdefault(merged[END_OF_TEXT], _added(END_OF_TEXT, special=True))
     backend = byte_level(merged, _merges(directory / "merges.txt"), WORDS[WORDS_OF_CLASS[name]])
     add(backend, added, settings)
     surround(backend, named_special(settings), settings, bos=False)

@@ -1,4 +1,4 @@
-"""Reads messages of protocol buffers, field by field. No code is generated or run."""
+"""Reads a `tokenizer.model` of SentencePiece, a message of protocol buffers, and rebuilds its tokenizer."""
 
 from __future__ import annotations
 
@@ -68,6 +68,9 @@ SPACE = "\u2581"
 MAX_PIECES = 2**20
 """Limit of pieces. Gemma has 262,144."""
 
+MAX_REPLACEMENT = 256
+"""Limit of what one character is replaced by, in bytes. SentencePiece's own map has 33."""
+
 UNIGRAM, BPE = 1, 2
 """Kinds of models: the most probable pieces, or pairs that merge."""
 
@@ -99,7 +102,10 @@ class SentencePieceModel:
     """Ids of special pieces. A negative one: there is none."""
 
     character_map: bytes = b""
-    """Replacements of characters, as the `tokenizers` library reads them too. Empty: none."""
+    """Replacements of characters, as the `tokenizers` library reads them too. Empty: none.
+
+    The size of a trie in 4 bytes, the trie, and the texts that it points to, each with a zero after it.
+    """
 
     prefix: bool = True
     """Whether a space is put before a text."""
@@ -169,7 +175,7 @@ def sentencepiece(model: SentencePieceModel, names: Mapping[int, str], *, always
         ranked = [text for text, kind in _by_score(texts, model) if kind == Kind.NORMAL]
         name = None if unknown is None else texts[unknown]
         ids = {text: i for i, text in enumerate(texts)}
-        backend = score_bpe(ids, ranked, name, byte_fallback=model.byte_fallback)
+        backend = piece_bpe(ids, Merges(ranked), name, byte_fallback=model.byte_fallback)
     else:
         lowest = min(model.scores)
         scores = [*model.scores, *[lowest] * (len(texts) - len(model.texts))]
@@ -178,6 +184,9 @@ def sentencepiece(model: SentencePieceModel, names: Mapping[int, str], *, always
     add_spaces(backend, model.prefix, always=always_prefix)
     first: list[normalizers.Normalizer] = []
     if model.character_map:
+        replacements = model.character_map[4 + int.from_bytes(model.character_map[:4], "little") :]
+        if max(map(len, replacements.split(b"\0"))) > MAX_REPLACEMENT:
+            raise ValueError(f"it replaces a character by more than {MAX_REPLACEMENT} bytes")
         first.append(normalizers.Precompiled(model.character_map))
     if model.joins_spaces:
         first += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
@@ -186,28 +195,21 @@ def sentencepiece(model: SentencePieceModel, names: Mapping[int, str], *, always
     return backend
 
 
-def score_bpe(
-    ids: dict[str, int], ranked: Sequence[str], unknown: str | None, *, byte_fallback: bool = True
-) -> Backend:
-    """BPE as SentencePiece does it: the neighbours that form the token with the best score merge first.
-
-    Args:
-        ids: tokens and their ids.
-        ranked: tokens that merges make, the best score first.
-        unknown: the token for characters that have none.
-        byte_fallback: whether such characters become the tokens of their bytes.
-    """
-    return merge_bpe(ids, Merges(ranked), unknown, byte_fallback=byte_fallback)
-
-
-def merge_bpe(
+def piece_bpe(
     ids: dict[str, int],
     merges: Sequence[tuple[str, str]],
     unknown: str | None,
     *,
     byte_fallback: bool = True,
 ) -> Backend:
-    """BPE with these merges, the first to merge first. See `score_bpe` for the other arguments."""
+    """BPE as SentencePiece does it.
+
+    Args:
+        ids: tokens and their ids.
+        merges: pairs of neighbours, the first to merge first. `Merges` makes those of tokens by their scores.
+        unknown: the token for characters that have none.
+        byte_fallback: whether such characters become the tokens of their bytes.
+    """
     return Backend(
         models.BPE(vocab=ids, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=byte_fallback)
     )

@@ -220,7 +220,7 @@ def test_signals_that_take_long_are_seldom_looked_at_where_nothing_pays(count: i
     plain = run(World(FLAT), NoDrafter(TARGET), count, 10)[0]
     rate, _ = run(world, Controller(TARGET, [part], FLAT, world.clock), count, 6000)
     assert rate > 0.97 * plain
-    assert 6000 * count / 40 < part.looks < 6000 * count / 4
+    assert 6000 * count / 80 < part.looks < 6000 * count / 4
 
 
 @pytest.mark.parametrize("count", [1, 4])

@@ -7,6 +7,7 @@ import math
 import weakref
 from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -205,6 +206,30 @@ def test_the_rate_is_that_of_the_whole_step() -> None:
     verdict = Verdict([], [5, 6, 7, 8, 9])
     costs.end_step([Observation(asking(), 0, 1, (), DraftTree(0), None, verdict)])
     assert costs.rate == 0.5
+
+
+def test_a_step_earns_what_was_accepted_less_all_that_it_took() -> None:
+    """In seconds: a first poll of 7, a decision of 1, a pass of 12 with 15 nodes, and 1 to observe."""
+    now = [0.0]
+    costs, requests = CostModel(1, lambda: FLAT, lambda: now[0]), [asking(), asking()]
+    costs.begin_step()
+    now[0] = 7.0
+    costs.leave_out(7.0)
+    costs.set_batch(requests)
+    costs.set_prices(1, requests)
+    assert costs.rows == 2
+    costs.nodes = 15
+    now[0] = 8.0
+    costs.end_decision(1)
+    now[0] = 20.0
+    verdicts = [Verdict([1, 2], [1, 2, 3]), Verdict([], [1])]
+    seen = [Observation(own, 0, 1, (), DraftTree(0), None, said)
+            for own, said in zip(requests, verdicts, strict=True)]  # fmt: skip
+    costs.follow_pass(seen, None)
+    now[0] = 21.0
+    more = FLAT(17) - FLAT(2)
+    assert costs.end_step(seen) == pytest.approx(2 / 2 - (2 + more) / (12 - more))
+    assert costs.end_step([replace(one, verdict=None) for one in seen]) == 0  # a prompt's chunks alone
 
 
 def test_a_level_costs_what_it_adds_to_a_draft() -> None:

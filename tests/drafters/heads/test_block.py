@@ -114,7 +114,8 @@ def test_a_shortlist_borrows_rows_of_the_output_head(tiny: Make, rank: int) -> N
 @pytest.mark.parametrize("kind", ["bfloat16", "int8"])
 def test_rows_of_any_kind_of_output_head(kind: DType) -> None:
     model = load_model(open_checkpoint("sibyl"), kind)
-    plain = cast(Tensor, load_model(open_checkpoint("sibyl"), "float32").head.weight).to_dense()
+    exact = load_model(open_checkpoint("sibyl"), "float32", kernels=StockKernels())
+    plain = cast(Tensor, exact.head.weight).to_dense()
     tokens = torch.tensor([0, 5, 8191])
     rows = TargetEnds.of(model).head_rows(tokens)
     assert (rows - plain[tokens]).abs().max() < 0.02 * plain[tokens].abs().max()

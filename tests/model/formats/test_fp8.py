@@ -152,3 +152,23 @@ def test_scales_that_do_not_fit_are_refused(scales: Tensor, tmp_path: Path) -> N
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match="o_proj: the tensors do not make a weight of FP8"):
         load(tmp_path)
+
+
+def test_dense_parts_of_kimi_linear_as_transformers_names_them(tmp_path: Path) -> None:
+    """Like experts. All tensors of a quantized weight have this name, scales without dimensions too."""
+    random_oracle("kimi_linear").save_pretrained(tmp_path)
+    plain = load_file(tmp_path / "model.safetensors")
+    held = dict(plain)
+    for part in ("gate_proj", "up_proj", "down_proj"):
+        name = f"model.layers.0.block_sparse_moe.{part}.weight"
+        held[f"{name}_scale"] = torch.tensor(0.01)
+        held[name] = (plain[name] / 0.01).to(torch.float8_e4m3fn)
+        plain[name] = held[name].float() * 0.01
+    rows, config = [Rows(array([*range(30)]), 0)], read_config(tmp_path)
+    save_file(plain, tmp_path / "model.safetensors")
+    expected = run(load(tmp_path), rows)[0][0]
+    save_file(held, tmp_path / "model.safetensors")
+    write_config(
+        tmp_path, {**config, "quantization_config": {"quant_method": "fp8", "ignored_layers": ["lm_head"]}}
+    )
+    assert torch.equal(run(load(tmp_path), rows)[0][0], expected)

@@ -659,8 +659,8 @@ class TestErrors:
 
     def test_unknown_architecture(self, tmp_path: Path) -> None:
         self.fails(
-            tiny(tmp_path / "model.gguf", "mamba"),
-            "architecture 'mamba'; the known ones are llama, qwen2, qwen3, qwen3moe, qwen2vl, qwen3vl, ",
+            tiny(tmp_path / "model.gguf", "bert"),
+            "architecture 'bert'; the known ones are llama, qwen2, qwen3, qwen3moe, qwen2vl, qwen3vl, ",
         )
 
     def test_unsupported_type(self, tmp_path: Path) -> None:

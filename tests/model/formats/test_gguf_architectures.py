@@ -210,6 +210,19 @@ def granite(writer: GGUFWriter, c: Any) -> None:
     mamba2(writer, c, c.mamba_expand * c.hidden_size)
 
 
+def minicpm(writer: GGUFWriter, c: Any) -> None:
+    """Multipliers as in Granite, but for scores."""
+    close_to_llama(writer, c)
+    writer.add_embedding_scale(c.embedding_multiplier)
+    writer.add_residual_scale(c.residual_multiplier)
+    writer.add_logit_scale(c.logits_scaling)
+
+
+def interleaved(tensors: dict[str, Tensor], c: Any) -> Named:
+    c.num_local_experts = 0
+    yield from granite_tensors(tensors, c)
+
+
 def mamba2(writer: GGUFWriter, c: Any, size: int) -> None:
     writer.add_ssm_conv_kernel(c.mamba_d_conv)
     writer.add_ssm_state_size(c.mamba_d_state)
@@ -301,6 +314,127 @@ def nemotron_h(writer: GGUFWriter, c: Any) -> None:
         writer.add_expert_weights_scale(c.routed_scaling_factor)
         writer.add_expert_group_count(c.n_group)
         writer.add_moe_latent_size(c.moe_latent_size)
+
+
+def mamba2_alone(writer: GGUFWriter, c: Any) -> None:
+    writer.add_block_count(c.num_hidden_layers)
+    writer.add_context_length(2**20)
+    writer.add_embedding_length(c.hidden_size)
+    writer.add_feed_forward_length(0)
+    writer.add_head_count(0)
+    writer.add_layer_norm_rms_eps(c.layer_norm_epsilon)
+    writer.add_ssm_conv_kernel(c.conv_kernel)
+    writer.add_ssm_state_size(c.state_size)
+    writer.add_ssm_group_count(c.n_groups)
+    writer.add_ssm_inner_size(c.num_heads * c.head_dim)
+    writer.add_ssm_time_step_rank(c.num_heads)
+
+
+def mamba(writer: GGUFWriter, c: Any) -> None:
+    size = 2 * c.hidden_size
+    mamba_keys(writer, c, c.layer_norm_epsilon, 0)
+    writer.add_head_count(0)
+    selective(writer, c.conv_kernel, size, c.state_size, c.time_step_rank)
+    if c.model_type == "falcon_mamba":
+        writer.add_ssm_dt_b_c_rms(True)
+
+
+def mamba_keys(writer: GGUFWriter, c: Any, eps: float, feed_forward: int) -> None:
+    writer.add_block_count(c.num_hidden_layers)
+    writer.add_context_length(getattr(c, "max_position_embeddings", 2**20))
+    writer.add_embedding_length(c.hidden_size)
+    writer.add_feed_forward_length(feed_forward)
+    writer.add_layer_norm_rms_eps(eps)
+
+
+def selective(writer: GGUFWriter, taps: int, size: int, states: int, rank: int) -> None:
+    writer.add_ssm_conv_kernel(taps)
+    writer.add_ssm_inner_size(size)
+    writer.add_ssm_state_size(states)
+    writer.add_ssm_time_step_rank(rank)
+
+
+def jamba(writer: GGUFWriter, c: Any) -> None:
+    mamba_keys(writer, c, c.rms_norm_eps, c.intermediate_size)
+    writer.add_head_count(c.num_attention_heads)
+    attends = [i % c.attn_layer_period == c.attn_layer_offset for i in range(c.num_hidden_layers)]
+    writer.add_head_count_kv([c.num_key_value_heads if has else 0 for has in attends])
+    selective(writer, c.mamba_d_conv, 2 * c.hidden_size, c.mamba_d_state, c.mamba_dt_rank)
+    if c.num_experts > 1:
+        writer.add_expert_count(c.num_experts)
+        writer.add_expert_used_count(c.num_experts_per_tok)
+
+
+def selective_tensors(tensors: dict[str, Tensor], c: Any) -> Named:
+    for name, tensor in stacked(tensors, c):
+        if name.endswith("A_log"):
+            tensor = -tensor.exp()
+        if name.endswith("conv1d.weight"):
+            tensor = tensor[:, 0]
+        yield name.replace("feed_forward.experts", "mlp.experts") if ".experts." in name else name, tensor
+
+
+def mamba2_tensors(tensors: dict[str, Tensor], c: Any) -> Named:
+    yield from (mamba2_tensor(name, tensor, c) for name, tensor in tensors.items())
+
+
+def glm4_text(writer: GGUFWriter, c: Any) -> None:
+    """Write the keys of GLM-4V's text part."""
+    close_to_llama(writer, c)
+    writer.add_rope_dimension_count(c.head_dim // 2)
+    writer.add_rope_dimension_sections([4, 1, 1, 0])
+
+
+def glm4_text_tensors(tensors: dict[str, Tensor], c: Any) -> Named:
+    """The first half of each head rotates, and its even dimensions come first."""
+    half = c.head_dim // 2
+    order = torch.tensor([*range(0, half, 2), *range(1, half, 2), *range(half, c.head_dim)])
+    for name, tensor in tensors.items():
+        if name.endswith(("q_proj.weight", "k_proj.weight")):
+            tensor = tensor.view(-1, c.head_dim, c.hidden_size)[:, order].reshape(tensor.shape)
+        yield name, tensor
+
+
+def phimoe(writer: GGUFWriter, c: Any) -> None:
+    """The converter has no key for the jitter, which is that of all published models."""
+    c.head_dim = c.hidden_size // c.num_attention_heads
+    common(writer, c)
+    experts(writer, c.num_local_experts, c.num_experts_per_tok, c.intermediate_size)
+    writer.add_rope_freq_base(c.rope_parameters["rope_theta"])
+    writer.add_sliding_window(c.sliding_window)
+
+
+def phimoe_tensors(tensors: dict[str, Tensor], c: Any) -> Named:
+    names = {"w1.weight": "gate_proj.weight", "w3.weight": "up_proj.weight", "w2.weight": "down_proj.weight"}
+    for name, tensor in stacked(tensors, c):
+        for theirs, ours in names.items():
+            name = name.replace(theirs, ours)
+        yield name.replace("block_sparse_moe.experts", "mlp.experts"), tensor
+
+
+def apertus(writer: GGUFWriter, c: Any) -> None:
+    c.head_dim = c.hidden_size // c.num_attention_heads
+    common(writer, c)
+    rope = c.rope_parameters
+    writer.add_rope_freq_base(rope["rope_theta"])
+
+
+def apertus_with(source: Path) -> Write:
+    """How Apertus is written: the converter puts the activation's numbers into the metadata."""
+    stored = load_file(source / "model.safetensors")
+
+    def describe(writer: GGUFWriter, c: Any) -> None:
+        apertus(writer, c)
+        for name in ("alpha_p", "alpha_n", "beta", "eps"):
+            numbers = [
+                stored[f"model.layers.{i}.mlp.act_fn.{name}"].item() for i in range(c.num_hidden_layers)
+            ]
+            getattr(writer, f"add_xielu_{name}")(numbers)
+
+    def named(tensors: dict[str, Tensor], c: Any) -> Named:
+        yield from ((name, tensor) for name, tensor in tensors.items() if "act_fn" not in name)
+
+    return gguf.MODEL_ARCH.APERTUS, describe, named
 
 
 def nemotron_h_tensors(tensors: dict[str, Tensor], c: Any) -> Named:
@@ -487,6 +621,22 @@ CASES: dict[str, tuple[Write, dict[str, Any]]] = {
         (gguf.MODEL_ARCH.FALCON_H1, falcon_h1, falcon_h1_tensors),
         {"mamba_norm_before_gate": False},
     ),
+    "llama1": ((gguf.MODEL_ARCH.INTERNLM2, close_to_llama, interleaved), {}),
+    "granite": (
+        (gguf.MODEL_ARCH.MINICPM, minicpm, interleaved),
+        {"attention_multiplier": 32**-0.5},
+    ),
+    "mamba": ((gguf.MODEL_ARCH.MAMBA, mamba, selective_tensors), {}),
+    "falcon_mamba": (
+        (gguf.MODEL_ARCH.MAMBA, mamba, selective_tensors),
+        {"mixer_rms_eps": 1e-3},  # for which the converter has no key
+    ),
+    "jamba": ((gguf.MODEL_ARCH.JAMBA, jamba, selective_tensors), {}),
+    "jamba_dense": ((gguf.MODEL_ARCH.JAMBA, jamba, selective_tensors), {}),
+    "mamba2": ((gguf.MODEL_ARCH.MAMBA2, mamba2_alone, mamba2_tensors), {}),
+    "mamba2_tied": ((gguf.MODEL_ARCH.MAMBA2, mamba2_alone, mamba2_tensors), {}),
+    "glm4": ((gguf.MODEL_ARCH.GLM4, glm4_text, glm4_text_tensors), {}),
+    "phimoe": ((gguf.MODEL_ARCH.PHIMOE, phimoe, phimoe_tensors), {"router_jitter_noise": 0.01}),
     "nemotron_h": ((gguf.MODEL_ARCH.NEMOTRON_H, nemotron_h, nemotron_h_tensors), {}),
     "nemotron_h_experts": (
         (gguf.MODEL_ARCH.NEMOTRON_H_MOE, nemotron_h, nemotron_h_tensors),
@@ -567,6 +717,23 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
         expected = oracle(torch.tensor([tokens]), use_cache=False).logits[0]
     assert (ours - expected).abs().max() < 1e-4
     assert expected.std() > 1
+
+
+def test_numbers_of_an_activation_in_the_metadata(tmp_path: Path) -> None:
+    oracle = random_oracle("apertus", rope_parameters={"rope_type": "default", "rope_theta": 1e5})
+    oracle.save_pretrained(tmp_path)
+    arch, describe, named = apertus_with(tmp_path)
+    write_as((arch, describe, named), tmp_path / "model.gguf", tmp_path)
+    rows = [Rows(array(random_tokens(np.random.default_rng(0), 60)[0]), 0)]
+    ours, expected = (
+        run(load_model(open_checkpoint(path), "float32"), rows)[0][0]
+        for path in (tmp_path / "model.gguf", tmp_path)
+    )
+    assert (ours - expected).abs().max() < 1e-4
+
+    write_as((arch, apertus, named), tmp_path / "without.gguf", tmp_path)
+    with pytest.raises(ModelError, match=r"xielu\.alpha_p should have a number for each of 3 layers"):
+        open_checkpoint(tmp_path / "without.gguf")
 
 
 @pytest.mark.parametrize("name", ["nemotron_h", "nemotron_h_experts", "lfm2"])

@@ -107,9 +107,57 @@ FORMS: dict[str, Write] = {
 }
 
 
+def kimi_linear(writer: GGUFWriter, c: Any) -> None:
+    """The keys of Kimi Linear: a layer without key-value heads has a delta rule."""
+    own = vars(c)
+    for usual, theirs in {
+        "max_position_embeddings": "model_max_length",
+        "n_routed_experts": "num_experts",
+        "num_experts_per_tok": "num_experts_per_token",
+        "n_shared_experts": "num_shared_experts",
+    }.items():
+        own[usual] = own[theirs]
+    own |= {"n_group": 1, "topk_group": 1, "norm_topk_prob": False, "rope_parameters": NOTHING_ROTATES}
+    own["first_k_dense_replace"] = c.mlp_layer_types.count("dense")
+    describe(writer, c)
+    attends = [kind == "full_attention" for kind in c.layer_types]
+    writer.add_head_count_kv([c.num_key_value_heads if has else 0 for has in attends])
+    writer.add_key_length(c.kv_lora_rank + c.qk_rope_head_dim)
+    writer.add_key_length_mla(c.qk_nope_head_dim + c.qk_rope_head_dim)
+    writer.add_value_length_mla(c.v_head_dim)
+    writer.add_ssm_conv_kernel(c.linear_conv_kernel_dim)
+    writer.add_kda_head_dim(c.linear_head_dim)
+
+
+NOTHING_ROTATES = {"rope_type": "default", "rope_theta": 1e4}
+
+
+def kimi_tensors(tensors: dict[str, Tensor], c: Any) -> Named:
+    names = {"w1.weight": "gate_proj.weight", "w3.weight": "up_proj.weight", "w2.weight": "down_proj.weight"}
+    for name, tensor in cut(tensors, c):
+        if name.endswith("A_log"):
+            tensor = -tensor.exp()
+        if "_conv1d" in name:
+            tensor = tensor[None]
+        if ".experts." in name:
+            for theirs, ours in names.items():
+                name = name.replace(theirs, ours)
+            name = name.replace("block_sparse_moe", "mlp")
+        if name.split("block_sparse_moe.")[-1] in names.values():  # transformers' names of dense parts
+            name = name.replace("block_sparse_moe", "mlp")
+        yield name.replace("dt_bias", "dt_proj.bias"), tensor
+
+
+KIMI_SIZES = {"linear_num_heads": 4, "num_expert_group": 1, "topk_group": 1}
+"""Sizes for which files have no keys."""
+KIMI: Write = (gguf.MODEL_ARCH.KIMI_LINEAR, kimi_linear, kimi_tensors)
+WRITTEN = {f"{name} {kind}": (name, form) for name in MODELS for kind, form in FORMS.items()}
+WRITTEN["kimi"] = "kimi_linear", KIMI
+
+
 def save(directory: Path, name: str, form: Write, kind: str = "F32", **changes: Any) -> tuple[Any, Path]:
     """Save a random model as safetensors and as GGUF; return transformers' model, and the latter's path."""
-    oracle = random_oracle(name, **{**MODELS[name], **changes})
+    oracle = random_oracle(name, **{**MODELS.get(name, KIMI_SIZES), **changes})
     oracle.save_pretrained(directory)
     path = directory / "gguf" / "model.gguf"
     path.parent.mkdir()
@@ -117,10 +165,9 @@ def save(directory: Path, name: str, form: Write, kind: str = "F32", **changes: 
     return oracle, path
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", MODELS)
-def test_logits_are_those_of_transformers(name: str, form: str, tmp_path: Path) -> None:
-    oracle, path = save(tmp_path, name, FORMS[form])
+@pytest.mark.parametrize(("name", "form"), WRITTEN.values(), ids=WRITTEN)
+def test_logits_are_those_of_transformers(name: str, form: Write, tmp_path: Path) -> None:
+    oracle, path = save(tmp_path, name, form)
     (tokens,) = random_tokens(np.random.default_rng(0), 60)
     (ours,) = run(load_model(open_checkpoint(path), "float32"), [Rows(array(tokens), 0)])[0]
     with torch.no_grad():

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 from families import array, load, random_oracle, read_config, run, write_config
+from kernels import SETS
 from safetensors.torch import save_file
 from test_weight_formats import AWQ_ORDER, compressed, pack_rows
 from torch import Tensor
 
 from soothsay import LLM, ModelError, SamplingParams
 from soothsay.core.batch import Rows
-from soothsay.model.native.library import check_kernels
 from soothsay.model.native.native_linear import NativeLinear
 from soothsay.model.ops.linear import multiplies_bfloat16
 from soothsay.model.weights.checkpoint import open_checkpoint, read_model_config
@@ -178,14 +178,10 @@ def test_answers_do_not_depend_on_the_drafter(kind: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kind", ["gptq", "fp8"])
-@pytest.mark.parametrize("kernels", ["stock", "portable", "avx2", "avx512vnni"])
+@pytest.mark.parametrize("kernels", ["stock", *SETS])
 @pytest.mark.filterwarnings("ignore:.*FP8:UserWarning")
 def test_bits_of_a_row_without_native_products_of_bfloat16(kind: str, kernels: str, tmp_path: Path) -> None:
     """Plain parts are multiplied by PyTorch there, and those in integers by the kernels."""
-    try:
-        check_kernels(kernels)
-    except ModelError:
-        pytest.skip(f"no {kernels} kernels run here")
     model = load_model(open_checkpoint(write(tmp_path, kind)), kernels=kernels)
     tokens = array(range(24))
     whole = run(model, [Rows(tokens, 0)])[0][0]

@@ -1,6 +1,7 @@
 """Formats of 2 to 8 bits, packed here by their published definitions, against transformers on their values.
 
 bitsandbytes: Dettmers et al. 2023, arXiv 2305.14314. HQQ: hqq's `bitpack.py`. MLX: `mx.quantize`.
+BitNet: transformers' `pack_weights`.
 """
 
 from __future__ import annotations
@@ -226,6 +227,20 @@ def attention_in_fp8(name: str, weight: Tensor) -> tuple[Written, Tensor]:
     return {f"{name}.{key}": tensor for key, tensor in stored.items()}, values.float() * scale
 
 
+def bitnet(*, divides: bool) -> Packing:
+    def write(name: str, weight: Tensor) -> tuple[Written, Tensor]:
+        scale = weight.abs().mean().bfloat16()
+        factor = (1 / scale if divides else scale)[None]
+        values = (weight / scale.float()).round().clamp(-1, 1)
+        held = factor.float().reciprocal() if divides else factor.float()
+        quarters = [part.to(torch.uint8) for part in (values + 1).chunk(4)]
+        low, second, third, high = quarters
+        stored = {"weight": low | second << 2 | third << 4 | high << 6, "weight_scale": factor}
+        return {f"{name}.{key}": tensor for key, tensor in stored.items()}, values * held
+
+    return write
+
+
 def of_hqq(bits: int, group: int | None = 64) -> dict[str, Any]:
     weights = {"nbits": bits, "group_size": group, "axis": 1, "channel_wise": True}
     parts = {"weight_quant_params": weights, "scale_quant_params": None, "zero_quant_params": None}
@@ -324,6 +339,13 @@ CASES: dict[str, tuple[dict[str, Any], Packing, int, str]] = {
         f"mlx {bits}": ({"group_size": 32, "bits": bits}, mlx(bits), 4 if bits == 3 else bits, "")
         for bits in (2, 3, 4, 5, 6, 8)
     },
+    "bitnet": (
+        {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "offline"},
+        bitnet(divides=False),
+        2,
+        "ternary (BitNet)",
+    ),
+    "bitnet, older": ({"quant_method": "bitnet"}, bitnet(divides=True), 2, "ternary (BitNet)"),
     "mlx mxfp4": (
         {"group_size": 32, "bits": 4, "mode": "mxfp4"},
         four_bit_floats(32, IN_WORDS, None),

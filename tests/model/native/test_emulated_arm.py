@@ -37,7 +37,7 @@ OWN_KERNELS = (
 )
 SHARED_KERNELS = (
     "test_rows or test_experts or (test_glue and not 128 and not 256) or (test_program and int4)"
-    " or (test_largest and not 151) or (race and not 4096)"
+    " or (test_largest and not 151) or (race and not 4096) or (fewest_bytes and 200-512)"
     " or (test_convolution and float32) or (test_token_rules and float32)"
 )
 """Tests of the files in `DIFFERENT`, for each set, and of the others, for one. QEMU computes each product of

@@ -1,4 +1,4 @@
-"""Integer products have the same bits with every instruction set that multiplies and adds in one rounding."""
+"""Products have the same bits with every instruction set that multiplies and adds in one rounding."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from soothsay.model.native.native_linear import NativeLinear, PackedTable
 from soothsay.model.weights.quantized import Quantized
 
 OUT, IN, ROWS = 70, 512, 16  # a panel and a part of one
+FLOATS = ("float32", "float16", "bfloat16")
 INTEGERS = {f"int{bits}{zeros}": (bits, zeros) for bits in (8, 6, 5, 4, 2) for zeros in ("", " with zeros")}
 
 
@@ -21,7 +22,9 @@ FUSED = [name for name in SETS if name != "portable" or "avx2" not in VARIANTS] 
 """Portable kernels for x86 round a product before they add it; those for ARM do not."""
 
 
-def random_weight(kind: str) -> Quantized:
+def random_weight(kind: str) -> Quantized | torch.Tensor:
+    if kind in FLOATS:
+        return torch.randn(OUT, IN).to(getattr(torch, kind)).float()
     if kind in DECODERS:
         return decode(kind, random_blocks(kind, OUT, IN))
     bits, zeros = INTEGERS[kind]
@@ -34,7 +37,7 @@ def random_weight(kind: str) -> Quantized:
 
 
 @pytest.mark.parametrize("name", FUSED)
-@pytest.mark.parametrize("kind", [*DECODERS, *INTEGERS])
+@pytest.mark.parametrize("kind", [*DECODERS, *INTEGERS, *FLOATS])
 def test_bits_of_avx2_in_any_company(kind: str, name: str) -> None:
     """Rows 1 to 16 have the bits of AVX2, alone and among others, and so has each row of the weights."""
     sets = opened(NativeKernels, "avx2"), opened(NativeKernels, name)
@@ -47,5 +50,7 @@ def test_bits_of_avx2_in_any_company(kind: str, name: str) -> None:
     for count in range(1, ROWS + 1):
         assert torch.equal(layer(x[:count]), expected(x)[:count]), count
         assert torch.equal(layer(x[-count:]), expected(x)[-count:]), count
+    if kind in FLOATS:
+        return
     numbers = torch.arange(OUT)
     assert torch.equal(PackedTable(layer).floats(numbers), PackedTable(expected).floats(numbers))

@@ -18,6 +18,7 @@ ROUTINGS = {
     "as they are": replace(SOFTMAX, normalize=False, scale=16.0),
     "the best of each group": replace(SOFTMAX, groups=3, groups_chosen=2, group_best=1),
     "groups": GROUPS,
+    "near ones": replace(SOFTMAX, chosen=3, within=0.5),
     "all": replace(SOFTMAX, chosen=12),
 }
 

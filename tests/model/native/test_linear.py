@@ -96,12 +96,38 @@ def test_bfloat16(kernels: NativeKernels, out: int, size: int) -> None:
     torch.manual_seed(0)
     weight, bias, x = torch.randn(out, size).bfloat16(), torch.randn(out), torch.randn(19, size)
     native = kernels.linear(weight, bias, torch.float32)
-    if not kernels.multiplies_bfloat16:
-        assert not isinstance(native, NativeLinear)
-        return
+    assert isinstance(native, NativeLinear)
     expected = x.bfloat16().double() @ weight.double().t() + bias
+    torch.testing.assert_close(native(x.bfloat16()).double(), expected, rtol=1e-5, atol=1e-4)
+    assert torch.equal(native(x), native(x.bfloat16())) == kernels.multiplies_bfloat16
+
+
+@pytest.mark.parametrize("kept", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize(("out", "size"), SHAPES)
+def test_floats_are_kept_in_the_fewest_bytes(
+    kernels: NativeKernels, out: int, size: int, kept: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    weight, bias, x = torch.randn(out, size).to(kept).float(), torch.randn(out), torch.randn(19, size)
+    weight[0, 0] = 1 + 2**-7 if kept == torch.bfloat16 else 1 + 2**-10  # the finest that both halves have
+    native = kernels.linear(weight, bias, torch.float32)
+    assert isinstance(native, NativeLinear)
+    assert native.parts[0].data.numel() == -(-out // 64) * 64 * size * kept.itemsize
+    expected = x.double() @ weight.double().t() + bias
     torch.testing.assert_close(native(x).double(), expected, rtol=1e-5, atol=1e-4)
-    assert torch.equal(native(x), native(x.bfloat16()))
+    assert torch.equal(native(x.bfloat16()), native(x.bfloat16().float()))
+    assert torch.equal(kernels.linear(weight, bias, torch.bfloat16)(x), native(x).bfloat16())
+
+
+@pytest.mark.parametrize("number", [2.0**-24, 65504.0, 65536.0, 1e30, torch.inf, -torch.inf, torch.nan])
+def test_no_number_changes(kernels: NativeKernels, number: float) -> None:
+    """The least and the largest of half precision, and what it lacks."""
+    weight = torch.full((64, 32), 1 + 2**-10)
+    weight[5, 7] = number
+    x = torch.zeros(1, 32)
+    x[0, 7] = 1
+    made = kernels.linear(weight, None, torch.float32)(x)[0, 5]
+    torch.testing.assert_close(made, weight[5, 7], rtol=0, atol=0, equal_nan=True)
 
 
 def in_halves(weight: Quantized, minimums: bool) -> Quantized:
@@ -125,16 +151,19 @@ def in_two_levels(weight: Quantized, span: int, minimums: bool) -> Quantized:
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(
-    "kind", ["bfloat16", "int8", "int4", "int4 with zeros", "int4 in halves", "Q4_1", "Q4_K", "Q6_K"]
+    "kind",
+    [
+        *("float32", "float16", "bfloat16 of floats", "bfloat16"),
+        *("int8", "int4", "int4 with zeros", "int4 in halves", "Q4_1", "Q4_K", "Q6_K"),
+    ],
 )
 def test_a_row_has_the_same_bits_in_any_company(kernels: NativeKernels, kind: str, threads: int) -> None:
     """And they are right, where the twin computes with the same integers."""
     torch.manual_seed(0)
     weight: torch.Tensor | Quantized
-    if kind == "bfloat16":
-        if not kernels.multiplies_bfloat16:
-            pytest.skip(f"{kernels.variant} has no product of bfloat16")
-        weight = torch.randn(192, 2080).bfloat16()
+    if "float" in kind:
+        weight = torch.randn(192, 2080).to(getattr(torch, kind.split()[0]))
+        weight = weight if kind == "bfloat16" else weight.float()
     else:
         bits, group = {"int8": (8, None), "Q6_K": (6, 16)}.get(kind, (4, 32))
         weight = random_weight(192, 2080, bits, group, zeros=kind.endswith("zeros"))
@@ -193,6 +222,14 @@ def test_groups_are_cut_to_where_activations_are_rounded() -> None:
     before[0, 64:], after[0, :64] = 0, 0
     layer = Integer(weight, None, torch.float32)
     assert ((layer(x) - layer(before)) - after @ plain).abs().max() < 0.02 * (after @ plain).abs().max()
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_integers_of_a_single_input(rows: int) -> None:
+    torch.manual_seed(0)
+    weight, x = round_to_nearest(torch.randn(64, 1), 8), torch.randn(rows, 1)
+    expected = x @ weight.dequantize().t()
+    assert ((Integer(weight, None, torch.float32)(x) - expected).abs() <= 0.01 * expected.abs().amax()).all()
 
 
 @pytest.mark.parametrize("rows", [1, 19])

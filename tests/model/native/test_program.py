@@ -188,8 +188,6 @@ def others(block: torch.nn.Module) -> int:
 def test_bits_are_the_same(
     tiny: Callable[..., Transformer], kernels: NativeKernels, family: str, mode: str
 ) -> None:
-    if mode == "bfloat16" and not kernels.multiplies_bfloat16:
-        pytest.skip(f"{kernels.variant} does not multiply bfloat16")
     torch.manual_seed(0)
     config = tiny(1, **COMMON | FAMILIES[family]).spec
     is_small = mode == "KV in int8" and not config.states
@@ -221,8 +219,6 @@ def test_bits_are_the_same(
 def test_experts_have_room_for_sums_wider_than_all_heads(
     tiny: Callable[..., Transformer], kernels: NativeKernels
 ) -> None:
-    if not kernels.multiplies_bfloat16:
-        pytest.skip(f"{kernels.variant} does not multiply bfloat16")
     config = tiny(1, **COMMON | FAMILIES["mixtral"] | {"hidden_size": 256}).spec
     model = Transformer(config, kernels)
     pack(model, kernels, MODES["int8"])
@@ -236,8 +232,6 @@ def test_experts_may_be_chosen_by_other_rows_than_they_read(
     tiny: Callable[..., Transformer], kernels: NativeKernels, mode: str
 ) -> None:
     """As in Gemma 4, whose router has a norm of its own."""
-    if mode == "bfloat16" and not kernels.multiplies_bfloat16:
-        pytest.skip(f"{kernels.variant} does not multiply bfloat16")
     torch.manual_seed(0)
     model = Transformer(tiny(1, **COMMON | {"experts": mixtures(8, 2, 48, layers=(1,))}).spec, kernels)
     pack(model, kernels, MODES[mode])
@@ -263,8 +257,6 @@ def test_attention_may_read_rows_of_its_own(
     tiny: Callable[..., Transformer], kernels: NativeKernels, size: int, dtype: torch.dtype, mode: str
 ) -> None:
     """The norm's input is not the residual stream, and has another size, as in EAGLE."""
-    if mode == "bfloat16" and not kernels.multiplies_bfloat16:
-        pytest.skip(f"{kernels.variant} does not multiply bfloat16")
     torch.manual_seed(0)
     model = tiny(1, **COMMON)
     block = Block(model.spec.layers[0], model.spec.hidden_size, kernels, in_features=size)

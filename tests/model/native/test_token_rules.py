@@ -12,8 +12,8 @@ from soothsay.core.states import LayerStates, StatePool
 from soothsay.core.strands import Strand, Strands
 from soothsay.model.native.native_kernels import NativeKernels
 from soothsay.model.ops.kernels import Kernels, StockKernels
-from soothsay.model.ops.state_ops import Recurrence, StateSpace
-from soothsay.model.specs.state_specs import DeltaSpec, StateSpaceSpec
+from soothsay.model.ops.state_ops import Recurrence, SelectiveScan, StateSpace, TokenRule
+from soothsay.model.specs.state_specs import DeltaSpec, KimiDeltaSpec, SelectiveSpec, StateSpaceSpec
 
 STOCK = StockKernels()
 DTYPES = [torch.float32, torch.bfloat16]
@@ -23,27 +23,34 @@ SIZES = {
     "groups": DeltaSpec(**EPS, key_heads=2, value_heads=4, key_size=32, value_size=48, taps=4),
     "tiled": DeltaSpec(**EPS, key_heads=2, value_heads=4, key_size=16, value_size=32, taps=2, tiled=True),
     "plain": DeltaSpec(**EPS, key_heads=3, value_heads=3, key_size=16, value_size=16, taps=3),
+    "kimi": KimiDeltaSpec(
+        **EPS,
+        **{"key_heads": 3, "value_heads": 3, "key_size": 16, "value_size": 48, "taps": 3, "rank": 16},
+    ),
     "space": StateSpaceSpec(**EPS, heads=4, head_size=48, groups=2, state_size=32, taps=4),
     "norm first": StateSpaceSpec(
         **EPS, heads=4, head_size=32, groups=4, state_size=16, taps=3, norm_first=True
     ),
     "not normed": StateSpaceSpec(**EPS, heads=3, head_size=16, groups=1, state_size=16, taps=2, normed=False),
+    "selective": SelectiveSpec(size=48, state_size=32, rank=16, taps=3),
 }
 PARENTS = [-1, 0, 0, 1, 1, 3, 2, 5, 7, 7, 4, 3]
+
+
+Spec = DeltaSpec | StateSpaceSpec | SelectiveSpec
 
 
 class Rule:
     """Random weights and rows, and a pool of states that were not zero before."""
 
-    def __init__(self, config: DeltaSpec | StateSpaceSpec, dtype: torch.dtype, rows: int = 150):
+    def __init__(self, config: Spec, dtype: torch.dtype, rows: int = 150):
         torch.manual_seed(0)
         self.config, self.dtype = config, dtype
         self.weights = weights = _weights(config).requires_grad_(False)
         for vector in weights.parameters():
-            if vector.dim() == 1:
+            if vector is not weights.taps:
                 vector.normal_()
-        outputs = config.values if isinstance(config, DeltaSpec) else config.size
-        self.rows = torch.randn(rows, config.channels + outputs).to(dtype)
+        self.rows = torch.randn(rows, config.state.channels + weights.outputs).to(dtype)
         self.gates = torch.randn(rows, config.state.gates).to(dtype)
 
     def pool(self) -> LayerStates:
@@ -73,13 +80,15 @@ class Rule:
         return kernels.token_rule(rows, gates, self.weights, states, plan)
 
 
-def _weights(config: DeltaSpec | StateSpaceSpec) -> Recurrence | StateSpace:
+def _weights(config: Spec) -> TokenRule:
+    if isinstance(config, SelectiveSpec):
+        return SelectiveScan(config)
     return Recurrence(config) if isinstance(config, DeltaSpec) else StateSpace(config)
 
 
 @pytest.fixture(params=SIZES.values(), ids=SIZES.keys())
-def config(request: pytest.FixtureRequest) -> DeltaSpec | StateSpaceSpec:
-    chosen: DeltaSpec | StateSpaceSpec = request.param
+def config(request: pytest.FixtureRequest) -> Spec:
+    chosen: Spec = request.param
     return chosen
 
 
@@ -89,9 +98,7 @@ def close(result: Tensor, expected: Tensor) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_like_stock_operations(
-    kernels: NativeKernels, config: DeltaSpec | StateSpaceSpec, dtype: torch.dtype
-) -> None:
+def test_like_stock_operations(kernels: NativeKernels, config: Spec, dtype: torch.dtype) -> None:
     """A new prompt that leaves snapshots, chunks that go on, trees on old and new states, a later level."""
     rule = Rule(config, dtype)
     strands = [
@@ -108,7 +115,7 @@ def test_like_stock_operations(
     close(rule.run(kernels, within, None), rule.run(STOCK, within, None))
 
 
-def test_gates_of_another_type(kernels: NativeKernels, config: DeltaSpec | StateSpaceSpec) -> None:
+def test_gates_of_another_type(kernels: NativeKernels, config: Spec) -> None:
     """They may come from a layer that stock operations multiply."""
     rule, plan = Rule(config, torch.bfloat16), Strands((Strand(0, 20, 0, ()),))
     rows, gates = rule.rows[:20], rule.gates[:20]
@@ -118,9 +125,7 @@ def test_gates_of_another_type(kernels: NativeKernels, config: DeltaSpec | State
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", [1, 7, 64, 100])
-def test_chunks_of_a_prompt(
-    kernels: NativeKernels, config: DeltaSpec | StateSpaceSpec, dtype: torch.dtype, size: int
-) -> None:
+def test_chunks_of_a_prompt(kernels: NativeKernels, config: Spec, dtype: torch.dtype, size: int) -> None:
     """Any chunks, in any company, give the bits of single tokens; and snapshots those of states."""
     rule = Rule(config, dtype)
     plain, chunked, length, border = rule.pool(), rule.pool(), 100, 48
@@ -145,9 +150,7 @@ def test_chunks_of_a_prompt(
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_nodes_of_a_tree(
-    kernels: NativeKernels, config: DeltaSpec | StateSpaceSpec, dtype: torch.dtype
-) -> None:
+def test_nodes_of_a_tree(kernels: NativeKernels, config: Spec, dtype: torch.dtype) -> None:
     """Each node has the bits of its path's tokens one by one; the accepted path gives their state."""
     rule = Rule(config, dtype)
     states = rule.pool()

@@ -13,6 +13,7 @@ from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
 from subprocess import Popen
+from typing import Any
 
 import numpy as np
 import pytest
@@ -283,6 +284,12 @@ def test_the_memory_of_a_stage_is_what_its_layers_leave(monkeypatch: pytest.Monk
     (stage,) = load_pipeline("sibyl", [stage_here()]).rest
     assert stage.memory == 1 << 40
     stage.close()
+
+
+@pytest.mark.parametrize("stages", ["localhost:1", ["localhost:1"], [2], 1.5, None])
+def test_stages_that_are_no_places(stages: Any) -> None:
+    with pytest.raises(TypeError, match=r"a list of places, not|a StageAddress, not"):
+        LLM("sibyl", stages=stages)
 
 
 def test_a_host_that_cannot_be_a_name() -> None:

@@ -48,7 +48,7 @@ def test_a_job_of_an_engine_that_dies_goes_on_at_another_one() -> None:
 async def handed_over(one: Fixture, each: Job) -> tuple[FakeEngine, FakeEngine]:
     """The engine of a job, which is drained, and the one that takes over but has said nothing yet."""
     engine = await one.begin(each)
-    one.fleet.drain(one.replicas[one.engines.index(engine)], patience=0)
+    one.fleet.drain(one.replicas[one.engines.index(engine)])
     (other,) = [replica for replica in one.engines if replica is not engine]
     await until(lambda: other.submits)
     return engine, other
@@ -99,7 +99,7 @@ def test_a_drained_engine_keeps_an_answer_until_another_one_has_its_next_token()
         engine.say(each, 2)
         await until(lambda: each.num_output == 2)
         replica = one.replicas[one.engines.index(engine)]
-        one.fleet.drain(replica, patience=0)
+        one.fleet.drain(replica)
         (other,) = [each for each in one.engines if each is not engine]
         await until(lambda: other.submits)
         engine.say(each, 4)  # it still answers
@@ -202,7 +202,7 @@ def test_a_job_stays_within_its_numeric_mode(caplog: pytest.LogCaptureFixture) -
 
 def test_a_fleet_grows_and_shrinks() -> None:
     async def test() -> None:
-        one = Fixture(1)
+        one = Fixture(1, drain=60.0)
         one.fleet.scale(3)
         assert len(one.engines) == len(one.replicas) == 3
         for engine in one.engines[1:]:
@@ -337,7 +337,7 @@ def test_in_any_order_of_events_each_answer_is_told_once(seed: int, monkeypatch:
                 engine.die()
                 await until(lambda: all(each.restart_in is None for each in one.replicas))
             elif event < 0.06 and len(lasting) > 1:
-                one.fleet.drain(random_.choice(lasting), patience=0)
+                one.fleet.drain(random_.choice(lasting))
             elif event < 0.12 and len(one.replicas) < 3:
                 one.fleet.scale(3)
             elif event < 0.2:

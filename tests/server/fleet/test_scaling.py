@@ -189,7 +189,7 @@ def test_the_only_engine_is_replaced_before_it_goes() -> None:
         first = await one.begin(each)
         first.say(each, 2)
         await until(lambda: each.num_output == 2)
-        one.fleet.drain(one.replicas[0], patience=0)
+        one.fleet.drain(one.replicas[0])
         await until(lambda: len(one.engines) == 2)
         second = one.engines[1]
         await asyncio.sleep(0.05)
@@ -211,7 +211,7 @@ def test_the_only_engine_without_jobs_serves_until_the_next_one_is_loaded() -> N
     async def test() -> None:
         one = Fixture(1)
         await one.ready()
-        one.fleet.drain(one.replicas[0], patience=0)
+        one.fleet.drain(one.replicas[0])
         await until(lambda: len(one.engines) == 2)
         first, second = one.engines
         await asyncio.sleep(10 * fleet.TICK)

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 
-from soothsay import ModelError, SoothsayError, Tokenizer
+from soothsay import ModelError, SoothsayError
 from soothsay.bench.bench_plans import PEERS, PeerOptions
 from soothsay.bench.journal import short_hash
 from soothsay.bench.peers.engines.peer import Setup, UnavailableError
 from soothsay.bench.peers.peer_process import PeerProcess
 from soothsay.bench.peers.peer_results import OURS
-from soothsay.bench.prompts import by_task, encode_with, in_turns, read_prompts
-from soothsay.corpus import PromptEntry
+from soothsay.bench.prompts import by_task, encode, in_turns, read_prompts
 from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.kernel_sets import usable_device
 from soothsay.model.weights.checkpoint import Checkpoint, open_checkpoint
-
-Progress = Callable[[str, int, int], None]
-"""Called with the name of the current part, the steps of it that are done, and its number of steps."""
+from soothsay.progress import tell_progress
 
 
 class EngineBench:
@@ -30,13 +26,12 @@ class EngineBench:
     Args:
         plan: which engines answer what.
         room: tokens that a context must hold in any case.
-        progress: see `Progress`.
 
     Raises `SoothsayError` if a peer is unknown, or the plan does not fit the kind of model.
     """
 
-    def __init__(self, plan: PeerOptions, room: int = 0, progress: Progress = lambda *_: None):
-        self.options, self.progress = plan, progress
+    def __init__(self, plan: PeerOptions, room: int = 0):
+        self.options = plan
         self.peers = plan.peers or PEERS
         self.threads, self.device = plan.threads or torch.get_num_threads(), str(usable_device(plan.device))
         if unknown := {*self.peers, *filter(None, plan.interpreters)} - {*PEERS}:
@@ -55,7 +50,8 @@ class EngineBench:
         self.notes: list[str] = []
         """What could not be measured, and why."""
 
-        every = [] if plan.prompts is None else list(_questions(plan, self.tokenizer))
+        chosen = {} if plan.prompts is None else by_task(read_prompts(plan.prompts), plan.per_task)
+        every = [(entry, encode(entry, self.tokenizer)) for entry in in_turns(chosen.values())]
         self.questions = [one for one in every if len(one[1]) + plan.max_tokens <= config.max_positions]
         """Prompts to which engines give whole answers, and their token ids."""
 
@@ -84,20 +80,12 @@ class EngineBench:
                 convert = "convert this model with its convert_hf_to_gguf.py, and measure that file"
                 raise UnavailableError(f"llama.cpp runs GGUF files: {convert}")
             own_format = model
-        self.progress(f"{dtype}: loading {name}", 0, 0)
+        tell_progress(f"{dtype}: loading {name}")
         python = sys.executable if name == OURS else pythons.get(name, pythons.get("", sys.executable))
         draft_model = plan.draft_model and str(Path(plan.draft_model).resolve())
         own = list(plan.drafters), draft_model, self.device, plan.kernels
         setup = Setup(model, dtype, self.threads, self.context, own_format, *own)
         return PeerProcess(name, setup, python, self.folder / f"{name}-{dtype}.log")
-
-
-def _questions(plan: PeerOptions, tokenizer: Tokenizer | None) -> Iterator[tuple[PromptEntry, list[int]]]:
-    """Yield `per_task` prompts of each task. The tasks take turns."""
-    if tokenizer is None or plan.prompts is None:
-        raise ModelError(f"{plan.model} has no tokenizer, and the prompts are text")
-    for entry in in_turns(by_task(read_prompts(plan.prompts), plan.per_task).values()):
-        yield entry, encode_with(tokenizer, entry)
 
 
 def _digest(checkpoint: Checkpoint) -> str:

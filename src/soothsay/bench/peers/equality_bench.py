@@ -12,8 +12,7 @@ from pathlib import Path
 import torch
 
 from soothsay.bench.bench_plans import EqualityPlan
-from soothsay.bench.journal import Journal
-from soothsay.bench.peers.engine_bench import EngineBench, Progress
+from soothsay.bench.peers.engine_bench import EngineBench
 from soothsay.bench.peers.engines.peer import UnavailableError
 from soothsay.bench.peers.equality_results import AGAIN, AnswerRecord, EqualityResults
 from soothsay.bench.peers.peer_process import PeerProcess
@@ -22,6 +21,7 @@ from soothsay.core.batch import Rows
 from soothsay.corpus import PromptEntry
 from soothsay.model.transformer import Transformer
 from soothsay.model.weights.load import load_model
+from soothsay.progress import tell_progress
 
 BATCHES = (4, 16)
 """Numbers of prompts in a batch."""
@@ -35,11 +35,11 @@ Asked = tuple[PromptEntry, list[int]]
 class EqualityBench(EngineBench):
     """Collects the answers that a plan asks for, engine by engine. Arguments and errors are `PeerBench`'s."""
 
-    def __init__(self, plan: EqualityPlan, path: Path | None = None, progress: Progress = lambda *_: None):
-        super().__init__(plan, progress=progress)
+    def __init__(self, plan: EqualityPlan, path: Path | None = None):
+        super().__init__(plan)
         known = self.checkpoint.eos_ids
         self.ends = {*(self.tokenizer.end_ids(known) if self.tokenizer else known)}
-        self.results = EqualityResults(Journal(self.conditions, path))
+        self.results = EqualityResults(self.conditions, path)
         self._exact: Transformer | None = None
 
     def run(self) -> EqualityResults:
@@ -66,7 +66,7 @@ class EqualityBench(EngineBench):
             engine.call("load")
         impossible = set[str]()
         for done, (mode, batch, group) in enumerate(missing):
-            self.progress(f"{engine.name}, {dtype}: {mode}, batch of {batch}", done, len(missing))
+            tell_progress(f"{engine.name}, {dtype}: {mode}, batch of {batch}", done, len(missing))
             prompts = [ids for _, ids in group]
             if mode in impossible:
                 continue

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
 
-from soothsay.bench.journal import Records
+from soothsay.bench.journal import Journal
 from soothsay.bench.peers.peer_results import OURS, PLAIN
 from soothsay.bench.tables import ResultTable
 from soothsay.plotting import new_figure, series_style, tidy
@@ -79,7 +79,7 @@ class EqualityRow:
         return f"{self.way[2]}, batch of {self.way[3]}" if self.way[3] > 1 else self.way[2]
 
 
-class EqualityResults(Records[AnswerRecord]):
+class EqualityResults(Journal[AnswerRecord]):
     """The answers in a journal."""
 
     WHAT, ENTRY = "answers of 'bench equality'", AnswerRecord

@@ -14,9 +14,8 @@ from pathlib import Path
 
 from soothsay import SoothsayError
 from soothsay.bench.bench_plans import PeerPlan
-from soothsay.bench.journal import Journal
 from soothsay.bench.measure import turns
-from soothsay.bench.peers.engine_bench import EngineBench, Progress
+from soothsay.bench.peers.engine_bench import EngineBench
 from soothsay.bench.peers.engines.peer import UnavailableError
 from soothsay.bench.peers.peer_process import PeerProcess
 from soothsay.bench.peers.peer_results import (
@@ -31,6 +30,7 @@ from soothsay.bench.peers.peer_results import (
     PeerResults,
 )
 from soothsay.bench.prompts import PASSAGE, QUESTION
+from soothsay.progress import tell_progress
 
 VERIFICATIONS = 5
 """Number of passes of one size in a round; the median counts."""
@@ -42,15 +42,14 @@ class PeerBench(EngineBench):
     Args:
         plan: what to measure.
         path: the file for results; an existing file is continued.
-        progress: see `Progress`.
 
     Raises:
         SoothsayError: a peer is unknown, the plan does not fit the kind of model, the file is of another run,
             or an engine fails.
     """
 
-    def __init__(self, plan: PeerPlan, path: Path | None = None, progress: Progress = lambda *_: None):
-        super().__init__(plan, max(CONTEXT + plan.tokens + 1, PROMPT + 1, CONTEXT + max(VERIFIED)), progress)
+    def __init__(self, plan: PeerPlan, path: Path | None = None):
+        super().__init__(plan, max(CONTEXT + plan.tokens + 1, PROMPT + 1, CONTEXT + max(VERIFIED)))
         self.plan, self.dtypes = plan, plan.dtypes or ["bfloat16"]
         if self.is_file:
             if other := [dtype for dtype in self.dtypes if dtype != "auto"]:
@@ -62,7 +61,7 @@ class PeerBench(EngineBench):
         text = range(1, self.vocab_size)
         ids = self.tokenizer.encode(f"{QUESTION} {PASSAGE}") if self.tokenizer else text
         self.ids = list(islice(cycle(ids), PROMPT))
-        self.results = PeerResults(Journal({**self.conditions, "tokens": plan.tokens}, path))
+        self.results = PeerResults({**self.conditions, "tokens": plan.tokens}, path)
 
     def run(self) -> PeerResults:
         """Measure what is not in the file yet."""
@@ -85,7 +84,7 @@ class PeerBench(EngineBench):
         """Measure steps, prompts and passes. The first round warms up and is not counted."""
         steps = len(engines) * (self.plan.rounds + 1)
         for done, (number, engine) in enumerate(turns(engines, self.plan.rounds + 1)):
-            self.progress(f"{dtype}: rounds", done, steps)
+            tell_progress(f"{dtype}: rounds", done, steps)
             for measure in ("decode", "prompt", *(f"verify {rows}" for rows in VERIFIED)):
                 missing = any(
                     (measure, dtype, engine.name, PLAIN, str(item)) not in self.results
@@ -93,7 +92,7 @@ class PeerBench(EngineBench):
                 )
                 if missing and (record := self._measure(engine, dtype, measure, number)) and number:
                     self.results.add(record)
-        self.progress(f"{dtype}: rounds", steps, steps)
+        tell_progress(f"{dtype}: rounds", steps, steps)
 
     def _measure(self, engine: PeerProcess, dtype: str, measure: str, number: int) -> PeerRecord | None:
         output, start = list[int](), 16 * number % (PROMPT - CONTEXT)  # another context each round
@@ -118,7 +117,7 @@ class PeerBench(EngineBench):
         warm, impossible = set[tuple[str, str]](), set[tuple[str, str]]()
         steps = len(self.questions) * len(contestants)
         for done, (number, (engine, mode)) in enumerate(turns(contestants, len(self.questions))):
-            self.progress(f"{dtype}: answers", done, steps)
+            tell_progress(f"{dtype}: answers", done, steps)
             question, ids = self.questions[number]
             own = engine.name, mode
             kind = ANSWER, dtype, *own, question.id
@@ -136,4 +135,4 @@ class PeerBench(EngineBench):
             what, made = (*kind, seconds, len(output), engine.version), output[:AGREEMENT]
             self.results.add(PeerRecord(*what, question.task, made))
         if steps:
-            self.progress(f"{dtype}: answers", steps, steps)
+            tell_progress(f"{dtype}: answers", steps, steps)

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from soothsay.bench.journal import Records
+from soothsay.bench.journal import Journal
 from soothsay.bench.spec.spec_page import HEADINGS
 from soothsay.bench.tables import ResultTable
 
@@ -55,7 +55,7 @@ class PeerRecord:
         return self.measure, self.dtype, self.engine, self.mode, self.item
 
 
-class PeerResults(Records[PeerRecord]):
+class PeerResults(Journal[PeerRecord]):
     """The measurements in a journal."""
 
     WHAT, ENTRY = "measurements of 'bench peers'", PeerRecord

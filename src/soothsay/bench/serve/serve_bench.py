@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from soothsay.bench.bench_plans import ServeOptions
 from soothsay.bench.chat_client import ChatClient, ChatError, now
-from soothsay.bench.journal import Journal, conditions
+from soothsay.bench.journal import conditions
 from soothsay.bench.measure import Meter, Progress, rotated
 from soothsay.bench.prompts import QUESTION
 from soothsay.bench.serve.serve_results import LoadResults, Sample, Trial
@@ -36,25 +37,11 @@ class LoadTarget:
     body: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class LoadPlan:
-    """What to measure.
-
-    Args:
-        loads: loads, one after the other in each round.
-        rounds: number of rounds. The target that starts rotates.
-        warm_up: number of requests before a target's first trial, which do not count.
-        max_tokens: largest number of tokens of an answer.
-        temperature: sampling temperature.
-        seed: the first answer's seed, and the seed of the arrivals.
-    """
+@dataclass(frozen=True)
+class LoadPlan(ServeOptions):
+    """What to measure: `loads`, one after the other in each round."""
 
     loads: Sequence[Arrivals]
-    rounds: int = 1
-    warm_up: int = 2
-    max_tokens: int = 128
-    temperature: float = 0.0
-    seed: int = 0
 
 
 class ServeBench:
@@ -87,7 +74,7 @@ class ServeBench:
                 raise RequestError(f"{what} need names of their own, and at least one; there are {names}")
         self.targets, self.mix, self.plan = targets, mix, plan
         self.meter = _LoadMeter(progress)
-        self.results = LoadResults(Journal(self._conditions(), path))
+        self.results = LoadResults(self._conditions(), path)
 
     async def run(self) -> LoadResults:
         """Measure what is not in the file yet. If it is cancelled, answers so far are kept.
@@ -195,9 +182,7 @@ class _User:
         except ChatError as error:
             end = _rounded(now() - sent)
             return replace(sample, end=end, error=error.kind, message=str(error)), ""
-        usage = reply.usage
-        speculation = usage.get("speculation") or {}
-        accepted = speculation.get("mean_accepted") or 0.0
+        accepted = reply.told("speculation", "mean_accepted")
         answered = replace(
             sample,
             end=_rounded(reply.end - sent),
@@ -205,10 +190,10 @@ class _User:
             tokens=reply.tokens,
             counted=reply.counts,
             finish_reason=reply.finish_reason,
-            prompt_tokens=usage.get("prompt_tokens") or 0,
-            cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
+            prompt_tokens=int(reply.told("prompt_tokens") or 0),
+            cached_tokens=int(reply.told("prompt_tokens_details", "cached_tokens") or 0),
             steps=reply.tokens / accepted if accepted else 0.0,
-            drafted=speculation.get("drafted") or 0,
+            drafted=int(reply.told("speculation", "drafted") or 0),
         )
         return answered, reply.text
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from soothsay.bench.journal import Records
+from soothsay.bench.journal import Journal
 
 PERCENTILES = (50, 90, 95, 99)
 
@@ -115,7 +115,7 @@ class Trial:
     round: int  # from 1
     begin: int  # place of the first conversation in the mix
     begun: int  # conversations that were started
-    seconds: float  # from the first request's due time to the end of the last answer
+    seconds: float  # from the trial's begin to the end of the last answer, or of the duration
     cpu: float  # CPU seconds of the benchmark itself
     whole: bool  # False: it was interrupted
     refused: list[str] = field(default_factory=list)  # optional fields that the server refused
@@ -229,13 +229,13 @@ def median_of(measure: Measure) -> Callable[[Trial], float]:
     return median
 
 
-class LoadResults(Records[Trial]):
+class LoadResults(Journal[Trial]):
     """The trials in a journal. A trial is added when it ends."""
 
     WHAT = "measurements of 'bench serve'"
 
     def read_entry(self, entry: Mapping[str, Any]) -> None:
-        """See `Records`."""
+        """See `Journal`."""
         samples = [Sample(**sample) for sample in entry["samples"]]
         self.keep(Trial(**{**entry, "samples": samples}))
 

@@ -16,7 +16,7 @@ BUSY = 0.9
 """Share of CPU time in wall time below which the machine was busy."""
 
 FEW = 10
-"""Questions below which the interval is called rough."""
+"""Questions, or batches of them, below which the interval is called rough."""
 
 
 def recommendations(results: SpecResults) -> Iterator[tuple[str, str]]:
@@ -35,6 +35,8 @@ def recommendations(results: SpecResults) -> Iterator[tuple[str, str]]:
         if named:
             where = f"At temperature {temperature:g}, batch {batch}: " if len(settings) > 1 else ""
             drafter, said = _choice(named, measure)
+            for verifier in results.conditions.get("verifiers", ()):  # which requests choose, not servers
+                drafter = drafter.removesuffix(f", {verifier}")
             words = "soothsay", "serve", str(results.conditions.get("model", "MODEL")), "--drafter", drafter
             yield where + said, shlex.join(words)
 
@@ -53,15 +55,16 @@ def _choice(rows: Sequence[SpecRow], measure: str) -> tuple[str, str]:
     best = max(rows, key=lambda row: row.overall.speedup)
     level = [row for row in rows if _share_faster(best, row) < SURE]  # and the best itself
     chosen = next((row for row in level if row.name == "auto"), best)
-    (low, high), questions = chosen.overall.interval, len(chosen.overall.rates)
-    number = f"{questions} question{'s' if questions > 1 else ''}"
-    sure = f"95% interval {low:.2f} to {high:.2f}, {number}" if questions > 1 else number
-    if questions < FEW:
+    (low, high), count = chosen.overall.interval, len(chosen.overall.rates)
+    one, many = ("question", "questions") if chosen.batch == 1 else ("batch", "batches")
+    number = f"{count} {many if count > 1 else one}"
+    sure = f"95% interval {low:.2f} to {high:.2f}, {number}" if count > 1 else number
+    if count < FEW:
         sure += ", so few that this is rough: more prompts, or --rounds N, say more"
     gain = f"{chosen.overall.speedup:.2f} times as fast as plain decoding{measure} ({sure})"
     if best.overall.speedup <= 1:
         return PLAIN, f"Use no drafter: even the best one, {chosen.name}, is only {gain}."
-    if low <= 1 or questions == 1:
+    if low <= 1 or count == 1:
         return chosen.name, f"{chosen.name} may be worth trying: it is {gain}, which may be chance."
     others = " and ".join(f"{row.name} ({row.overall.speedup:.2f})" for row in level if row is not chosen)
     beside = f"; {others} cannot be told apart with {number}" if others else ""

@@ -14,7 +14,7 @@ import torch
 
 from soothsay import LLM, DrafterError, EngineConfig, RequestError, SamplingParams, SoothsayError
 from soothsay.bench.bench_plans import SpecOptions
-from soothsay.bench.journal import Journal, conditions, short_hash
+from soothsay.bench.journal import conditions, short_hash
 from soothsay.bench.measure import Meter, Progress, rotated
 from soothsay.bench.prompts import QUESTION, encode, in_turns
 from soothsay.bench.spec.contenders import AskedTurn, Contender, TurnAnswer
@@ -81,7 +81,7 @@ class SpecBench:
     ):
         self.llm, self.questions, self.plan = llm, questions, plan
         self.contenders, left_out = _build(llm, plan)
-        self.results = SpecResults(Journal(self._conditions(about or {}, left_out), path))
+        self.results = SpecResults(self._conditions(about or {}, left_out), path)
         self._times = times
         self._meter = Meter(progress, limit=plan.limit)
         self._refusal: RequestError | None = None  # of the last question that did not fit into the context
@@ -96,7 +96,7 @@ class SpecBench:
             self._warm_up()
         self._meter.begin = time.perf_counter()
         for place, setting in enumerate(settings):
-            self._round(setting, self._meter.left * (1 - 1 / (len(settings) - place)))
+            self._round(setting, self._meter.left / (len(settings) - place))
         if not self.results.rows():
             raise RequestError(f"none of {len(self.questions)} questions can be answered: {self._refusal}")
         return self.results
@@ -124,13 +124,14 @@ class SpecBench:
             for contender in self.contenders:
                 contender.answer([asked])
 
-    def _round(self, setting: Setting, spared: float) -> None:
-        """Measure questions at one setting, turn by turn, until so many seconds are left."""
+    def _round(self, setting: Setting, seconds: float) -> None:
+        """Measure questions at one setting, turn by turn, for so many seconds; one at least."""
+        end = time.perf_counter() + seconds
         if self._times is not None and self._lacks(setting):
             self.results.add_times(setting, self._times())
         groups = _groups(self.questions, setting[1])
         for number, group in enumerate(groups):
-            if number and self._meter.left <= spared:
+            if number and time.perf_counter() >= end:
                 left = [question for group in groups[number:] for question in group]
                 self._meter.advance(dropped=_turns(left) * len(self.contenders))
                 return
@@ -208,7 +209,7 @@ class SpecBench:
 
     def _asked(self, asked: str | tuple[Message, ...], params: SamplingParams) -> AskedTurn | None:
         """Return a turn as a request, or None if it does not fit into the context."""
-        prompt = encode(PromptEntry(asked), self.llm)
+        prompt = encode(PromptEntry(asked), self.llm.tokenizer)
         try:
             self.llm.stream(prompt, params, drafter=PLAIN).cancel()
         except RequestError as refusal:

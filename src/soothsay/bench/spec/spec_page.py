@@ -96,13 +96,15 @@ def interval_table(results: SpecResults) -> ResultTable:
         return [row.name, f"{row.temperature:g}", str(row.batch), *map(_interval, scores)]
 
     headings = ["drafter", "T", "batch", *(HEADINGS.get(task, task) for task in tasks)]
-    name = f"{title(results)}: 95% intervals of the speed-up; ✗: slower than plain decoding"
+    name = f"{title(results)}: 95% intervals of the speed-up; ✗: slower than plain decoding; ?: too few"
     return ResultTable(headings, [cells(row) for row in rows], title=name)
 
 
 def _interval(score: Score | None) -> str:
     if score is None:
         return ""
+    if len(score.rates) == 1:
+        return f"{score.speedup:.2f} ?"
     low, high = score.interval
     return f"{low:.2f}-{high:.2f}{' ✗' if score.is_slower else ''}"
 

@@ -7,9 +7,10 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from soothsay.bench.journal import Journal, Records
+from soothsay.bench.journal import Journal
 from soothsay.bench.spec.contenders import TurnAnswer
 from soothsay.bench.spec.run_times import RunTimes, ratio
 from soothsay.bench.spec.theory import predicted_seconds, speedups_by_nodes
@@ -92,7 +93,7 @@ class Score:
     @property
     def is_slower(self) -> bool:
         """Whether it is slower than plain decoding, and that is no accident of the questions."""
-        return bool(self.rates) and self.interval[1] < SLOWER
+        return len(self.rates) > 1 and self.interval[1] < SLOWER  # one question says nothing
 
     @property
     def best_nodes(self) -> int:
@@ -116,18 +117,18 @@ class SpecRow:
         return self.scores[OVERALL]
 
 
-class SpecResults(Records[Lap]):
+class SpecResults(Journal[Lap]):
     """The laps of a journal, and the times of passes."""
 
     WHAT = "measurements of 'bench spec'"
 
-    def __init__(self, journal: Journal):
+    def __init__(self, conditions: Mapping[str, Any], path: Path | None = None):
         self._plain: dict[tuple[float, int, int], TurnAnswer] = {}
         self._times: dict[Setting, PassTimes] = {}
-        super().__init__(journal)
+        super().__init__(conditions, path)
 
     def read_entry(self, entry: Mapping[str, Any]) -> None:
-        """See `Records`."""
+        """See `Journal`."""
         if PASSES in entry:
             temperature, batch, number = entry["setting"]
             (self._times[temperature, batch, number],) = parse_measurements(entry[PASSES])
@@ -155,7 +156,7 @@ class SpecResults(Records[Lap]):
     def add_times(self, setting: Setting, times: PassTimes) -> None:
         """Add the times of the target's passes, measured at this setting, also to the journal's file."""
         self._times[setting] = times
-        self.journal.add({"setting": setting, PASSES: measurements_as_json([times])})
+        self.write({"setting": setting, PASSES: measurements_as_json([times])})
 
     def plain(self, temperature: float, question: int, turn: int) -> TurnAnswer | None:
         """Return plain decoding's answer, which all contenders' answers must equal. None: not known."""

@@ -38,8 +38,8 @@ class Peers:
         from soothsay.bench.peers.peer_bench import PeerBench
         from soothsay.bench.peers.peer_results import answers_table, speeds_table, suspicions
 
-        with stage_bars() as progress:
-            bench = PeerBench(replace(self.plan, dtypes=[*dtypes]), self.to_json, progress)
+        with stage_bars():
+            bench = PeerBench(replace(self.plan, dtypes=[*dtypes]), self.to_json)
             results = bench.run()
         for weights in bench.dtypes:
             warnings = (Text(warning, "bold red") for warning in suspicions(results, weights))
@@ -71,8 +71,8 @@ class Equality:
         from soothsay.bench.peers.peer_results import OURS
 
         check_dtypes(self.plan.dtypes or (), (*get_args(DType), "float16"))
-        with stage_bars() as progress:
-            bench = EqualityBench(self.plan, self.to_json, progress)
+        with stage_bars():
+            bench = EqualityBench(self.plan, self.to_json)
             results = bench.run()
         show(equality_table(results), *bench.notes, markdown=self.markdown)
         save_chart(self.png, lambda: equality_chart(results))

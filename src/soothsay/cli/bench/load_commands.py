@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import typer
 from rich.text import Text
 
-from soothsay.bench.bench_plans import BenchOptions
+from soothsay.bench.bench_plans import BenchOptions, ServeOptions
 from soothsay.bench.tables import records_table
 from soothsay.cli.bench.bench_options import save_chart, save_numbers, show
 from soothsay.cli.terminal import notice, progress_bar
@@ -37,7 +37,7 @@ _UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0}
 
 
 @dataclass(frozen=True)
-class LoadOptions:
+class ArrivalOptions:
     """How requests arrive. At most one of the first three is given."""
 
     PANEL = "Load: at most one of the first three"
@@ -162,9 +162,10 @@ def parse_target(text: str, timeout: float, ignore_eos: bool) -> LoadTarget:
         url += "/v1"
     options: dict[str, str] = dict(part.split("=", 1) for part in rest)
     model, variable = options.pop("model", ""), options.pop("key", "")
-    key = os.environ.get(variable, "")
-    if variable and not key:
-        raise typer.BadParameter(f"{url},key={variable}: there is no such environment variable")
+    key = os.environ.get(variable, "").strip()
+    if variable and not (key and key.isascii() and key.isprintable()):
+        problem = "is no such environment variable" if not key else "are characters in it that no key has"
+        raise typer.BadParameter(f"{url},key={variable}: there {problem}")
     optional = {"ignore_eos": True} if ignore_eos else {}
     client = ChatClient(url, model, key, timeout, optional)
     return LoadTarget(named[1] or client.place, client, {name: _json(one) for name, one in options.items()})
@@ -195,21 +196,11 @@ class ServersUnderLoad:
     target: list[str] | None = option(None, metavar="[NAME=]URL")
     """Another server, written in the same way; may be repeated."""
 
-    load: LoadOptions
-    rounds: int = option(1, min=1)
-    """Number of rounds. The server that starts rotates."""
-
-    warm_up: int = option(2, min=1)
-    """Requests sent to each server before its first trial; not counted."""
-
+    load: ArrivalOptions
+    options: ServeOptions
     asked: PromptOptions
-    max_tokens: int = shared(BenchOptions, "max_tokens")
     ignore_eos: bool = flag()
     """Ask for answers of exactly --max-tokens tokens."""
-
-    temperature: float = shared(BenchOptions, "temperature")
-    seed: int = option(0, min=0)
-    """Seed of the order, the arrivals and the answers."""
 
     timeout: str = option("600s", metavar="TIME")
     """Time without a byte after which a request fails."""
@@ -229,9 +220,7 @@ class ServersUnderLoad:
             targets = [parse_target(text, silence, self.ignore_eos) for text in named]
             if not targets:
                 raise typer.BadParameter("name a server, such as http://127.0.0.1:8000")
-            mix = self.asked.mix(self.seed)
-            answers = self.max_tokens, self.temperature, self.seed
-            plan = LoadPlan(loads, self.rounds, self.warm_up, *answers)
+            mix, plan = self.asked.mix(self.options.seed), LoadPlan(loads, **vars(self.options))
         with progress_bar("asking", "s" if self.load.duration else "conversations") as progress:
             bench = ServeBench(targets, mix, plan, path=self.to_json, progress=progress)
             interrupted = _run(bench)
@@ -264,10 +253,6 @@ def _run(bench: ServeBench) -> bool:
     return False
 
 
-SILENCE = 600.0
-"""Seconds without a byte after which a request fails."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class BusyMachine:
     """Measure how fast servers decode while other processes keep the cores of this machine busy.
@@ -292,7 +277,9 @@ class BusyMachine:
 
     def run(self) -> None:
         """Ask the servers, and print a table."""
-        targets = [parse_target(text, SILENCE, ignore_eos=True) for text in self.server]
+        from soothsay.bench.chat_client import TIMEOUT
+
+        targets = [parse_target(text, TIMEOUT, ignore_eos=True) for text in self.server]
         if len({target.name for target in targets}) < len(targets):
             raise typer.BadParameter("give servers names of their own, as in NAME=http://127.0.0.1:8000")
         with progress_bar("asking", "answers") as progress:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from soothsay.bench.tables import records_table
 from soothsay.cli.command_classes import add_commands
-from soothsay.cli.terminal import PLAIN, facts_table, goes_on, load_bar, notice, progress_bar
+from soothsay.cli.terminal import PLAIN, facts_table, load_bar, notice, progress_bar
 from soothsay.cli.text_stores import KeepAnswers
 from soothsay.cli.train.training_commands import COMMANDS
 from soothsay.config import DType
@@ -59,7 +59,7 @@ class AnswerConversations:
     """Number of conversations, drawn from the whole file."""
 
     temperature: float = common("temperature", default=0.7, panel=SamplingOptions.PANEL)
-    max_tokens: int = common("max_tokens", default=512)
+    max_tokens: int = common("max_tokens", default=512, min=1)
     batch: int = option(32, min=1)
     """Conversations at a time."""
 
@@ -102,13 +102,13 @@ class AnswerConversations:
 
             taps = taps_of(features, llm.model.spec.num_layers)
             folder = FeatureFolder(self.out.with_suffix(".features"), taps)
-        with progress_bar("answering", "conversations") as bar, goes_on(bar, "conversations") as progress:
+        with progress_bar("answering", "conversations", resumes=True) as progress:
             report = write_answers(
                 *(llm, asked, self.out, params), limit=self.limit, features=folder, progress=progress
             )
         _show_answers(report, tally, self.out)
         if folder is not None:
-            Console(highlight=False, soft_wrap=True).print(f"features for {features}: {folder.path}")
+            print(f"features for {features}: {folder.path}")
 
 
 def _show_answers(report: AnswersReport, tally: Tally, out: Path) -> None:
@@ -174,7 +174,7 @@ class FindSkippedLayers:
             if text:
                 pieces = read_samples(text, tokenizer, self.samples, self.tokens)
             else:
-                pieces = write_samples(target, tokenizer, self.samples, self.tokens, lambda *_: None)
+                pieces = write_samples(target, tokenizer, self.samples, self.tokens)
         with progress_bar("leaving out", "layers") as progress:
             found = search(target, pieces, progress)
         best = max(found, key=lambda one: one.speedup)
@@ -195,7 +195,7 @@ def _show_skipped(found: list[SkipSet], best: SkipSet, directory: Path) -> None:
         },
         style=lambda one: "bold" if one is best else "",
     )
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     console.print(table)
     console.print(f"{directory} has the best of them.", soft_wrap=True)
     if best.speedup <= 1:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from soothsay.cli.terminal import bars, notice
+from soothsay.cli.text_stores import read_texts
 from soothsay.options import ModelOptions, argument, common, option, required, shared
 from soothsay.train.training_config import TrainingConfig, training_option
 
@@ -79,23 +80,13 @@ class TrainingRun:
 
     def read(self, data: list[Path]) -> list[Example]:
         """Read conversations, texts and folders of features."""
-        from soothsay.errors import TrainingError
-        from soothsay.tokenizer import with_layout
-        from soothsay.train.examples import read_examples
         from soothsay.train.features import is_feature_folder, recorded_examples
 
-        tokenizer = with_layout(self.checkpoint().tokenizer(), self.chat_template)
-        if tokenizer is None:
-            raise TrainingError(f"{self.model} has no tokenizer, so no text can be encoded for it")
         folders = [path for path in data if is_feature_folder(path)]
-        files = [path for path in data if path not in folders]
-        with notice("reading the data ..."):
+        with notice("reading the features ..."):
             examples = [one for path in folders for one in recorded_examples(path, self.max_tokens)]
-            if files:
-                texts, skipped = read_examples(files, tokenizer, self.max_tokens)
-                examples += texts
-        if files and str(skipped):
-            Console(stderr=True, highlight=False).print(str(skipped), style="yellow", soft_wrap=True)
+        if files := [path for path in data if path not in folders]:
+            examples += read_texts(self.model, files, self.chat_template, self.max_tokens)[1]
         return examples
 
     def judge(self, drafter: str, held_out: list[Example]) -> Callable[[Path], dict[str, float]]:
@@ -115,7 +106,7 @@ class TrainingRun:
         def evaluate(directory: Path) -> dict[str, float]:
             if not llm:
                 llm.append(LLM(self.model, drafter="none", device=self.device, config=measuring()))
-            spec = f"{drafter}(model={directory})"
+            spec = f"{drafter}(model={str(directory)!r})"
             greedy, sampled = (mean_accepted(llm[0], spec, prompts, temperature=t) for t in (0.0, 1.0))
             return {"accepted": greedy, "accepted_sampled": sampled, "score": (greedy + sampled) / 2}
 
@@ -128,7 +119,7 @@ class TrainingRun:
 
         require_matplotlib()  # every evaluation draws a chart
         trainer = Trainer(recipe, examples, self.config, self.out)
-        console = Console(highlight=False, soft_wrap=True)
+        console = Console(highlight=False, markup=False, soft_wrap=True)
         if trainer.step:
             console.print(f"resuming after step {trainer.step}")
         columns = (

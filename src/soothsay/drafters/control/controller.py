@@ -21,6 +21,7 @@ from soothsay.drafters.control.decision import (
     AskingPolicy,
     AskingRound,
     FeatureRest,
+    Nap,
     SignalPolling,
     is_hopeless,
     select_nodes,
@@ -82,9 +83,14 @@ class Controller(Composite):
         self.backlogs = [Backlog(*own, clock, reading) for own in zip(parts, self._taps, strict=True)]
         self._polling = SignalPolling(parts, self.costs, clock, self._new_forecast)
         self._asking = AskingPolicy(parts, self.costs, self.backlogs)
-        self._rest = FeatureRest()
+        self._rest, self._nap = FeatureRest(), Nap()
         self._all_taps, self._readers = self.taps, [i for i, part in enumerate(parts) if part.taps]
         self.decisions: Counter[str] = Counter(dict.fromkeys((*(part.name for part in parts), NOBODY), 0))
+
+    @property
+    def _naps(self) -> bool:
+        """Whether nothing is done in this step but to keep features."""
+        return self.step < self._nap.end
 
     @property
     def times(self) -> PassTimes:
@@ -93,8 +99,13 @@ class Controller(Composite):
 
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
         """The nodes that are worth verifying for each request; the root alone where none is."""
-        self.costs.begin_step()
         self.step += 1
+        if not self.costs.serves(requests):
+            self._nap = Nap()
+        if self._naps:
+            self.decisions[NOBODY] += len(requests)
+            return [DraftTree(request.last_token) for request in requests]
+        self.costs.begin_step()
         can_draft: list[RequestState] = []
         for request in requests:
             state = self.states.get(request) or self._state(request)
@@ -111,7 +122,8 @@ class Controller(Composite):
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """Time the step, show it to the drafters that were asked, and keep its features for the others."""
-        self.costs.follow_pass(observations, self.target.model.experts_run)
+        if not self._naps:
+            self.costs.follow_pass(observations, self.target.model.experts_run)
         shown = observations if self._trees else ()
         for drafter, part in enumerate(self.parts):
             asked = [seen for seen in shown if self._was_asked(drafter, seen.request)]
@@ -123,8 +135,10 @@ class Controller(Composite):
                 part.observe([self._seen_by(drafter, seen) for seen in asked])
                 self._watch(drafter, asked)
                 self.costs.end_drafting(drafter, len(asked), begin, self._levels(drafter, asked))
+        if self._naps:
+            return
         self._trees.clear()
-        self.costs.end_step(observations)
+        self._nap.record(self.step, self.costs.end_step(observations))
         if self._readers and self.step % REST_CHECKS == 0:
             self._rest_or_wake()
 
@@ -198,7 +212,7 @@ class Controller(Composite):
                 state.pause_until_next_probe()
         selected = select_nodes(drafted, prices, self.costs.proposing, self.costs.batch)
         for tree in selected.values():
-            self.costs.rows += len(tree) - 1
+            self.costs.nodes += len(tree) - 1
         return selected
 
     def _ask_for_drafts(

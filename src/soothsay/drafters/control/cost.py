@@ -153,7 +153,7 @@ class CostModel:
         self.polling = RunningCost()
         self.batch = 0  # requests in the step
         self._served = set[Request]()  # the requests of the last step
-        self.rows = 0  # of the step's pass
+        self.rows = self.nodes = 0  # of the step's pass: without draft tokens, and draft tokens
         self.rate = 0.0  # running mean of tokens per second at this batch size; 0: not measured yet
         self.prices: Prices | None = None  # those of the last decision
         self._priced: tuple[int, ...] | None = None  # the situation that they are for
@@ -161,7 +161,7 @@ class CostModel:
         self.proposing = 0.0  # their sum, in this step
         self._asked = 0  # drafters, in this step
         self._outside = 0.0  # seconds of polling, catching up and proposing in this step
-        self._begin = self._end = 0.0  # of this step's decision
+        self._begin = self._end = self._passed = 0.0  # begin and end of this step's decision, end of its pass
         self._followed = 0.0  # the begin of the last step whose pass was compared with `times`
 
     @property
@@ -178,9 +178,14 @@ class CostModel:
 
     def begin_step(self) -> None:
         """Begin the decision of a step."""
-        self._begin, self._outside, self.proposing, self._asked = self._clock(), 0.0, 0.0, 0
+        self._begin, self._outside, self.proposing, self._asked, self.nodes = self._clock(), 0.0, 0.0, 0, 0
         if self._begin - self._followed >= FOLLOW_INTERVAL:
             self._followed = self._begin
+
+    def serves(self, requests: Sequence[Request]) -> bool:
+        """Whether these are about as many requests as in the last step awake, and some of them were in it."""
+        count = len(requests)
+        return self.batch < 2 * count < 4 * self.batch and not self._served.isdisjoint(requests)
 
     def set_batch(self, requests: Sequence[Request]) -> bool:
         """Note the requests of this step. Returns whether their number has changed.
@@ -204,7 +209,7 @@ class CostModel:
         situation = (self.rows, self.batch, n, nodes, int(context / PRICE_CONTEXT), step // PRICE_STEPS)
         if self.prices is None or self._priced != situation:
             self._times = self._load_times()
-            seconds = self.times.span(self.rows, nodes * n, context)
+            seconds = self.times.span(self.rows, nodes * n, context, self.batch)
             rate = max(self.batch / seconds[0], self.rate)
             node_prices = [(more - seconds[0]) * (rate / n) for more in seconds[::n]]
             self._priced = situation
@@ -222,11 +227,14 @@ class CostModel:
     def record_polling(self, requests: int, seconds: float) -> None:
         """Count the seconds of polling some requests."""
         self.polling.record(requests, seconds)
-        self.leave_out(seconds)
+        self._outside += seconds
 
     def leave_out(self, seconds: float) -> None:
-        """Note seconds that are no part of this step's decision."""
-        self._outside += seconds
+        """Note seconds that are no part of this step, since they come once for each request.
+
+        The step's pass is not compared with `times` then.
+        """
+        self._begin += seconds
 
     def record_proposing(self, drafter: int, proposing: float, total: float) -> None:
         """Note a drafter's seconds in this step: to propose, and in total with catching up before."""
@@ -263,16 +271,29 @@ class CostModel:
 
         `experts` is how many experts a layer ran on average; None: no layer has experts.
         """
+        self._passed = self._clock()
         if self._followed != self._begin:
             return
-        now = self._clock()
         if None in [seen.verdict for seen in observations]:
             return  # rows of prompt chunks are not in `rows`
-        context = sum([seen.request.length for seen in observations]) / len(observations)
-        self.times.follow(self.rows, context, max(now - self._end, 1e-9), experts)
+        count, seconds = len(observations), max(self._passed - self._end, 1e-9)
+        context = sum([seen.request.length for seen in observations]) / count
+        self.times.follow(self.rows + self.nodes, context, seconds, experts, count)
 
-    def end_step(self, observations: Sequence[Observation]) -> None:
-        """Count the tokens per second of this step."""
-        tokens = sum([len(seen.verdict.tokens) for seen in observations if seen.verdict is not None])
-        rate = tokens / max(self._clock() - self._begin, 1e-9)
+    def end_step(self, observations: Sequence[Observation]) -> float:
+        """Count the tokens per second of this step.
+
+        Returns what being awake has earned, in passes of plain decoding: the draft tokens that were accepted,
+        less the time of nodes, drafters and decisions.
+        """
+        tokens = [len(seen.verdict.tokens) for seen in observations if seen.verdict is not None]
+        now, more = self._clock(), 0.0
+        rate = sum(tokens) / max(now - self._begin, 1e-9)
         self.rate = self.rate + MEAN_WEIGHT * (rate - self.rate) if self.rate else rate
+        if not tokens:
+            return 0.0
+        if self.nodes and self.prices is not None:
+            more = self.prices.pass_seconds[self.nodes] - self.prices.pass_seconds[0]
+        own = self._end - self._begin + now - self._passed
+        plain = max(self._passed - self._end - more, 1e-9)
+        return (sum(tokens) - len(tokens)) / len(observations) - (own + more) / plain

@@ -257,6 +257,38 @@ class FeatureRest:
         return step >= self.end or 2 * batch <= self.batch
 
 
+IDLE_SHARE = 0.005
+"""Share of the time that being awake may lose."""
+
+AWAKE_STEPS, FIRST_AWAKE_STEPS, LONGEST_NAP = 8, 16, 64
+"""Steps awake between two naps, and before the first one; steps of a nap at most."""
+
+EARNED_WEIGHT = 1 / 64
+"""Weight of the newest step in what being awake earns, at least."""
+
+
+@dataclass(slots=True)
+class Nap:
+    """Steps in which nobody is polled or asked, because being awake has earned less than it costs.
+
+    Decisions, polls and probes take a share of each step, for every request. Naps are as long as it takes to
+    lose no more than `IDLE_SHARE`. They end where `CostModel.serves` does not hold.
+    """
+
+    end: int = 0  # the step in which the nap ends
+    earned: float = 0.0  # running mean of what a step awake earns, in passes of plain decoding
+    steps: int = 0  # awake
+    left: int = FIRST_AWAKE_STEPS  # steps awake before the next nap
+
+    def record(self, step: int, earned: float) -> None:
+        """Count a step awake, and begin a nap after it if it is time."""
+        self.steps, self.left = self.steps + 1, self.left - 1
+        self.earned += max(1 / self.steps, EARNED_WEIGHT) * (earned - self.earned)
+        if self.left <= 0:
+            nap = AWAKE_STEPS * (-self.earned / IDLE_SHARE - 1)
+            self.end, self.left = step + 1 + int(min(max(nap, 0.0), LONGEST_NAP)), AWAKE_STEPS
+
+
 def is_hopeless(probes: ProbeSchedule, tokens_left: int) -> bool:
     """Whether a drafter is far from paying for a request with so many tokens until its limit."""
     return probes.interval >= max(LONG_INTERVAL, tokens_left / FEW_PROBES)

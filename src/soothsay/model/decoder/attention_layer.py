@@ -15,7 +15,12 @@ from soothsay.core.accepted import Accepted
 from soothsay.core.states import LayerStates
 from soothsay.model.decoder.decoder_block import LayerPass
 from soothsay.model.decoder.norm import RMSNorm, UnitNorm
-from soothsay.model.decoder.recurrent_layers import ConvolutionLayer, DeltaLayer, StateSpaceLayer
+from soothsay.model.decoder.recurrent_layers import (
+    ConvolutionLayer,
+    DeltaLayer,
+    SelectiveLayer,
+    StateSpaceLayer,
+)
 from soothsay.model.decoder.rope import QueryGrowth, Rope
 from soothsay.model.loaded_part import FloatPart, LoadedPart, StoredWeights
 from soothsay.model.ops.kernels import Kernels
@@ -96,6 +101,13 @@ class KeyCentre(LoadedPart):
         return self
 
 
+def _grown(growth: QueryGrowth | None, ops: Kernels, q: Tensor, at: LayerPass) -> Tensor:
+    """Queries `[N, H, d]` float32, multiplied by factors of their positions if these grow."""
+    if growth is None:
+        return q
+    return ops.grow(q, growth.factors, growth.span, growth.shift, at.batch.positions)
+
+
 class Attention(nn.Module):
     """Grouped-query attention with rotary positions; q, k and v in one product.
 
@@ -121,6 +133,7 @@ class Attention(nn.Module):
         self.sinks = Sinks(c.heads) if c.sinks else None
         self.centre = KeyCentre(c) if KeyCentre.fit(c) else None
         self.relative = None if c.relative is None else RelativeScores(c.relative, c.heads)
+        self.inner_norm = None if c.inner_eps is None else RMSNorm(c.heads * c.size, c.inner_eps)
 
     def _norm(self, heads: int) -> Norm | None:
         """The norm of queries or of keys, if there is one."""
@@ -154,14 +167,14 @@ class Attention(nn.Module):
         q = ops.rotate_store(qkv, at.rope, kv, at.batch.slots, form)
         if self.unit is not None:
             q = ops.heads(ops.scale(ops.flat(q), self._both_weights()), c.size)
-        if self.growth is not None:
-            g = self.growth
-            q = ops.grow(q, g.factors, g.span, g.shift, at.batch.positions)
+        q = _grown(self.growth, ops, q, at)
         sinks = None if self.sinks is None else self.sinks.sinks
         relative = None if self.relative is None else self.relative.table
         out = ops.attend(q, kv, at.batch, Scoring(c.softcap, self.window, sinks, relative))
         if gates is not None:
             out = ops.sigmoid_gate(out, ops.flat(gates))
+        if self.inner_norm is not None:
+            out = ops.norm(out, self.inner_norm, qkv.dtype)
         return ops.apply(self.o, out)
 
     def _both_weights(self) -> Tensor:
@@ -203,7 +216,7 @@ class AttentionBesideStates(Attention):
         self.beside.commit(states, accepted)
 
 
-RecurrentLayer = DeltaLayer | ConvolutionLayer | StateSpaceLayer | AttentionBesideStates
+RecurrentLayer = DeltaLayer | ConvolutionLayer | StateSpaceLayer | SelectiveLayer | AttentionBesideStates
 """A layer that keeps a state, instead of keys and values or beside them."""
 
 
@@ -287,6 +300,7 @@ class LatentAttention(nn.Module):
             Dense.random(c.rank, heads * (c.plain + c.value)).weight.data, heads, c.plain, kernels
         )
         self.o: nn.Module = Dense.random(heads * c.value, hidden, bias=c.o_bias)
+        self.growth = None if c.growth is None else QueryGrowth(c.growth)
 
     def forward(self, ops: Kernels, x: Tensor, at: LayerPass) -> Tensor:
         """`[N, in] -> [N, hidden]`. First writes rows to the memory `[1, S, rank + rotated]`."""
@@ -300,6 +314,7 @@ class LatentAttention(nn.Module):
         plain, turning = ops.split_heads(queries, [c.plain, c.rotated])
         turned = ops.rotate(ops.cast(turning, float32), at.rope)
         q = ops.scale(ops.cat_heads([self.kv_b.queries(ops, plain), turned], float32), c.scale)
+        q = _grown(self.growth, ops, q, at)
         out = ops.attend(q, kv, at.batch, Scoring(c.softcap, self.window))
         kept, _ = ops.split_heads(ops.heads(out, c.rank + c.rotated), [c.rank, c.rotated])
         return ops.apply(self.o, ops.flat(self.kv_b.values(ops, kept)))

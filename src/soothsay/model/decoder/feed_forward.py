@@ -10,10 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from soothsay.core.functions import xielu
 from soothsay.model.decoder.norm import Multipliers, RMSNorm, Vector
+from soothsay.model.loaded_part import FloatPart
 from soothsay.model.ops.kernels import Kernels
 from soothsay.model.ops.linear import Dense
-from soothsay.model.specs.feed_forward_spec import DenseAndExpertsSpec, DenseSpec, ExpertsSpec
+from soothsay.model.specs.feed_forward_spec import XIELU, DenseAndExpertsSpec, DenseSpec, ExpertsSpec
 from soothsay.model.specs.model_spec import NormSpec
 
 
@@ -44,6 +46,7 @@ class FeedForward(DensePart):
         self.down: nn.Module = Dense.random(size, hidden, bias=spec.bias)
         factors = spec.multipliers  # that of outputs multiplies what they are products of
         self.multipliers = None if factors is None else Multipliers(factors, (size, size))
+        self.inner_norm = None if spec.inner_eps is None else RMSNorm(size, spec.inner_eps)
         self.activation = spec.activation
         self.kernels = kernels
 
@@ -60,7 +63,10 @@ class FeedForward(DensePart):
         if self.cutoff is not None:
             dtype = gate_up.dtype
             gate_up = ops.cast(ops.compute(self._sparse, gate_up.shape[1], gate_up), dtype)
-        return ops.apply(self.down, ops.gated(gate_up, self.activation))
+        inner = ops.gated(gate_up, self.activation)
+        if self.inner_norm is not None:
+            inner = ops.norm(ops.cast(inner, torch.float32), self.inner_norm, inner.dtype)
+        return ops.apply(self.down, inner)
 
     def _sparse(self, gate_up: Tensor) -> Tensor:
         """Gates below the cutoff become zero, and the others are lessened by it: `[N, 2 * size]` float32."""
@@ -80,6 +86,19 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     return mean, 1 / inverse
 
 
+class Xielu(FloatPart):
+    """An activation whose four numbers are learned; see `soothsay.core.functions.xielu`."""
+
+    def __init__(self) -> None:
+        super().__init__(alpha_p="alpha_p", alpha_n="alpha_n", beta="beta", eps="eps")
+        self.alpha_p, self.alpha_n = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+        self.beta, self.eps = nn.Parameter(torch.tensor(0.5)), nn.Parameter(torch.tensor(-1e-6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[N, size]` to the same in float32."""
+        return xielu(x.float(), self.alpha_p, self.alpha_n, self.beta, self.eps)
+
+
 class UngatedFeedForward(DensePart):
     """Feed-forward layer without a gate (Vaswani et al. 2017, arXiv 1706.03762)."""
 
@@ -89,6 +108,7 @@ class UngatedFeedForward(DensePart):
         self.up: nn.Module = Dense.random(hidden, size, bias=spec.bias)
         self.down: nn.Module = Dense.random(size, hidden, bias=spec.bias)
         self.activation, self.kernels = spec.activation, kernels
+        self.learned = Xielu() if spec.activation == XIELU else None
 
     @property
     def first(self) -> nn.Module:
@@ -97,7 +117,10 @@ class UngatedFeedForward(DensePart):
 
     def forward(self, ops: Kernels, x: Tensor) -> Tensor:
         """`[N, hidden] -> [N, hidden]`."""
-        return ops.apply(self.down, ops.gated(ops.apply(self.up, x), self.activation))
+        up = ops.apply(self.up, x)
+        if self.learned is None:
+            return ops.apply(self.down, ops.gated(up, self.activation))
+        return ops.apply(self.down, ops.cast(ops.compute(self.learned, up.shape[1], up), up.dtype))
 
 
 def dense(spec: DenseSpec, hidden: int, kernels: Kernels) -> DensePart:

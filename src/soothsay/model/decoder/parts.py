@@ -9,12 +9,25 @@ from soothsay.model.decoder.attention_layer import (
     RecurrentLayer,
 )
 from soothsay.model.decoder.feed_forward import DenseAndExperts, Experts, dense
-from soothsay.model.decoder.recurrent_layers import ConvolutionLayer, DeltaLayer, StateSpaceLayer
+from soothsay.model.decoder.recurrent_layers import (
+    ConvolutionLayer,
+    DeltaLayer,
+    KimiDeltaLayer,
+    SelectiveLayer,
+    StateSpaceLayer,
+)
 from soothsay.model.ops.kernels import Kernels
 from soothsay.model.specs.attention_spec import AttentionSpec, LatentSpec
 from soothsay.model.specs.feed_forward_spec import DenseAndExpertsSpec, DenseSpec, ExpertsSpec
 from soothsay.model.specs.model_spec import MixerSpec, MLPSpec, NormSpec
-from soothsay.model.specs.state_specs import BesideStatesSpec, ConvolutionSpec, DeltaSpec, StateSpaceSpec
+from soothsay.model.specs.state_specs import (
+    BesideStatesSpec,
+    ConvolutionSpec,
+    DeltaSpec,
+    KimiDeltaSpec,
+    SelectiveSpec,
+    StateSpaceSpec,
+)
 
 Mixer = Attention | LatentAttention | RecurrentLayer
 
@@ -29,12 +42,16 @@ def build_mixer(spec: MixerSpec, hidden: int, kernels: Kernels, in_features: int
             return Attention(spec, hidden, kernels, in_features)
         case LatentSpec():
             return LatentAttention(spec, hidden, kernels, in_features)
+        case KimiDeltaSpec():
+            return KimiDeltaLayer(spec, hidden, kernels, in_features)
         case DeltaSpec():
             return DeltaLayer(spec, hidden, kernels, in_features)
         case ConvolutionSpec():
             return ConvolutionLayer(spec, hidden, kernels, in_features)
         case StateSpaceSpec():
             return StateSpaceLayer(spec, hidden, kernels, in_features)
+        case SelectiveSpec():
+            return SelectiveLayer(spec, hidden, kernels, in_features)
         case BesideStatesSpec():
             return AttentionBesideStates(spec, hidden, kernels, in_features)
 

@@ -24,10 +24,11 @@ class CrossAttention(nn.Module):
 
     def forward(self, ops: Kernels, x: Tensor, at: LayerPass) -> Tensor:
         """`[N, hidden] -> [N, hidden]`."""
-        assert at.kv is not None
-        assert at.batch.across is not None
-        q = ops.scale(ops.cast(ops.apply(self.q, x), torch.float32), self.spec.scale)
-        return ops.apply(self.o, ops.attend(ops.heads(q, self.spec.size), at.kv, at.batch.across))
+        c, kv, across = self.spec, at.kv, at.batch.across
+        assert kv is not None
+        assert across is not None
+        q = ops.heads(ops.scale(ops.cast(ops.apply(self.q, x), torch.float32), c.scale), c.size)
+        return ops.apply(self.o, ops.attend(q, kv, across))
 
     def read(self, ops: Kernels, encoded: Tensor, kv: Tensor, slots: Tensor) -> None:
         """Write keys and values of a source's final states `[n, hidden]` to the pool, at `slots` `[n]`."""

@@ -23,6 +23,7 @@ from soothsay.model.specs.attention_spec import (
     HeadRotation,
     LatentSpec,
     QueryGrowthSpec,
+    RopeSpec,
 )
 from soothsay.model.specs.feed_forward_spec import DenseSpec, ExpertsSpec, RoutingSpec
 from soothsay.model.specs.model_spec import (
@@ -95,6 +96,7 @@ def latent_attentions(raw: Raw) -> list[LatentSpec]:
         value=int(raw["v_head_dim"]),
         scale=(plain + size) ** -0.5 * sharpened**2,
         query_rank=None if query_rank is None else int(query_rank),
+        growth=growth_by_context(raw, rope),
         softcap=raw.get("attn_logit_softcapping"),
         bias=bias,
         o_bias=bias,
@@ -106,6 +108,15 @@ def query_growth(beta: float, span: int, max_positions: int, name: str, shift: i
     """Queries that grow with the position, each `span` positions. `name` is the key of the span."""
     require(max_positions <= MAX_SPANS * span, f"{name} {span} is too small for its context")
     return QueryGrowthSpec(float(beta), span, max_positions, shift)
+
+
+def growth_by_context(raw: Raw, rope: RopeSpec) -> QueryGrowthSpec | None:
+    """The growth by `llama_4_scaling_beta` among the rotary parameters, each original context."""
+    scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    if (beta := scaling.get("llama_4_scaling_beta")) is None:
+        return None
+    span, context = rope.original_max_positions, scaled_context(raw, rope)
+    return query_growth(beta, span, context, "original_max_position_embeddings")
 
 
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
@@ -157,26 +168,26 @@ def experts(
         int(raw.get("moe_intermediate_size") or raw["intermediate_size"]),
     )
     groups, kept = int(raw.get("n_group") or 1), int(raw.get("topk_group") or 1)
-    group_best = 1 if correction is None else 2
+    fields = {
+        "normalize": bool(raw.get("norm_topk_prob", False)),
+        "sigmoid": correction is not None,
+        "scale": float(raw.get("routed_scaling_factor", 1.0)),
+        "group_best": 1 if correction is None else 2,
+        **(routing or {}),
+    }
     require(1 <= used <= number, f"num_experts_per_tok is {used}, and there are {number} experts")
     require(
         number % groups == 0
         and kept <= groups
         and used <= number // groups * kept
-        and (groups == 1 or groups <= number // group_best),
+        and (groups == 1 or groups <= number // fields["group_best"]),
         f"{used} of {number} experts cannot be chosen from {kept} (topk_group) of {groups} groups (n_group)",
     )
     if shared_size is None:
         shared_size = size * int(raw.get("n_shared_experts", raw.get("num_shared_experts", 0)))
-    fields = {
-        "normalize": bool(raw.get("norm_topk_prob", False)),
-        "sigmoid": correction is not None,
-        "scale": float(raw.get("routed_scaling_factor", 1.0)),
-        **(routing or {}),
-    }
     kind, bias = plain[0].activation, plain[0].bias
     mixture = ExpertsSpec(
-        RoutingSpec(number, used, groups=groups, groups_chosen=kept, group_best=group_best, **fields),
+        RoutingSpec(number, used, groups=groups, groups_chosen=kept, **fields),
         DenseSpec(size, kind, bias),
         DenseSpec(shared_size, kind, bias) if shared_size else None,
         correction=correction if raw.get("use_expert_bias", True) else None,
@@ -208,6 +219,7 @@ def delta(raw: Raw, norm_eps: float, by_key_head: tuple[str, ...]) -> DeltaSpec:
         value_heads % key_heads == 0,
         f"{value_heads} linear_num_value_heads cannot share {key_heads} linear_num_key_heads evenly",
     )
+    require_silu(raw, "hidden_act")
     return DeltaSpec(
         key_heads=key_heads,
         value_heads=value_heads,
@@ -237,6 +249,7 @@ def state_space(raw: Raw, norm_eps: float) -> StateSpaceSpec:
         "mamba_conv_bias is supported only as true, and mamba_proj_bias as false",
     )
     require(not _is_limited(raw.get("time_step_limit")), "time_step_limit is supported only as 0 to infinity")
+    require_silu(raw, "mamba_hidden_act" if "mamba_hidden_act" in raw else "hidden_act")
     return StateSpaceSpec(
         heads=heads,
         head_size=size // heads,
@@ -245,6 +258,11 @@ def state_space(raw: Raw, norm_eps: float) -> StateSpaceSpec:
         taps=int(raw["mamba_d_conv"]),
         norm_eps=norm_eps,
     )
+
+
+def require_silu(raw: Raw, key: str) -> None:
+    """Raise `ModelError` if convolutions before a state end with another function."""
+    require(activation({"hidden_act": raw.get(key, "silu")}) == "silu", f"{key} is supported only as silu")
 
 
 def _is_limited(limit: Any) -> bool:

@@ -1,9 +1,14 @@
-"""Latent attention: DeepSeek-V2 and V3, Kimi K2, GLM-4.7-Flash and MiniCPM3."""
+"""Latent attention: DeepSeek-V2 and V3, Kimi K2 and Linear, GLM-4.7-Flash, Mistral 4 and MiniCPM3."""
 
-from soothsay.model.families.decoder import decoder, dense, experts, latent_attentions
+from collections.abc import Sequence
+from dataclasses import replace
+
+from soothsay.model.families.decoder import attentions, decoder, dense, experts, latent_attentions, norm_eps
 from soothsay.model.families.fields import require
-from soothsay.model.families.layer_fields import Raw, count
-from soothsay.model.specs.model_spec import EmbeddingSpec, ModelSpec
+from soothsay.model.families.layer_fields import Raw, are, count
+from soothsay.model.specs.attention_spec import NO_ROTATION, HeadRotation
+from soothsay.model.specs.model_spec import EmbeddingSpec, MixerSpec, ModelSpec
+from soothsay.model.specs.state_specs import KimiDeltaSpec
 
 
 def deepseek_v2(raw: Raw) -> ModelSpec:
@@ -26,21 +31,95 @@ def deepseek_v3(raw: Raw) -> ModelSpec:
     return decoder(raw, latent_attentions(raw), experts(raw, correction="e_score_correction_bias"))
 
 
+KIMI_KEYS = {
+    "max_position_embeddings": "model_max_length",
+    "norm_topk_prob": "moe_renormalize",
+    "n_group": "num_expert_group",
+    "num_experts_per_tok": "num_experts_per_token",
+    "n_shared_experts": "num_shared_experts",
+}
+"""The usual names of what Kimi Linear's files call otherwise."""
+
+KIMI_DEFAULTS: Raw = {
+    **{"max_position_embeddings": 2**20, "rms_norm_eps": 1e-5, "v_head_dim": 128, "norm_topk_prob": True},
+    **{"num_experts": 256, "num_experts_per_tok": 8, "n_shared_experts": 1, "first_k_dense_replace": 1},
+    **{"routed_scaling_factor": 2.446, "linear_num_heads": 32, "linear_head_dim": 128},
+    **{"linear_conv_kernel_dim": 4},
+}
+"""What files may leave out, as transformers has it."""
+
+KIMI_K3 = "attn_res_block_size", "gate_lower_bound"
+"""Keys of Kimi K3, whose layers read older layers and whose decays are bounded."""
+
+KIMI_ONLY = {"mla_use_nope": True, "hidden_act": "silu", "moe_router_activation_func": "sigmoid"}
+"""The values that are supported."""
+
+
+def kimi_linear(raw: Raw) -> ModelSpec:
+    """Kimi Delta Attention, and in each fourth layer latent attention that does not rotate."""
+    for key in KIMI_K3:
+        require(
+            key not in {**raw, **raw.get("linear_attn_config", {})}, f"{key} (of Kimi K3) is not supported"
+        )
+    for key, only in KIMI_ONLY.items():
+        require(raw.get(key, only) == only, f"{key} is supported only as {only}")
+    usual = {name: raw[own] for name, own in KIMI_KEYS.items() if own in raw}
+    raw = {**KIMI_DEFAULTS, **raw, **usual, **_kimi_layers(raw)}
+    heads, size, eps = int(raw["linear_num_heads"]), int(raw["linear_head_dim"]), norm_eps(raw)
+    delta = KimiDeltaSpec(heads, heads, size, size, int(raw["linear_conv_kernel_dim"]), eps, rank=size)
+    still = [replace(one, rotation=HeadRotation(NO_ROTATION, one.rotated)) for one in latent_attentions(raw)]
+    mixers = [delta if own else one for own, one in zip(are("linear_attention", raw), still, strict=True)]
+    return decoder(raw, mixers, experts(raw, correction="e_score_correction_bias"))
+
+
+def _kimi_layers(raw: Raw) -> Raw:
+    """The layers' types and the sizes of the delta rule, where they are in an object of their own."""
+    layers, own = count(raw), raw.get("linear_attn_config", {})
+    attending = own.get("full_attn_layers", range(5, layers + 1, 4))  # the first layer is 1
+    kinds = ["full_attention" if i + 1 in attending else "linear_attention" for i in range(layers)]
+    keys = {"linear_num_heads": "num_heads", "linear_head_dim": "head_dim"}
+    keys["linear_conv_kernel_dim"] = "short_conv_kernel_size"
+    found = {usual: own[key] for usual, key in keys.items() if key in own}
+    return {"layer_types": raw.get("layer_types", kinds), **found}
+
+
+def mistral4(raw: Raw) -> ModelSpec:
+    """Mistral 4: experts are chosen by a softmax, and queries grow with the position."""
+    raw = {"n_shared_experts": 1, "norm_topk_prob": True, **raw}
+    return decoder(raw, latent_attentions(raw), experts(raw, routing={"group_best": 2}))
+
+
 def glm4_moe_lite(raw: Raw) -> ModelSpec:
     """GLM-4.7-Flash: the first layer is dense, unless the file says which."""
     return deepseek_v3({"rms_norm_eps": 1e-5, "first_k_dense_replace": 1, **raw})
 
 
 def minicpm3(raw: Raw) -> ModelSpec:
-    """MiniCPM3: no experts, multipliers as in Granite, and halves of a head rotate together."""
-    hidden, layers = int(raw["hidden_size"]), count(raw)
-    own = {"v_head_dim": hidden // int(raw["num_attention_heads"]), "rms_norm_eps": 1e-5}
-    raw = {"tie_word_embeddings": True, "rope_interleave": False, **own, **raw}
+    """MiniCPM3: no experts, and halves of a head rotate together."""
+    size = int(raw["hidden_size"]) // int(raw["num_attention_heads"])
+    raw = {"rms_norm_eps": 1e-5, "rope_interleave": False, "v_head_dim": size, **MINICPM3, **raw}
+    return _minicpm(raw, latent_attentions(raw))
+
+
+MINICPM3: Raw = {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256}
+"""What files may leave out."""
+
+
+def minicpm(raw: Raw) -> ModelSpec:
+    """MiniCPM 1, 2 and 4: Llama with multipliers. MiniCPM 4.1 chooses keys in blocks if a file says so."""
+    require(not raw.get("sparse_config"), "sparse_config (attention to chosen blocks) is not supported")
+    require(not raw.get("num_experts"), "MiniCPM with experts is not supported")
+    return _minicpm(raw, attentions(raw))
+
+
+def _minicpm(raw: Raw, mixers: Sequence[MixerSpec]) -> ModelSpec:
+    """A decoder with multipliers as in Granite."""
+    raw = {"tie_word_embeddings": True, **raw}
     return decoder(
         raw,
-        latent_attentions(raw),
+        mixers,
         dense(raw),
-        embedding=EmbeddingSpec(float(raw.get("scale_emb", 12))),
-        residual=float(raw.get("scale_depth", 1.4)) * layers**-0.5,
-        logit_scale=int(raw.get("dim_model_base", 256)) / hidden,
+        embedding=EmbeddingSpec(float(raw.get("scale_emb", 1))),
+        residual=float(raw.get("scale_depth", 1)) * count(raw) ** -0.5,
+        logit_scale=int(raw.get("dim_model_base", 1)) / int(raw["hidden_size"]),
     )

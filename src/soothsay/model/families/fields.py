@@ -112,11 +112,12 @@ _NAMES: dict[Rule, str] = {
     TEXT: (
         "model_type hidden_act hidden_activation position_embedding_type topk_method "
         "hybrid_override_pattern mlp_hidden_act mamba_hidden_act rope_type type soothsay_method "
-        "speculators_model_type activation_function activation feed_forward_proj"
+        "speculators_model_type activation_function activation feed_forward_proj moe_router_activation_func "
+        "score_function"
     ),
     whole(1, 2**24): "vocab_size draft_vocab_size num_centroids centroid_intermediate_top_k",
     _SIZE: (
-        "hidden_size intermediate_size_mlp mamba_d_ssm moe_latent_size laurel_rank "
+        "hidden_size intermediate_size_mlp mamba_d_ssm mamba_d_inner moe_latent_size laurel_rank "
         "block_ff_dim block_multiple_of target_hidden_size block_size conv_kernel_size conv_group_size "
         "selector_rank selector_top_k xpress_rank speculative_tokens backbone_hidden_size n_embd n_inner "
         "ffn_dim ffn_hidden_size word_embed_proj_dim dim_model_base d_model d_ff encoder_ffn_dim "
@@ -133,16 +134,17 @@ _NAMES: dict[Rule, str] = {
         "num_global_key_value_heads top_k_experts kv_lora_rank q_lora_rank qk_nope_head_dim v_head_dim "
         "linear_key_head_dim linear_value_head_dim linear_num_key_heads linear_num_value_heads "
         "mamba_n_heads mamba_n_groups mamba_d_state mamba_num_heads mamba_head_dim n_groups "
-        "ssm_state_size num_heads n_head num_kv_heads encoder_attention_heads decoder_attention_heads"
+        "ssm_state_size state_size num_heads n_head num_kv_heads encoder_attention_heads "
+        "decoder_attention_heads num_expert_group linear_num_heads expert_layer_period attn_layer_period"
     ),
-    whole(2, 65_536): "head_dim global_head_dim qk_rope_head_dim rotary_dim d_kv",
+    whole(2, 65_536): "head_dim global_head_dim qk_rope_head_dim rotary_dim d_kv linear_head_dim",
     _POSITIONS: (
         "max_position_embeddings attention_chunk_size floor_scale original_max_position_embeddings "
-        "n_positions"
+        "n_positions model_max_length"
     ),
     real(0, 1): (
         "rms_norm_eps layer_norm_eps norm_eps layer_norm_epsilon norm_epsilon partial_rotary_factor "
-        "rotary_pct"
+        "rotary_pct router_jitter_noise mixer_rms_eps"
     ),
     FLAG: (
         "use_qk_norm attention_bias mlp_bias tie_word_embeddings use_sliding_window "
@@ -156,7 +158,8 @@ _NAMES: dict[Rule, str] = {
         "parallel_attn multi_query new_decoder_architecture alibi do_layer_norm_before enable_bias "
         "layer_norm_elementwise_affine scale_attn_weights scale_attn_by_inverse_layer_idx "
         "add_cross_attention scale_decoder_outputs mup_enabled scale_embedding "
-        "share_encoder_decoder_embeddings"
+        "share_encoder_decoder_embeddings lm_head_bias moe_renormalize mla_use_nope "
+        "use_qkv_bias norm_head multi_gate norm_softmax"
     ),
     _either(FLAG, TEXT): "use_bidirectional_attention",
     each(TEXT): "architectures layer_types layers_block_type mlp_layer_types",
@@ -166,17 +169,21 @@ _NAMES: dict[Rule, str] = {
         "swiglu_alpha lm_head_multiplier key_multiplier attention_in_multiplier attention_out_multiplier "
         "ssm_in_multiplier ssm_out_multiplier block_ffn_dim_multiplier factor low_freq_factor "
         "high_freq_factor beta_fast beta_slow attention_factor input_embedding_scale output_multiplier alpha "
-        "clip_qkv scale_emb scale_depth router_scaling_factor route_scale"
+        "clip_qkv scale_emb scale_depth router_scaling_factor route_scale short_mscale long_mscale"
     ),
     whole(0, MAX_POSITIONS): "sliding_window",
     _either(_LAYER, TEXT): "sliding_window_pattern",
+    _either(whole(1, 65_536), _where(lambda value: value == "auto", "auto")): "mamba_dt_rank time_step_rank",
     real(0, 1e3): "attn_scale mscale mscale_all_dim llama_4_scaling_beta",
     _LAYER: (
         "moe_layer_start_index max_window_layers first_k_dense_replace decoder_sparse_step "
+        "expert_layer_offset attn_layer_offset "
         "num_kv_shared_layers num_dense_layers num_layers num_nextn_predict_layers num_ln_in_parallel_attn"
     ),
     each(whole(0, 1)): "no_rope_layers",
-    whole(0, 65_536): "num_local_experts num_experts_per_tok moe_num_experts moe_k markov_rank",
+    whole(0, 65_536): (
+        "num_local_experts num_experts_per_tok num_experts_per_token moe_num_experts moe_k markov_rank"
+    ),
     _equal(whole(1, 65_536)): "moe_topk",
     whole(0, 1024): "n_shared_experts num_shared_experts moe_num_shared_experts",
     whole(-1, MAX_LAYERS): "moe_layer_end_index",
@@ -184,12 +191,15 @@ _NAMES: dict[Rule, str] = {
         "shared_intermediate_size shared_expert_intermediate_size moe_shared_expert_intermediate_size"
     ),
     each(_LAYER): (
-        "attn_layer_indices mlp_only_layers moe_layers full_attn_idxs taps aux_hidden_state_layer_ids"
+        "attn_layer_indices mlp_only_layers moe_layers full_attn_idxs full_attn_layers taps "
+        "aux_hidden_state_layer_ids"
     ),
     whole(0, 2**16): "hidden_size_per_layer_input",
     whole(0, 2**24): "vocab_size_per_layer_input",
-    whole(2, 64): "linear_conv_kernel_dim mamba_d_conv conv_kernel altup_num_inputs conv_L_cache",
-    whole(1, 64): "mamba_expand",
+    whole(2, 64): (
+        "linear_conv_kernel_dim short_conv_kernel_size mamba_d_conv conv_kernel altup_num_inputs conv_L_cache"
+    ),
+    whole(1, 64): "mamba_expand expand",
     each(_POSITIVE): "ssm_multipliers mlp_multipliers short_factor long_factor",
     whole(0, 63): "altup_active_idx",
     each(real(0, 0.9999)): "activation_sparsity_pattern",
@@ -206,7 +216,7 @@ FIELDS: Mapping[str, Rule] = {name: rule for rule, names in _NAMES.items() for n
 
 _PARTS = (
     "text_config rope_scaling rope_parameters full_attention sliding_attention transformer_layer_config "
-    "block eagle_config dflash_config dspark_config soothsay"
+    "block eagle_config dflash_config dspark_config soothsay linear_attn_config"
 )
 PARTS = frozenset(_PARTS.split())
 """Keys whose values are objects with fields of these names."""

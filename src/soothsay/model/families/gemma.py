@@ -118,7 +118,8 @@ def _gemma(
 
 def gemma_keys(raw: Raw) -> Raw:
     """The file with the usual keys, and with what all of Gemma's files may leave out."""
-    kind = raw.get("hidden_activation", "gelu_pytorch_tanh")
+    named = raw.get("hidden_activation") or raw.get("hidden_act", "gelu")
+    kind = "gelu_pytorch_tanh" if named == "gelu" else named  # which older files mean by "gelu"
     return {"tie_word_embeddings": True, **raw, "hidden_act": kind}
 
 

@@ -1,4 +1,4 @@
-"""Families whose layers keep states: Granite 3 and 4, Falcon-H1, Nemotron-H and LFM2."""
+"""Families whose layers keep states: Granite 3 and 4, Bamba, Falcon-H1, Nemotron-H, LFM2, Jamba, Mamba."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from soothsay.model.families.decoder import (
     experts,
     head_norms,
     norm_eps,
+    require_silu,
     state_space,
 )
 from soothsay.model.families.fields import require
@@ -21,7 +22,7 @@ from soothsay.model.families.layer_fields import Raw, are, count, every, rotatio
 from soothsay.model.specs.attention_spec import AttentionSpec, HeadRotation
 from soothsay.model.specs.feed_forward_spec import SQUARED_RELU
 from soothsay.model.specs.model_spec import EmbeddingSpec, MixerSpec, MLPSpec, ModelSpec
-from soothsay.model.specs.state_specs import BesideStatesSpec, ConvolutionSpec
+from soothsay.model.specs.state_specs import BesideStatesSpec, ConvolutionSpec, SelectiveSpec
 
 MAMBA_DEFAULTS = {
     "mamba_n_heads": 128,
@@ -148,6 +149,7 @@ NEMOTRON_DEFAULTS: Raw = {
     "n_groups": 8,
     "ssm_state_size": 128,
     "conv_kernel": 4,
+    "mamba_hidden_act": "silu",
     "n_routed_experts": 8,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 7688,
@@ -168,22 +170,13 @@ def nemotron_h(raw: Raw) -> ModelSpec:
     """Each layer is one part, and none rotates."""
     raw = {**NEMOTRON_DEFAULTS, **raw}
     kinds = _kinds(raw)
-    require(raw.get("mamba_hidden_act", "silu") == "silu", "mamba_hidden_act is supported only as silu")
     require(not raw.get("attention_bias"), "attention_bias is supported only as false")
     raw = {
         **raw,
         "num_hidden_layers": len(kinds),
         "layer_types": None,
         "hidden_act": raw.get("mlp_hidden_act", SQUARED_RELU),
-        "rms_norm_eps": raw.get("layer_norm_epsilon", 1e-5),
-        "mamba_n_heads": raw["mamba_num_heads"],
-        "mamba_d_ssm": int(raw["mamba_num_heads"]) * int(raw["mamba_head_dim"]),
-        "mamba_d_head": raw["mamba_head_dim"],
-        "mamba_n_groups": raw["n_groups"],
-        "mamba_d_state": raw["ssm_state_size"],
-        "mamba_d_conv": raw["conv_kernel"],
-        "mamba_conv_bias": raw.get("use_conv_bias", True),
-        "mamba_proj_bias": raw.get("use_bias", False),
+        **_mamba2_keys(raw, "mamba_num_heads", "mamba_head_dim", "ssm_state_size"),
     }
     still = rotations(raw, unrotated=every(raw))
     parts: dict[str, Sequence[Any]] = {
@@ -195,6 +188,93 @@ def nemotron_h(raw: Raw) -> ModelSpec:
     mixers = [parts[kind][i] if kind in MIXERS else None for i, kind in enumerate(kinds)]
     mlps = [None if kind in MIXERS else parts[kind][i] for i, kind in enumerate(kinds)]
     return decoder(raw, mixers, mlps)
+
+
+def _mamba2_keys(raw: Raw, heads: str, size: str, states: str) -> Raw:
+    """The usual keys of Mamba-2's layers, and of norms. `heads`, `size`, `states`: the file's own keys."""
+    return {
+        "rms_norm_eps": raw.get("layer_norm_epsilon", 1e-5),
+        "mamba_n_heads": raw[heads],
+        "mamba_d_ssm": int(raw[heads]) * int(raw[size]),
+        "mamba_d_head": raw[size],
+        "mamba_n_groups": raw["n_groups"],
+        "mamba_d_state": raw[states],
+        "mamba_d_conv": raw["conv_kernel"],
+        "mamba_conv_bias": raw.get("use_conv_bias", True),
+        "mamba_proj_bias": raw.get("use_bias", False),
+    }
+
+
+MAMBA_CONTEXT = 2**20
+"""Context of Mamba and Mamba-2, whose files state none: no layer limits it. llama.cpp writes the same."""
+
+
+def mamba2(raw: Raw) -> ModelSpec:
+    """Mamba-2 alone: no layer has attention or a feed-forward part."""
+    raw = {"num_heads": 128, "head_dim": 64, "n_groups": 8, "state_size": 128, "conv_kernel": 4, **raw}
+    raw = {**raw, **_mamba2_keys(raw, "num_heads", "head_dim", "state_size")}
+    return _states_alone(raw, state_space(raw, norm_eps(raw)))
+
+
+def mamba(raw: Raw) -> ModelSpec:
+    """Mamba alone."""
+    usual = {"tie_word_embeddings": True, "rms_norm_eps": raw.get("layer_norm_epsilon", 1e-5)}
+    raw = {**usual, "mamba_d_inner": raw.get("intermediate_size"), **raw}
+    return _states_alone(raw, _selective(raw, "expand", "state_size", "conv_kernel", "time_step_rank"))
+
+
+def falcon_mamba(raw: Raw) -> ModelSpec:
+    """Mamba with norms of steps, B and C that have no weights."""
+    spec = mamba(raw)
+    normed = replace(spec.first(SelectiveSpec), norm_eps=float(raw.get("mixer_rms_eps", 1e-6)))
+    return replace(spec, layers=tuple(replace(layer, mixer=normed) for layer in spec.layers))
+
+
+def _states_alone(raw: Raw, mixer: MixerSpec) -> ModelSpec:
+    layers, positions = count(raw), int(raw.get("max_position_embeddings", MAMBA_CONTEXT))
+    return decoder(raw, [mixer] * layers, [None] * layers, max_positions=positions)
+
+
+def _selective(raw: Raw, expand: str, states: str, taps: str, rank: str) -> SelectiveSpec:
+    """Mamba. The names are the file's own keys."""
+    hidden, given = int(raw["hidden_size"]), raw.get(rank, "auto")
+    require_silu(raw, "hidden_act")
+    for key in ("use_conv_bias", "mamba_conv_bias"):
+        require(raw.get(key, True), f"{key} is supported only as true")
+    for key in ("use_bias", "mamba_proj_bias"):
+        require(not raw.get(key), f"{key} is supported only as false")
+    return SelectiveSpec(
+        size=int(raw.get("mamba_d_inner") or int(raw.get(expand, 2)) * hidden),
+        state_size=int(raw.get(states, 16)),
+        rank=-(-hidden // 16) if given == "auto" else int(given),
+        taps=int(raw.get(taps, 4)),
+    )
+
+
+JAMBA_DEFAULTS = {
+    **{"num_experts": 16, "num_experts_per_tok": 2, "expert_layer_period": 2, "expert_layer_offset": 1},
+    **{"attn_layer_period": 8, "attn_layer_offset": 4, "num_key_value_heads": 8},
+}
+
+
+def jamba(raw: Raw) -> ModelSpec:
+    """Mamba with norms, attention in each eighth layer, and experts in each second one. Nothing rotates."""
+    raw = {**JAMBA_DEFAULTS, **raw}
+
+    def turns(kind: str) -> list[bool]:
+        period, offset = int(raw[f"{kind}_layer_period"]), int(raw[f"{kind}_layer_offset"])
+        return [i % period == offset for i in range(count(raw))]
+
+    own = _selective(raw, "mamba_expand", "mamba_d_state", "mamba_d_conv", "mamba_dt_rank")
+    own = replace(own, norm_eps=norm_eps(raw), learned=True)
+    read = attentions(raw, rotated=rotations(raw, unrotated=every(raw)))
+    kinds = ["full_attention" if has else "linear_attention" for has in turns("attn")]
+    is_own = are("linear_attention", {"layer_types": kinds, **raw})
+    mixers = [own if kept else other for kept, other in zip(is_own, read, strict=True)]
+    if raw["num_experts"] < 2:
+        return decoder(raw, mixers, dense(raw))
+    sparse = raw.get("mlp_layer_types") or ["sparse" if has else "dense" for has in turns("expert")]
+    return decoder(raw, mixers, experts({**raw, "mlp_layer_types": sparse}))
 
 
 def _nemotron_experts(raw: Raw) -> Sequence[MLPSpec]:

@@ -13,8 +13,10 @@ from soothsay.model.families.decoder import (
     decoder,
     dense,
     experts,
+    growth_by_context,
     head_norms,
     llama_like,
+    norm_eps,
     query_growth,
 )
 from soothsay.model.families.fields import require
@@ -34,7 +36,7 @@ from soothsay.model.families.layer_fields import (
     windows,
 )
 from soothsay.model.specs.attention_spec import AttentionSpec, HeadRotation
-from soothsay.model.specs.feed_forward_spec import CLIPPED, SQUARED_RELU
+from soothsay.model.specs.feed_forward_spec import CLIPPED, GATED_SQUARED_RELU, SQUARED_RELU, XIELU
 from soothsay.model.specs.model_spec import MLPSpec, ModelSpec, NormSpec
 
 
@@ -56,12 +58,7 @@ def ministral(raw: Raw) -> ModelSpec:
 def ministral3(raw: Raw) -> ModelSpec:
     """Ministral 3: queries grow with the position, by `llama_4_scaling_beta` among the rotary parameters."""
     raw = {"rope_theta": 1e6, "rms_norm_eps": 1e-5, **raw}
-    scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    beta, rope = scaling.get("llama_4_scaling_beta"), main_rope(raw, heads_of(raw)[2])
-    growth = None
-    if beta is not None:
-        span, context = rope.original_max_positions, scaled_context(raw, rope)
-        growth = query_growth(beta, span, context, "original_max_position_embeddings")
+    growth = growth_by_context(raw, main_rope(raw, heads_of(raw)[2]))
     return llama_like(raw, windows(raw, every, reads_types=False), growth=growth)
 
 
@@ -101,6 +98,12 @@ def cwm(raw: Raw) -> ModelSpec:
     """CWM: all layers have the window but 0, 4, 8, ..."""
     raw = {"rms_norm_eps": 1e-5, "head_dim": 128, "sliding_window": 8192, **raw}
     return llama_like(raw, windows(raw, lambda raw: [i % 4 > 0 for i in range(count(raw))]))
+
+
+def apertus(raw: Raw) -> ModelSpec:
+    """Apertus: feed-forward parts without a gate, whose activation is learned, and norms of heads."""
+    raw = {"rms_norm_eps": 1e-5, "rope_theta": 1.2e7, "hidden_act": XIELU, **raw}
+    return llama_like(raw, mlps=dense(raw, {XIELU: XIELU}), norms=head_norms(raw))
 
 
 def seed_oss(raw: Raw) -> ModelSpec:
@@ -149,6 +152,20 @@ def arcee(raw: Raw) -> ModelSpec:
     """Arcee: feed-forward parts have no gate."""
     raw = {"rms_norm_eps": 1e-5, "hidden_act": SQUARED_RELU, **raw}
     return llama_like(raw, mlps=dense(raw, {SQUARED_RELU: SQUARED_RELU}))
+
+
+def internlm2(raw: Raw) -> ModelSpec:
+    """InternLM 2 and 2.5: the rows of each key head stand together."""
+    bias = bool(raw.get("bias", False))
+    return llama_like(raw, by_key_head=True, bias=bias, o_bias=bias)
+
+
+def bitnet(raw: Raw) -> ModelSpec:
+    """BitNet b1.58: norms before the last product of each part, and a squared activation."""
+    raw = {"rms_norm_eps": 1e-5, "rope_theta": 5e5, "hidden_act": SQUARED_RELU, **raw}
+    eps = norm_eps(raw)
+    mlps = dense(raw, {SQUARED_RELU: GATED_SQUARED_RELU}, inner_eps=eps)
+    return llama_like(raw, mlps=mlps, inner_eps=eps)
 
 
 def hunyuan(raw: Raw) -> ModelSpec:
@@ -229,7 +246,7 @@ def normed_after(
 def glm(raw: Raw, **layer: Any) -> ModelSpec:
     """Half of each head rotates, by pairs of neighbours."""
     raw = {"attention_bias": True, "rms_norm_eps": 1.5625e-7, **raw}
-    rotated = rotations(raw, share=0.5, neighbours=True)
+    rotated = rotations(raw, share=0.5, neighbours=bool(raw.get("rope_interleave", True)))
     return decoder(raw, attentions(raw, rotated=rotated, o_bias=False), dense(raw), **layer)
 
 

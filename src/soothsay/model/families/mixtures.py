@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from soothsay.model.families.classic import LAYER_NORM
 from soothsay.model.families.decoder import attentions, decoder, experts, head_norms, llama_like
 from soothsay.model.families.fields import require
 from soothsay.model.families.layer_fields import Raw, all_but_each, count, every, last, rotations, windows
@@ -19,6 +20,20 @@ def mixtral(raw: Raw) -> ModelSpec:
     raw = {"rope_theta": 1e6, **raw}
     mlps = experts(raw, routing={"normalize": True})
     return llama_like(raw, windows(raw, every, reads_types=False), mlps=mlps)
+
+
+def phimoe(raw: Raw) -> ModelSpec:
+    """PhiMoE: layer norms, and experts that are chosen by SparseMixer. longrope's factor is in the file."""
+    raw = {"rope_theta": 1e6, "rms_norm_eps": 1e-5, **raw}
+    key = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
+    scaling: Raw = raw.get(key) or {}
+    if "long_mscale" in scaling:
+        factor = scaling["long_mscale"]
+        require(factor == scaling.get("short_mscale"), "short_mscale and long_mscale should be equal")
+        raw = {**raw, key: {**scaling, "attention_factor": factor}}
+    mlps = experts(raw, routing={"within": 2 * float(raw.get("router_jitter_noise", 0.01))})
+    mixers = attentions(raw, windows(raw, every, reads_types=False))
+    return decoder(raw, mixers, mlps, norm=LAYER_NORM, head_bias=bool(raw.get("lm_head_bias", False)))
 
 
 def minimax_m2(raw: Raw) -> ModelSpec:
@@ -51,6 +66,18 @@ def glm4_moe(raw: Raw) -> ModelSpec:
     norms = head_norms(raw) if raw.get("use_qk_norm") else None
     mlps = corrected(raw)
     return llama_like(raw, None, rotations(raw, share=0.5), mlps, norms=norms, o_bias=False)
+
+
+def bailing(raw: Raw) -> ModelSpec:
+    """Ling and Ring, whose code comes with their weights: since 2.0 as GLM-4.5, before by a softmax."""
+    raw = {"norm_topk_prob": True, "num_shared_experts": 0, **raw}
+    for key in ("norm_head", "multi_gate", "norm_softmax"):
+        require(not raw.get(key), f"{key} is supported only as false")
+    is_second = raw.get("score_function") == "sigmoid"
+    mlps = experts(raw, correction="expert_bias" if is_second else None)
+    own = {"bias": bool(raw.get("use_qkv_bias")), "o_bias": bool(raw.get("use_bias"))}
+    norms = head_norms(raw) if raw.get("use_qk_norm", is_second) else None
+    return llama_like(raw, None, rotations(raw, share=1.0), mlps, norms=norms, **own)
 
 
 def solar_open(raw: Raw) -> ModelSpec:

@@ -1,4 +1,4 @@
-"""Formats of quantized weights that a config.json declares. AWQ, GPTQ, FP8 and HQQ are here.
+"""Formats of quantized weights that a config.json declares. AWQ, GPTQ, FP8, HQQ and BitNet are here.
 
 HQQ (half-quadratic quantization) is what its library and transformers save.
 """
@@ -148,6 +148,31 @@ def auto_round(settings: Settings) -> WeightFormat:
     return gptq(Settings({**common, "checkpoint_format": version}, settings.path))
 
 
+def bitnet(settings: Settings) -> WeightFormat:
+    """Weights of -1, 0 and 1 times a number (BitNet b1.58, Ma et al. 2024, arXiv 2402.17764).
+
+    `weight` `[out / 4, in]` uint8 has four integers in each number, those of the first quarter of the rows in
+    the lowest bits. Kernels round activations in groups, and transformers all of a row together.
+
+    Raises `ModelError` for an unknown setting.
+    """
+    settings.one_of("quantization_mode", {"offline": 0}, default="offline")
+    settings.one_of("use_rms_norm", {False: 0}, default=False)
+    divides = settings.one_of(
+        "linear_class", {"bitlinear": True, "autobitlinear": False}, default="bitlinear"
+    )
+
+    def decode(read: Reader) -> Quantized | Tensor:
+        packed, scale = read("weight"), read("weight_scale").float()
+        if packed.dtype != torch.uint8 or packed.ndim != 2 or scale.numel() != 1:
+            raise ValueError(f"a weight of {packed.dtype}, {list(packed.shape)}, scales {list(scale.shape)}")
+        values = torch.cat([packed >> 2 * part & 3 for part in range(4)]) + 1  # the middle is 2
+        scales = (1 / scale if divides else scale).expand(len(values), 1)
+        return grouped(2, None, values, scales)
+
+    return one_layout("ternary (BitNet)", 2, ("weight", "weight_scale"), decode, mark="weight_scale")
+
+
 def fp8(settings: Settings) -> WeightFormat:
     """Floats of 8 bits, as DeepSeek and Qwen write them. Raises `ModelError` for an unknown setting."""
     settings.one_of("fmt", {"e4m3": 1, "float8_e4m3fn": 1}, default="e4m3")
@@ -264,6 +289,9 @@ BESIDE = {
 }
 """Files of older writers, beside a config.json that does not mention them, and their methods."""
 
+DECLARED = ("quantization_config", "compression_config", "quantization")
+"""Keys of a config.json that declare a format."""
+
 WEIGHT_FORMATS: dict[str, Callable[[Settings], WeightFormat]] = {
     "compressed-tensors": _compressed_tensors,
     "gptq": gptq,
@@ -271,6 +299,7 @@ WEIGHT_FORMATS: dict[str, Callable[[Settings], WeightFormat]] = {
     "auto-round": auto_round,
     "bitsandbytes": bitsandbytes,
     "hqq": hqq,
+    "bitnet": bitnet,
     "mxfp4": lambda settings: EXPERTS,
     "modelopt": modelopt,
     "fp8": fp8,
@@ -289,8 +318,7 @@ def open_format(config: Mapping[str, Any], path: Path) -> WeightFormat | None:
     """
     text = config.get("text_config")
     parts = config, text if isinstance(text, Mapping) else {}  # a multimodal model may declare it inside
-    keys = "quantization_config", "compression_config"
-    settings = next((part[key] for part in parts for key in keys if part.get(key)), None)
+    settings = next((part[key] for part in parts for key in DECLARED[:2] if part.get(key)), None)
     for name, method in BESIDE.items():
         if not settings and (path / name).is_file():
             settings = {"quant_method": method, **read_json_object(path / name)}

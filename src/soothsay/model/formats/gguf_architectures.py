@@ -3,7 +3,7 @@
 Names and keys are those of llama.cpp's converter (`conversion/`, `gguf-py/gguf/constants.py`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from soothsay.errors import ModelError
 from soothsay.model.formats import gguf_gemma_keys as gemma
+from soothsay.model.formats import gguf_hybrid_keys as hybrid
 from soothsay.model.formats import gguf_own_keys as keys
 from soothsay.model.formats import gguf_part_names as parts
 from soothsay.model.formats.gguf_metadata import Metadata, Own
@@ -34,7 +35,9 @@ class Architecture:
     own: Callable[[Metadata, Config, Shapes], Config] = _nothing  # keys that not all files have
     changes: Mapping[str, Change] = field(default_factory=dict)  # by part of a block
     yarn: Own = _nothing  # what a `rope_scaling` of YaRN has besides
+    numbers: Mapping[str, str] = field(default_factory=dict)  # tensors of a block, by key of the metadata
     modules: parts.ModuleNames | None = None  # names of MTP modules
+    stacks: Mapping[str, "Architecture"] = field(default_factory=dict)  # by what begins their tensors' names
     theta: float = 1e4  # base of rotary positions, where a file does not say
     eps: str = "rms_norm_eps"  # the key of the epsilon of norms
     interleaved: bool = False  # rows of q and k take turns, since llama.cpp rotates by neighbours
@@ -43,9 +46,13 @@ class Architecture:
     varied: bool = False  # layers have sizes of their own
 
 
-def architecture_of(data: Metadata) -> Architecture:
-    """The architecture of a file. Raises `ModelError` for an unknown one."""
+def architecture_of(data: Metadata, tensors: Iterable[str]) -> Architecture:
+    """The architecture of a file with these tensors. Raises `ModelError` for an unknown one."""
     name = data.architecture
+    if name == "t5encoder":
+        raise ModelError(
+            f"{data.path} holds the encoder of a T5 alone, which writes no answers; take the model's file"
+        )
     if name not in ARCHITECTURES:
         raise ModelError(
             f"{data.path} holds a model of architecture {name!r}; "
@@ -55,6 +62,8 @@ def architecture_of(data: Metadata) -> Architecture:
         return _MIXTRAL
     if name == "olmo2" and data.number("attention.sliding_window", 0) > 0:
         return _OLMO3
+    if name == "t5" and not any("ffn_gate" in tensor for tensor in tensors):
+        return _T5_UNGATED
     return ARCHITECTURES[name]
 
 
@@ -66,9 +75,9 @@ def read_config(data: Metadata, kind: Architecture, shapes: Shapes) -> Config:
         )
     get, require = data.number, data.require
     hidden, heads = require("embedding_length"), require("attention.head_count")
-    if heads < 1:
+    if heads < 1 and kind.family not in ("mamba", "mamba2"):
         raise ModelError(f"{data.path}: attention.head_count is {heads}; the file is damaged")
-    head_dim, rotated = _head_sizes(data, kind, hidden // heads)
+    head_dim, rotated = _head_sizes(data, kind, hidden // max(heads, 1))
     layers = require("block_count")
     if kind.varied:
         size = min(data.layers("feed_forward_length", layers), default=0)
@@ -103,7 +112,7 @@ def _head_sizes(data: Metadata, kind: Architecture, usual: int) -> tuple[int, in
     Latent attention has sizes of its own: only the dimensions that rotate count here.
     """
     get = data.number
-    if kind.family == "deepseek_v3":
+    if "attn_kv_a_mqa" in kind.blocks:
         return (data.require("rope.dimension_count"),) * 2
     head_dim = get("attention.key_length", usual)
     if kind.family == "nemotron_h":  # nothing rotates, whatever the file says
@@ -139,24 +148,40 @@ _QWEN3_5_CHANGES: dict[str, Change] = {
     "ssm_a": _log_rates,
     "ssm_conv1d": lambda taps: taps[:, None],
 }
+_MAMBA_CHANGES: dict[str, Change] = {
+    "ssm_a": _log_rates,
+    "ssm_conv1d": lambda stored: stored[:, None] if stored.ndim == 2 else stored,  # or the bias
+}
 _MAMBA2_CHANGES: dict[str, Change] = {
+    **_MAMBA_CHANGES,
     "ssm_a": lambda rates: _log_rates(rates).flatten(),
     "ssm_d": lambda skips: skips.flatten(),
     "ssm_norm": lambda scale: scale.flatten(),
-    "ssm_conv1d": lambda stored: stored[:, None] if stored.ndim == 2 else stored,  # or the bias
+}
+_KIMI_CHANGES: dict[str, Change] = {
+    "ssm_a": lambda rates: _log_rates(rates).flatten(),
+    **{f"ssm_conv1d_{part}": lambda taps: taps.reshape(-1, 1, taps.shape[-1]) for part in "qkv"},
 }
 _LFM2_CHANGES: dict[str, Change] = {"shortconv.conv": lambda taps: taps[:, None]}
 
 _MIXTRAL = Architecture("mixtral", parts.EXPERTS, keys.mixtral, interleaved=True)
 _OLMO3 = Architecture("olmo3", parts.AFTER, keys.typed_windows)
 _NEMOTRON_H = Architecture(
-    *("nemotron_h", parts.NEMOTRON_H, keys.nemotron_h, _MAMBA2_CHANGES),
+    *("nemotron_h", parts.NEMOTRON_H, hybrid.nemotron_h, _MAMBA2_CHANGES),
     modules=parts.IN_LAYERS,
     eps="layer_norm_epsilon",
     varied=True,
 )
 _QWEN3_5 = partial(Architecture, changes=_QWEN3_5_CHANGES, modules=parts.IN_MTP, centred=True, partial=True)
 _LFM2 = partial(Architecture, blocks=parts.LFM2, changes=_LFM2_CHANGES, eps="norm_eps", varied=True)
+
+
+def _t5(blocks: Mapping[str, str], *, gated: bool) -> Architecture:
+    stacks = {"enc.": Architecture("t5 encoder", blocks), "dec.": Architecture("t5", blocks)}
+    return Architecture("t5", own=partial(keys.t5, gated=gated), stacks=stacks)
+
+
+_T5_UNGATED = _t5(parts.T5_UNGATED, gated=False)
 
 ARCHITECTURES = {
     "llama": Architecture("llama", interleaved=True),  # Mistral's files too; Mixtral's have experts
@@ -169,11 +194,13 @@ ARCHITECTURES = {
     "qwen2moe": Architecture("qwen2_moe", parts.GATED_SHARED, keys.qwen2_moe, _GATE_CHANGE),
     "phi2": Architecture("phi", own=keys.acting("gelu_new"), eps="layer_norm_eps", partial=True),
     "phi3": Architecture("phi3", parts.FUSED_QKV, keys.windowed, partial=True),
+    "phimoe": Architecture("phimoe", parts.EXPERTS, keys.phimoe),
     "starcoder2": Architecture("starcoder2", own=keys.starcoder2, eps="norm_epsilon"),
     "stablelm": Architecture("stablelm", own=keys.stablelm, eps="layer_norm_eps", partial=True),
     "nemotron": Architecture(
         "nemotron", own=keys.acting("relu2"), eps="norm_eps", centred=True, partial=True
     ),
+    "apertus": Architecture("apertus", own=keys.acting("xielu"), numbers=parts.APERTUS),
     "arcee": Architecture("arcee", own=keys.acting("relu2"), interleaved=True),
     "gptneox": Architecture("gpt_neox", parts.FUSED_QKV, keys.gpt_neox, eps="layer_norm_eps", partial=True),
     "gpt2": Architecture("gpt2", parts.FUSED_QKV, keys.acting("gelu_new"), eps="layer_norm_epsilon"),
@@ -182,13 +209,18 @@ ARCHITECTURES = {
     "hunyuan-moe": Architecture("hunyuan_v1_moe", parts.EXPERTS_AND_SHARED, keys.hunyuan_moe),
     "smollm3": Architecture("smollm3", interleaved=True),
     "granite": Architecture("granite", own=keys.granite, interleaved=True),
+    "minicpm": Architecture("granite", own=keys.minicpm, interleaved=True),
+    "internlm2": Architecture("llama", interleaved=True),
     "granitemoe": Architecture("granitemoe_gguf", parts.GRANITE, keys.granite_moe, interleaved=True),
     "granitehybrid": Architecture(
-        *("granitemoehybrid_gguf", parts.GRANITE, keys.granite_hybrid, _MAMBA2_CHANGES),
+        *("granitemoehybrid_gguf", parts.GRANITE, hybrid.granite_hybrid, _MAMBA2_CHANGES),
         interleaved=True,
         varied=True,
     ),
-    "falcon-h1": Architecture("falcon_h1", parts.FALCON_H1, keys.falcon_h1, _MAMBA2_CHANGES),
+    "falcon-h1": Architecture("falcon_h1", parts.FALCON_H1, hybrid.falcon_h1, _MAMBA2_CHANGES),
+    "mamba2": Architecture("mamba2", parts.MAMBA2, hybrid.mamba2, _MAMBA2_CHANGES, eps="layer_norm_epsilon"),
+    "mamba": Architecture("mamba", parts.MAMBA, hybrid.mamba, _MAMBA_CHANGES, eps="layer_norm_epsilon"),
+    "jamba": Architecture("jamba", parts.JAMBA, hybrid.jamba, _MAMBA_CHANGES, varied=True),
     "nemotron_h": _NEMOTRON_H,
     "nemotron_h_moe": _NEMOTRON_H,
     "ernie4_5": Architecture("ernie4_5"),
@@ -208,9 +240,12 @@ ARCHITECTURES = {
     "deepseek2": Architecture(  # V2's files too, which have no sigmoids
         "deepseek_v3", parts.LATENT, keys.latent, yarn=keys.latent_scaling, modules=parts.IN_LAYERS
     ),
+    "kimi-linear": Architecture(
+        "kimi_linear", parts.KIMI_LINEAR, hybrid.kimi_linear, _KIMI_CHANGES, varied=True
+    ),
     "command-r": Architecture("cohere", own=keys.cohere, eps="layer_norm_eps"),
     "cohere2": Architecture("cohere2", own=keys.cohere2, eps="layer_norm_eps"),
-    "gemma": Architecture("gemma", centred=True),
+    "gemma": Architecture("gemma", own=keys.acting("gelu_pytorch_tanh"), centred=True),
     "gemma2": Architecture("gemma2", parts.AFTER, gemma.gemma2, centred=True),
     "gemma3": Architecture("gemma3_text", parts.AFTER, gemma.gemma3, theta=1e6, centred=True),
     "gemma3n": Architecture("gemma3n_text", parts.GEMMA3N, gemma.gemma3n, theta=1e6),
@@ -219,10 +254,11 @@ ARCHITECTURES = {
     "gpt-oss": Architecture("gpt_oss", parts.GPT_OSS, keys.gpt_oss, yarn=lambda _: {"truncate": False}),
     "llama4": Architecture("llama4_text", parts.EXPERTS_AND_SHARED, keys.llama4),
     "minimax-m2": Architecture("minimax_m2", parts.CORRECTED_EXPERTS, keys.minimax_m2, partial=True),
-    "lfm2": _LFM2("lfm2", own=keys.lfm2),
-    "lfm2moe": _LFM2("lfm2_moe", own=keys.lfm2_moe),
-    "qwen3next": _QWEN3_5("qwen3_next_gguf", parts.QWEN3_NEXT, keys.qwen3_5_moe),
-    "qwen35": _QWEN3_5("qwen3_5_text", parts.DELTA, keys.qwen3_5),
-    "qwen35moe": _QWEN3_5("qwen3_5_moe_text", parts.DELTA_AND_EXPERTS, keys.qwen3_5_moe),
+    "lfm2": _LFM2("lfm2", own=hybrid.lfm2),
+    "lfm2moe": _LFM2("lfm2_moe", own=hybrid.lfm2_moe),
+    "qwen3next": _QWEN3_5("qwen3_next_gguf", parts.QWEN3_NEXT, hybrid.qwen3_5_moe),
+    "qwen35": _QWEN3_5("qwen3_5_text", parts.DELTA, hybrid.qwen3_5),
+    "qwen35moe": _QWEN3_5("qwen3_5_moe_text", parts.DELTA_AND_EXPERTS, hybrid.qwen3_5_moe),
+    "t5": _t5(parts.T5, gated=True),  # FLAN-T5, mT5 and umT5; T5 1.0 has no gates
 }
 """By llama.cpp's names."""

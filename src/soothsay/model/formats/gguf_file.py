@@ -43,7 +43,7 @@ class GGUFCheckpoint:
         self.path = path = self.files[0]
         check_types(self._metadata, path)
         data = Metadata(path, self._metadata)
-        kind = architecture_of(data)
+        kind = architecture_of(data, stored)
         divisors = stored.pop(ROPE_DIVISORS, None)
         factors = {LONGROPE_FACTORS[name]: stored.pop(name) for name in LONGROPE_FACTORS if name in stored}
         config = read_config(data, kind, {name: tensor.shape for name, tensor in stored.items()})

@@ -39,7 +39,7 @@ def sized_experts(data: Metadata, config: Config, shapes: Shapes) -> Config:
     return {**_experts(data), "intermediate_size": size}
 
 
-def _grouped_experts(data: Metadata, *, normalized: bool) -> Config:
+def grouped_experts(data: Metadata, *, normalized: bool) -> Config:
     """Experts that are chosen from groups. `normalized`: weights add up to 1, if a file does not say."""
     groups = data.number("expert_group_count", 0) or 1
     return {
@@ -55,7 +55,7 @@ def _deepseek_experts(data: Metadata, config: Config, *, normalized: bool) -> Co
     """The same beside a shared part, after some dense layers. MTP modules are the last blocks."""
     return {
         "num_hidden_layers": config["num_hidden_layers"] - data.number("nextn_predict_layers", 0),
-        **_grouped_experts(data, normalized=normalized),
+        **grouped_experts(data, normalized=normalized),
         "n_shared_experts": data.number("expert_shared_count", 0),
         "first_k_dense_replace": data.number("leading_dense_block_count", 0),
     }
@@ -132,6 +132,12 @@ def windowed(data: Metadata, config: Config, shapes: Shapes) -> Config:
     return {"sliding_window": data.number("attention.sliding_window")}
 
 
+def phimoe(data: Metadata, config: Config, shapes: Shapes) -> Config:
+    """Experts and a window. The head may have a bias."""
+    own = sized_experts(data, config, shapes) | windowed(data, config, shapes)
+    return own | {"lm_head_bias": "output.bias" in shapes}
+
+
 def typed_windows(data: Metadata, config: Config, shapes: Shapes) -> Config:
     """The window, and the layers that have it."""
     return windowed(data, config, shapes) | layer_types(data, config)
@@ -163,10 +169,8 @@ def cohere2(data: Metadata, config: Config, shapes: Shapes) -> Config:
 
 
 def glm4(data: Metadata, config: Config, shapes: Shapes) -> Config:
-    """Raises `ModelError` for the text part of GLM-4V."""
-    if data.raw("rope.dimension_sections") is not None:
-        raise ModelError(f"{data.path}: GGUF files of GLM-4V are not supported; take its safetensors")
-    return {}
+    """Rows of the text part of GLM-4V are stored so that the halves of a head rotate together."""
+    return {"rope_interleave": data.raw("rope.dimension_sections") is None}
 
 
 def dots1(data: Metadata, config: Config, shapes: Shapes) -> Config:
@@ -228,10 +232,11 @@ def latent(data: Metadata, config: Config, shapes: Shapes) -> Config:
     if gating not in (SOFTMAX, SIGMOID):
         raise ModelError(f"{data.path}: expert_gating_func {gating} is not supported, only 1 and 2")
     rotated = require("rope.dimension_count")
+    squeezed = any(name.endswith("attn_q_a.weight") for name in shapes)
     own = _deepseek_experts(data, config, normalized=False) | {
         "model_type": "deepseek_v3" if gating == SIGMOID else "deepseek_v2",
         "kv_lora_rank": require("attention.kv_lora_rank"),
-        "q_lora_rank": require("attention.q_lora_rank") if "blk.0.attn_q_a.weight" in shapes else None,
+        "q_lora_rank": require("attention.q_lora_rank") if squeezed else None,
         "qk_rope_head_dim": rotated,
         # the sizes without _mla are those of keys and values in the cache, in files that have both
         "qk_nope_head_dim": (get("attention.key_length_mla") or require("attention.key_length")) - rotated,
@@ -275,70 +280,22 @@ def llama4(data: Metadata, config: Config, shapes: Shapes) -> Config:
     return own
 
 
-def _states(data: Metadata, **names: str) -> Config:
-    """The sizes of layers that keep states, under a family's names."""
-    return {name: data.require(f"ssm.{key}") for name, key in names.items()}
+def minicpm(data: Metadata, config: Config, shapes: Shapes) -> Config:
+    """Granite's multipliers, but for scores."""
+    return granite(data, config, shapes) | {"attention_multiplier": config["head_dim"] ** -0.5}
 
 
-def qwen3_5(data: Metadata, config: Config, shapes: Shapes) -> Config:
-    """Sizes of recurrent layers. The converter tiles their value heads, and appends MTP modules as layers."""
-    heads = max(data.require("ssm.time_step_rank"), 1)
+def t5(data: Metadata, config: Config, shapes: Shapes, *, gated: bool) -> Config:
+    """All layers of umT5 have numbers by distance. T5 1.0 has no gates, and scales logits."""
+    own = any(name.endswith("blk.1.attn_rel_b.weight") for name in shapes)
     return {
-        "num_hidden_layers": config["num_hidden_layers"] - data.number("nextn_predict_layers", 0),
-        "full_attention_interval": data.number("full_attention_interval", 4),
-        **_states(
-            data,
-            linear_conv_kernel_dim="conv_kernel",
-            linear_key_head_dim="state_size",
-            linear_num_key_heads="group_count",
-        ),
-        "linear_value_head_dim": data.require("ssm.inner_size") // heads,
-        "linear_num_value_heads": heads,
-        "linear_heads_tiled": data.architecture != "qwen3next",
+        "model_type": "umt5" if own else "t5",
+        "feed_forward_proj": "gated-gelu" if gated else "relu",
+        "num_decoder_layers": data.number("decoder_block_count"),
+        "relative_attention_num_buckets": data.require("attention.relative_buckets_count"),
+        "decoder_start_token_id": data.number("decoder_start_token_id"),
+        "scale_decoder_outputs": config["tie_word_embeddings"] or not gated,
     }
-
-
-def qwen3_5_moe(data: Metadata, config: Config, shapes: Shapes) -> Config:
-    """The same with experts."""
-    shared = data.require("expert_shared_feed_forward_length")
-    own = qwen3_5(data, config, shapes) | own_experts(data)
-    return own | {"shared_expert_intermediate_size": shared}
-
-
-def _mamba2(data: Metadata) -> Config:
-    return _states(
-        data,
-        mamba_d_ssm="inner_size",
-        mamba_n_heads="time_step_rank",
-        mamba_n_groups="group_count",
-        mamba_d_state="state_size",
-        mamba_d_conv="conv_kernel",
-    )
-
-
-def falcon_h1(data: Metadata, config: Config, shapes: Shapes) -> Config:
-    """The converter multiplies the weights by all multipliers."""
-    normed = "blk.0.ssm_norm.weight" in shapes
-    return _mamba2(data) | {"mamba_rms_norm": normed, "mamba_norm_before_gate": False}
-
-
-def _attention_layers(data: Metadata, config: Config, other: str, attention: str = GLOBAL) -> Config:
-    """Layers without key-value heads are others."""
-    kv = data.layers("attention.head_count_kv", config["num_hidden_layers"])
-    kinds = [attention if heads else other for heads in kv]
-    return {"layer_types": kinds, "num_key_value_heads": max(kv, default=0) or 1}
-
-
-def lfm2(data: Metadata, config: Config, shapes: Shapes) -> Config:
-    """Layers without key-value heads have a convolution. Sizes of feed-forward parts are final."""
-    own = _attention_layers(data, config, "conv")
-    return own | {"conv_L_cache": data.require("shortconv.l_cache"), "block_auto_adjust_ff_dim": False}
-
-
-def lfm2_moe(data: Metadata, config: Config, shapes: Shapes) -> Config:
-    """The same with experts after some dense layers."""
-    own = lfm2(data, config, shapes) | own_experts(data)
-    return own | {"num_dense_layers": data.number("leading_dense_block_count", 0)}
 
 
 def granite(data: Metadata, config: Config, shapes: Shapes) -> Config:
@@ -356,57 +313,3 @@ def granite_moe(data: Metadata, config: Config, shapes: Shapes) -> Config:
     """Multipliers and experts."""
     shared = data.number("expert_shared_feed_forward_length", 0)
     return {**_experts(data), **granite(data, config, shapes), "shared_intermediate_size": shared}
-
-
-def granite_hybrid(data: Metadata, config: Config, shapes: Shapes) -> Config:
-    """Multipliers, and what experts and hybrids have. Layers without key-value heads are Mamba-2's."""
-    experts = data.number("expert_count", 0)
-    shared = data.number("expert_shared_feed_forward_length", 0)
-    return {
-        **granite(data, config, shapes),
-        **_attention_layers(data, config, "mamba", "attention"),
-        "position_embedding_type": "rope" if data.raw("rope.scaling.finetuned", True) else "nope",
-        "num_local_experts": experts,
-        "num_experts_per_tok": data.number("expert_used_count", 0),
-        "shared_intermediate_size": shared if experts else config["intermediate_size"],
-        **_mamba2(data),
-    }
-
-
-def nemotron_h(data: Metadata, config: Config, shapes: Shapes) -> Config:
-    """MTP modules are the last blocks.
-
-    A block with key-value heads has attention, one with a feed-forward size is a feed-forward part, and the
-    others are Mamba-2's.
-    """
-    blocks = int(config["num_hidden_layers"])
-    layers = blocks - data.number("nextn_predict_layers", 0)
-    kv, sizes = (
-        data.layers(key, blocks)[:layers] for key in ("attention.head_count_kv", "feed_forward_length")
-    )
-    kinds = [
-        GLOBAL if heads else ("mlp" if size else "linear_attention")
-        for heads, size in zip(kv, sizes, strict=True)
-    ]
-    heads = max(data.require("ssm.time_step_rank"), 1)
-    own = {
-        "layers_block_type": kinds,
-        "num_hidden_layers": layers,
-        "num_key_value_heads": max(kv, default=0) or 1,
-        "intermediate_size": max(sizes, default=0) or 1,
-        "mlp_bias": any(name.endswith(".ffn_up.bias") for name in shapes),
-        "mamba_num_heads": heads,
-        "mamba_head_dim": data.require("ssm.inner_size") // heads,
-        **_states(data, n_groups="group_count", ssm_state_size="state_size", conv_kernel="conv_kernel"),
-    }
-    if not data.number("expert_count", 0):
-        return own
-    sparse = [f"blk.{layer}.ffn_gate_inp.weight" in shapes for layer in range(layers)]
-    return {
-        **own,
-        **_grouped_experts(data, normalized=True),
-        "n_routed_experts": data.require("expert_count"),
-        "layers_block_type": ["moe" if has else kind for has, kind in zip(sparse, kinds, strict=True)],
-        "moe_shared_expert_intermediate_size": data.require("expert_shared_feed_forward_length"),
-        "moe_latent_size": data.number("moe_latent_size"),
-    }

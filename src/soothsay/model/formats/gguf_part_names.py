@@ -82,6 +82,7 @@ AFMOE = {
     "exp_probs_b.bias": "mlp.correction:0:.expert_bias",
 }
 GPT_OSS = {**BEFORE_MLP, **EXPERTS, "attn_sinks.weight": "attention.sinks:0:.sinks"}
+APERTUS = {f"xielu.{name}": f"mlp.act_fn.{name}" for name in ("alpha_p", "alpha_n", "beta", "eps")}
 FUSED_QKV = {"attn_qkv": "attention.qkv"}
 GATED_SHARED = {**EXPERTS_AND_SHARED, "ffn_gate_inp_shexp": "mlp.shared_gate"}
 DELTA = {
@@ -99,15 +100,26 @@ _MAMBA2 = {
     "ssm_d": "attention.rule:0:.D",
     **_states("attention.rule"),
 }
+MAMBA2 = {**_MAMBA2, "attn_norm": "part_norm"}
+JAMBA = {
+    **EXPERTS,
+    **_states("attention.rule"),
+    "ssm_in": "attention.xz",
+    "ssm_x": "attention.inner",
+    "ssm_dt": "attention.steps",
+    "ssm_dt.bias": "attention.rule:0:.dt_proj.bias",
+    "ssm_d": "attention.rule:0:.D",
+    **{f"ssm_{part}_norm": f"attention.norms.{i}" for i, part in enumerate(("dt", "b", "c"))},
+}
+MAMBA = {**JAMBA, "attn_norm": "part_norm"}
 GRANITE = {**_MAMBA2, **EXPERTS_AND_SHARED}
 FALCON_H1 = {  # whose converter may name a norm without `.weight`
     **_MAMBA2,
     **dict.fromkeys(("ffn_norm", "ffn_norm.weight"), "mlp_norm:0:.weight"),
 }
 NEMOTRON_H = {  # queries and keys are permuted alike, which changes no score: nothing rotates
-    **_MAMBA2,
+    **MAMBA2,
     **CORRECTED_AND_SHARED,
-    "attn_norm": "part_norm",
     "ffn_latent_down": "mlp.latent_in",
     "ffn_latent_up": "mlp.latent_out",
 }
@@ -128,6 +140,18 @@ LATENT = {
     "attn_kv_b": "attention.kv_b",
     "attn_k_b": "=self_attn.k_b_proj",
     "attn_v_b": "=self_attn.v_b_proj",
+}
+KIMI_LINEAR = {
+    **LATENT,
+    **{f"ssm_conv1d_{part}": f"attention.recurrence:0:.{part}_conv1d" for part in "qkv"},
+    "ssm_f_a": "attention.low:0",
+    "ssm_g_a": "attention.low:1",
+    "ssm_beta": "attention.low:2",
+    "ssm_f_b": "attention.decays",
+    "ssm_g_b": "attention.z",
+    "ssm_a": "attention.recurrence:0:.A_log",
+    "ssm_dt.bias": "attention.recurrence:0:.dt_bias",
+    "ssm_norm": "attention.recurrence:0:.o_norm",
 }
 _LAYER_INPUTS = {
     "inp_gate": "layer_input.gate",
@@ -160,6 +184,18 @@ GEMMA4 = {
     "ffn_down_exps": "mlp.mixture.experts.down",
     "ffn_down_exps.scale": "mlp.mixture.scales:0:.per_expert_scale",
 }
+
+T5 = {
+    "attn_o": "attention.o",
+    "attn_rel_b": "attention.relative",
+    "cross_attn_norm": "cross_norm",
+    "cross_attn_q": "cross.q",
+    "cross_attn_k": "cross.kv:0",
+    "cross_attn_v": "cross.kv:1",
+    "cross_attn_o": "cross.o",
+    "cross_attn_rel_b": "=layer.1.EncDecAttention.relative_attention_bias",  # which no model reads
+}
+T5_UNGATED = {**T5, "ffn_up": "mlp.up"}
 
 
 class ModuleNames(NamedTuple):
@@ -207,5 +243,5 @@ def _resolved(family: str, parts: Mapping[str, str]) -> Iterator[tuple[str, str]
         place, _, rest = tail.partition(":")
         if target.startswith("="):
             yield part, target[1:]
-        elif int(place or 0) < len(names[module]):
+        elif int(place or 0) < len(names.get(module, ())):
             yield part, names[module][int(place or 0)] + rest

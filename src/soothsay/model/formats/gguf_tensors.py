@@ -138,13 +138,30 @@ class KeysAndValues:
         return torch.cat([keys, values], 1).flatten(0, 1).to(DTYPES[self.kind])
 
 
+@dataclass(frozen=True)
+class Numbers:
+    """A small tensor of Hugging Face's whose number is in the metadata. The file has no place for it."""
+
+    value: float
+    kind = "F32"
+    parts: tuple[Stored, ...] = ()
+
+    def shape_read(self) -> tuple[int, ...]:
+        """See `Stored`."""
+        return (1,)
+
+    def read(self, files: Files) -> Tensor:
+        """See `Stored`."""
+        return torch.tensor([self.value])
+
+
 HEADS = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
 """Parts of a block whose rows may be interleaved, and the keys of their numbers of heads."""
 
 NAME = re.compile(r"(?:blk\.([^.]*)(?:\.|$))?(.*?)(?:\.(weight|bias))?", re.DOTALL)
 """The name of a tensor: its block (none: it is outside of the blocks), its part, and its suffix."""
 
-Tensors = dict[str, Stored | KeysAndValues]
+Tensors = dict[str, Stored | KeysAndValues | Numbers]
 
 
 class Renaming:
@@ -166,9 +183,14 @@ class Renaming:
         self.own: Tensors = {}
         self.modules: Tensors = {}
         for name, tensor in stored.items():
-            self._add(name, tensor)
+            if not name.startswith(tuple(kind.stacks)):
+                self._add(name, tensor)
+        for start, own in kind.stacks.items():
+            inside = {name.removeprefix(start): stored[name] for name in stored if name.startswith(start)}
+            self.own |= Renaming(data, own, inside, config).own
         self._join(self.own)
         self._join(self.modules)
+        self._add_numbers()
 
     def _add(self, full: str, tensor: Stored) -> None:
         """Rename a tensor of the file."""
@@ -198,6 +220,16 @@ class Renaming:
         for number, one in enumerate(self._unstacked(full, tensor, block is None)):
             halves = (one,) if len(targets) == 1 else one.halves()
             renamed |= {target.format(number): half for target, half in zip(targets, halves, strict=True)}
+
+    def _add_numbers(self) -> None:
+        """Add the tensors whose numbers are in the metadata, one for each layer."""
+        layers = int(self._config["num_hidden_layers"])
+        for key, part in self._kind.numbers.items():
+            found = np.asarray(self._data.values.get(key, ()))
+            if found.shape != (layers,) or found.dtype.kind != "f" or not np.isfinite(found).all():
+                raise ModelError(f"{self._data.path}: {key} should have a number for each of {layers} layers")
+            for layer, value in enumerate(found.tolist()):
+                self.own[f"{self._blocks}.{layer}.{part}"] = Numbers(value)
 
     def _module(self, block: str) -> int | None:
         """The number of a block among the MTP modules, from 0. None: the block is one of the model's own."""

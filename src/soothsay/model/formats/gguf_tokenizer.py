@@ -20,11 +20,14 @@ from soothsay.errors import ModelError, type_of
 from soothsay.tokenizer import Tokenizer, backend_errors
 from soothsay.vocabulary.byte_level import REFUSED, WORDS, byte_level
 from soothsay.vocabulary.directory import surround
-from soothsay.vocabulary.merges import check_lengths
-from soothsay.vocabulary.sentencepiece import add_spaces, merge_bpe, score_bpe
+from soothsay.vocabulary.merges import Merges, check_lengths
+from soothsay.vocabulary.sentencepiece import SentencePieceModel, add_spaces, piece_bpe, sentencepiece
 
-_DEFAULT_IDS = {"llama": {"bos": 1, "eos": 2, "unknown": 0}}
-"""SentencePiece's defaults, for files that name none."""
+_DEFAULT_IDS = {
+    "llama": {"bos": 1, "eos": 2, "unknown": 0},
+    "t5": {"eos": 1, "unknown": 2, "padding": 0},
+}
+"""SentencePiece's defaults and T5's, for files that name none."""
 
 _SPECIAL_NAMES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 _TEMPLATE_KEYS = {name: f"tokenizer.chat_template.{name}" for name in TEMPLATE_NAMES} | {
@@ -56,10 +59,11 @@ _KINDS: Mapping[str, type | UnionType] = {
     "add_bos_token": int,
     "add_eos_token": int,
     "add_space_prefix": int,
+    "remove_extra_whitespaces": int,
 }
 """Types of the metadata below `tokenizer.ggml`. Truth values are `int`, as in Python."""
 
-_ENTRIES = {"tokens": "O", "merges": "O", "scores": "fiu", "token_type": "iu"}
+_ENTRIES = {"tokens": "O", "merges": "O", "scores": "fiu", "token_type": "iu", "precompiled_charsmap": "iu"}
 """Arrays below `tokenizer.ggml`, with numpy's letters for the types of entries; "O": texts."""
 
 
@@ -105,10 +109,10 @@ def build_tokenizer(metadata: Mapping[str, Any], path: Path) -> Tokenizer | None
     kind = metadata.get("tokenizer.ggml.model", "none")
     if kind in ("none", "no_vocab"):
         return None
-    builders = {"llama": _sentencepiece, "gpt2": _byte_level, "gemma4": _merged_sentencepiece}
+    builders = {"llama": _sentencepiece, "gpt2": _byte_level, "gemma4": _merged_sentencepiece, "t5": _unigram}
     if kind not in builders:
         raise ModelError(f"{path} has a tokenizer of kind {kind!r}; the known ones are {', '.join(builders)}")
-    for needed in ("tokens", "scores" if kind == "llama" else "merges"):
+    for needed in ("tokens", "scores" if kind in _DEFAULT_IDS else "merges"):
         if f"tokenizer.ggml.{needed}" not in metadata:
             raise ModelError(f"{path} has no metadata 'tokenizer.ggml.{needed}'; convert the model again")
     try:
@@ -121,6 +125,7 @@ def build_tokenizer(metadata: Mapping[str, Any], path: Path) -> Tokenizer | None
             backend, add_bos = builders[kind](metadata, vocabulary)
             given = {key: metadata.get(f"tokenizer.ggml.{key}") for key in ("add_bos_token", "add_eos_token")}
             settings = {key: bool(value) for key, value in given.items() if value is not None}
+            settings.setdefault("add_eos_token", kind == "t5")
             surround(backend, special, settings, bos=add_bos)
             _add_special(backend, vocabulary)
     except ModelError as error:
@@ -199,22 +204,48 @@ def _special_ids(metadata: Mapping[str, Any]) -> dict[str, int]:
 
 def _sentencepiece(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> Built:
     """SentencePiece's BPE: the neighbours that form the token with the best score merge first."""
-    tokens, scores = vocabulary.tokens, np.asarray(metadata["tokenizer.ggml.scores"])
-    if len(scores) != len(tokens):
-        raise ModelError(
-            f"there are {len(scores):,} scores for {len(tokens):,} tokens; convert the model again"
-        )
-    best_first = np.argsort(-scores.astype(np.float64), kind="stable")
+    tokens, scores = vocabulary.tokens, _scores(metadata, vocabulary)
+    best_first = np.argsort(-scores, kind="stable")
     normal = best_first[vocabulary.types[best_first] == TokenType.NORMAL]
     ranked = [tokens[i] for i in normal.tolist()]
-    backend = score_bpe(vocabulary.ids, ranked, vocabulary.special.get("unknown"))
+    backend = piece_bpe(vocabulary.ids, Merges(ranked), vocabulary.special.get("unknown"))
     add_spaces(backend, bool(metadata.get("tokenizer.ggml.add_space_prefix", True)))
     return backend, True
 
 
+def _scores(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> npt.NDArray[np.float64]:
+    """The score of each token. Raises `ModelError` for another number of them."""
+    scores, count = np.asarray(metadata["tokenizer.ggml.scores"], np.float64), len(vocabulary.tokens)
+    if len(scores) != count:
+        raise ModelError(f"there are {len(scores):,} scores for {count:,} tokens; convert the model again")
+    return scores
+
+
+def _unigram(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> Built:
+    """SentencePiece's most probable pieces, without the unused tokens after the last one.
+
+    The converter gives tokens that are no pieces very low scores. An unknown character scores less than the
+    lowest, so these are raised to that of a piece.
+    """
+    scores, types = _scores(metadata, vocabulary), vocabulary.types
+    if not np.isfinite(scores).all():
+        raise ModelError("a score is not a finite number; convert the model again")
+    count = int(np.flatnonzero(types != TokenType.UNUSED).max()) + 1
+    model = SentencePieceModel(
+        vocabulary.tokens[:count],
+        np.maximum(scores, scores[types == TokenType.NORMAL].min())[:count].tolist(),
+        byte_fallback=TokenType.BYTE in types,
+        ids={"unk": vocabulary.ids.get(vocabulary.special.get("unknown", ""), -1)},
+        character_map=np.asarray(metadata.get("tokenizer.ggml.precompiled_charsmap", []), np.uint8).tobytes(),
+        prefix=bool(metadata.get("tokenizer.ggml.add_space_prefix", True)),
+        joins_spaces=bool(metadata.get("tokenizer.ggml.remove_extra_whitespaces", True)),
+    )
+    return sentencepiece(model, {}, always_prefix=True), False
+
+
 def _merged_sentencepiece(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> Built:
     """BPE over SentencePiece's characters, with the merges that the file lists (Gemma 4)."""
-    backend = merge_bpe(vocabulary.ids, _merges(metadata), vocabulary.special.get("unknown"))
+    backend = piece_bpe(vocabulary.ids, _merges(metadata), vocabulary.special.get("unknown"))
     add_spaces(backend, bool(metadata.get("tokenizer.ggml.add_space_prefix", False)))
     return backend, True
 

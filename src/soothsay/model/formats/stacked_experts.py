@@ -17,12 +17,16 @@ MLX stacks each part of all families: `NAME.switch_mlp.gate_proj.weight`, `.scal
 
 GPT-2's matrices `NAME.c_attn.weight` are `[in, out]`. The loader sees `NAME.linear_attn.weight`, `[out, in]`.
 
+transformers writes Kimi Linear's dense parts as `NAME.block_sparse_moe.gate_proj.weight`, like its experts.
+The loader sees `NAME.mlp.gate_proj.weight`, and so for the tensors of quantized weights.
+
 BART's `final_logits_bias` is `[1, tokens]`. The loader sees the bias of the output head, and of the table.
 """
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from types import EllipsisType
 from typing import Any
 
 import torch
@@ -38,6 +42,7 @@ STACK = re.compile(r"(.+\.experts)\.(gate_up|down)_proj(?:_(bias|blocks|scales))
 LOGITS_BIAS = "final_logits_bias"
 CONVOLUTION = re.compile(r"(.+\.)c_((?:attn|proj|fc)\.(?:weight|bias))")
 GRANITE_STACK = re.compile(r"(.+\.block_sparse_moe)\.(input|output)_linear\.weight")
+KIMI_DENSE = re.compile(r"(.+\.)block_sparse_moe\.((?:gate|up|down)_proj\..+)")
 SWITCH = re.compile(r"(.+)\.switch_mlp\.((?:gate|up|down)_proj\.(?:weight|scales|biases))")
 
 
@@ -59,7 +64,7 @@ STACKINGS = {
     "qwen3_vl_moe_text": Stacking(interleaved=False, transposed=None),
     "gemma4_text": Stacking(interleaved=False, transposed=False),
     **dict.fromkeys(("granitemoe", "granitemoeshared", "granitemoehybrid"), _QWEN3_5),
-    **dict.fromkeys(("qwen3_next", "qwen3_5_moe", "qwen3_5_moe_text"), _QWEN3_5),
+    **dict.fromkeys(("qwen3_next", "qwen3_5_moe", "qwen3_5_moe_text", "mistral4"), _QWEN3_5),
 }
 """By `model_type`."""
 
@@ -69,13 +74,14 @@ class Slice:
     """Where a tensor of one expert is in a stack, or a tensor of GPT-2's that is transposed."""
 
     stack: str  # name of the tensor
-    expert: int | slice  # slice(None): the tensor is no stack
+    expert: int | EllipsisType  # ...: the tensor is no stack
     outputs: slice
     transposed: bool
 
     def of(self, matrix: torch.Tensor) -> torch.Tensor:
         """The tensor, a view of the expert's part of the stack."""
-        return (matrix.t() if self.transposed else matrix)[self.outputs]
+        matrix = matrix.t() if self.transposed else matrix
+        return matrix[self.outputs] if matrix.ndim else matrix
 
     def shape_of(self, stack: Shape) -> Shape:
         """The shape of the tensor, of the shape of the stack."""
@@ -98,10 +104,13 @@ def unstacked(
     """
     parts = (config.get(key) for key in ("text_config", "transformer_layer_config"))
     raw = next((part for part in parts if isinstance(part, Mapping)), config)
+    whole = slice(None)
+    if raw.get("model_type") == "kimi_linear":
+        named = filter(None, map(KIMI_DENSE.fullmatch, names))
+        return {f"{m[1]}mlp.{m[2]}": Slice(m[0], ..., whole, transposed=False) for m in named}
     if raw.get("model_type") == "gpt2":
-        whole = slice(None)
         named = filter(None, map(CONVOLUTION.fullmatch, names))
-        return {f"{m[1]}linear_{m[2]}": Slice(m[0], whole, whole, m[0].endswith("weight")) for m in named}
+        return {f"{m[1]}linear_{m[2]}": Slice(m[0], ..., whole, m[0].endswith("weight")) for m in named}
     if LOGITS_BIAS in names:
         first = Slice(LOGITS_BIAS, 0, slice(None), transposed=False)
         return dict.fromkeys(("model.shared.bias", "lm_head.bias"), first)

@@ -33,8 +33,11 @@ WIDTHS = {2: 2, 3: 4, 4: 4, 5: 5, 6: 6, 8: 8}
 REORDERED = ", int8 in groups of 32 where inputs are reordered"
 """What the name of a format says of weights whose groups are not runs of inputs."""
 
-STAY_PLAIN = (".router", ".kv_b", ".shared_gate", ".attention.gates")
-"""Linear layers that are not rounded: gates and routers, and those of each head in latent attention."""
+STAY_PLAIN = (
+    *(".router", ".kv_b", ".shared_gate"),
+    *(f".attention.{part}" for part in ("gates", "low", "decays", "inner", "steps")),
+)
+"""Linear layers that are not rounded: routers, those of latent attention's heads, and what changes states."""
 
 
 def usually_quantized(module: str) -> bool:
@@ -146,7 +149,7 @@ class Settings:
             f"{self.path} is quantized in a way that soothsay does not read: {what}. It reads "
             "compressed-tensors (pack-quantized of 2, 4 or 8 bits, int-quantized and float-quantized of 8, "
             "nvfp4, mxfp4), gptq and auto-round (2, 3, 4 or 8 bits), awq (gemm, 4 bits), bitsandbytes, hqq, "
-            "MLX, modelopt (NVFP4 and FP8), fp8 (e4m3) and mxfp4 (experts). Or take the model "
+            "bitnet, MLX, modelopt (NVFP4 and FP8), fp8 (e4m3) and mxfp4 (experts). Or take the model "
             "that this one was made from, and quantize it with soothsay quantize"
         )
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -82,11 +82,13 @@ class FlatPaths(Sequence[Path]):
         return self.num_paths
 
     def __getitem__(self, path: Any) -> Any:
-        if not 0 <= path < self.num_paths:
-            raise IndexError(path)
-        flat = self.lists
-        own, seen = slice(*flat.row_begin[path : path + 2]), slice(*flat.key_begin[path : path + 2])
-        return Path(flat.rows[own].tolist(), flat.positions[own], flat.keys[seen], int(flat.shared[path]))
+        return [*self][path]
+
+    def __iter__(self) -> Iterator[Path]:
+        rows, positions, *begins, shared, keys = self.lists
+        (key_begin, row_begin), places = map(pairwise, map(np.ndarray.tolist, begins)), shared.tolist()
+        for seen, own, common in zip(key_begin, row_begin, places, strict=True):
+            yield Path(rows[slice(*own)].tolist(), positions[slice(*own)], keys[slice(*seen)], common)
 
 
 def path_pointers(batch: Batch) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from soothsay.model.native.recorded import Program, Recorded, Value
 from soothsay.model.native.recorder import record
 from soothsay.model.ops.operands import Ropes
 
-WITH_STATES = ("delta", "state_space", "convolve")
+WITH_STATES = ("delta", "state_space", "convolve", "convolved", "scan")
 """Operations that read the plan of the strands."""
 
 

@@ -15,16 +15,22 @@ from soothsay.model.loaded_part import Table
 from soothsay.model.native.layout import native_batch
 from soothsay.model.native.library import VARIANTS, Library
 from soothsay.model.native.native_blocks import NativeBlocks
-from soothsay.model.native.native_linear import ACTIVATIONS, NativeLinear, PackedTable, Routing
+from soothsay.model.native.native_linear import ACTIVATIONS, NativeLinear, Routing
 from soothsay.model.native.native_sampling import NativeSampling
 from soothsay.model.native.operations import NOTHING, Held, LowRank, NativeOperations, States, address_of
 from soothsay.model.native.program import KV_FORMATS, LayerRun, Op, Operand, Reads
 from soothsay.model.ops.kernels import Kernels
 from soothsay.model.ops.linear import Parts
 from soothsay.model.specs.attention_spec import AttentionSpec, LatentSpec
-from soothsay.model.specs.feed_forward_spec import DenseSpec, ExpertsSpec, RoutingSpec
+from soothsay.model.specs.feed_forward_spec import XIELU, DenseSpec, ExpertsSpec, RoutingSpec
 from soothsay.model.specs.model_spec import ModelSpec, Part
-from soothsay.model.specs.state_specs import ConvolutionSpec, DeltaSpec, StateSpaceSpec
+from soothsay.model.specs.state_specs import (
+    ConvolutionSpec,
+    DeltaSpec,
+    KimiDeltaSpec,
+    SelectiveSpec,
+    StateSpaceSpec,
+)
 from soothsay.model.weights.quantized import Integers, Mixed, QuantizedTable
 
 LANES = 16
@@ -36,10 +42,8 @@ MAX_ROW = 1024
 
 def fits(spec: ModelSpec) -> bool:
     """Whether the kernels can compute a model of these sizes."""
-    if spec.source is not None:
-        return False
     sizes = [spec.hidden_size]
-    for layer in spec.layers:
+    for layer in (*spec.layers, *spec.encoder_layers):
         sizes += [] if layer.input is None else [layer.input.size]
         sizes += [] if layer.alternating is None else [layer.alternating.laurel_rank]
         for part in layer.parts:
@@ -57,14 +61,18 @@ def _sizes(part: Part) -> list[int]:
         case LatentSpec():
             row = part.rank + part.rotated
             return [row // 2, part.rank, part.query_rank or 0, part.rotated // 2] if row <= MAX_ROW else []
+        case KimiDeltaSpec():
+            return [part.key_size, part.value_size, part.rank]
         case DeltaSpec():
             return [part.key_size, part.value_size]
         case ConvolutionSpec():
             return [part.channels]
+        case SelectiveSpec():
+            return [part.width, part.state_size, part.rank]
         case StateSpaceSpec():
             return [part.head_size, part.state_size]
         case DenseSpec():
-            return [part.size] if part.activation in ACTIVATIONS else []
+            return [part.size] if part.activation in (*ACTIVATIONS, XIELU) else []
         case ExpertsSpec():
             shared = [] if part.shared is None else _sizes(part.shared)
             return [*_sizes(part.expert), *shared, part.latent_size or 0] if _sizes(part.expert) else []
@@ -134,7 +142,7 @@ class NativeKernels(NativeOperations, Library, Kernels):
 
     def linear(self, weight: Tensor | Integers, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
         """See `Kernels`."""
-        if NativeLinear.fit(weight, bfloat16=self.multiplies_bfloat16):
+        if NativeLinear.fit(weight):
             return NativeLinear(self, weight, bias, dtype)
         if isinstance(weight, Mixed):  # each part as fast as it can be
             return Parts([self.linear(part, own, dtype) for part, own in weight.with_biases(bias)], dtype)
@@ -146,7 +154,8 @@ class NativeKernels(NativeOperations, Library, Kernels):
 
     def table(self, table: QuantizedTable, head: nn.Module | None) -> Table:
         """See `Kernels`."""
-        return PackedTable(head) if isinstance(head, NativeLinear) else table
+        packed = head.table if isinstance(head, NativeLinear) else None
+        return table if packed is None else packed
 
     def record(
         self, blocks: Sequence[DecoderBlock], adapt: Callable[[Any], Any] = lambda ops: ops

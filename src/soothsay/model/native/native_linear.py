@@ -27,6 +27,8 @@ class Multiplier(Protocol):
     name: str
     memory: LargePages
     """Where packed weights are."""
+    multiplies_bfloat16: bool
+    """Whether it has instructions for that."""
 
     def multiply(self, x: Tensor, weights: int, out: Tensor) -> None:
         """`x` `[M, in]` times the weights of a `NativeLinear`, at this address, into `out` `[M, out]`."""
@@ -51,19 +53,26 @@ class _Weights(Structure):
         ("data", c_void_p),
         *((name, _Factors) for name in ("scales", "minimums")),
         *((name, c_void_p) for name in ("zeros", "table", "bias", "next")),
-        *((name, c_int) for name in ("bits", "inputs", "outputs", "group")),
+        *((name, c_int) for name in ("bits", "inputs", "outputs", "group", "numbers")),
     ]
 
 
+INTEGERS, PAIRS, FLOATS, HALVES, BFLOATS = range(5)
+"""What weights are; see `soothsay_numbers` of csrc/kernels.h."""
+
+_KEPT = {BFLOATS: torch.bfloat16, HALVES: torch.float16, FLOATS: torch.float32}
+"""Element types in which numbers are kept, the smallest first."""
+
+
 class NativeLinear(nn.Module):
-    """bfloat16 weights, or integer weights times activations quantized to 8 bits for each row and group.
+    """Plain weights, or integer weights times activations quantized to 8 bits for each row and group.
 
     Weights are read once for all rows. A row's bits depend on the row alone, not on other rows or the number
     of threads: each output is summed over its inputs in order, and integer sums are exact.
 
     Args:
         kernels: multiply.
-        weight: `[out, in]` bfloat16, or integers.
+        weight: `[out, in]` floats, or integers.
         bias: `[out]`.
         dtype: of the output, float32 or bfloat16.
     """
@@ -82,12 +91,12 @@ class NativeLinear(nn.Module):
         self.address = self.parts[0].address
 
     @staticmethod
-    def fit(weight: Tensor | Integers, *, bfloat16: bool) -> bool:
-        """Whether the library multiplies this weight. `bfloat16`: whether it has that product."""
+    def fit(weight: Tensor | Integers) -> bool:
+        """Whether the library multiplies this weight."""
         if isinstance(weight, Mixed):
-            return all(NativeLinear.fit(part, bfloat16=bfloat16) for part in weight.parts)
+            return all(map(NativeLinear.fit, weight.parts))
         if isinstance(weight, Tensor):
-            return bfloat16 and weight.dtype == torch.bfloat16 and weight.shape[1] % 16 == 0
+            return weight.dtype in _KEPT.values() and weight.shape[1] % 16 == 0
         return _fits(weight.rows(0, 1))
 
     @property
@@ -133,14 +142,18 @@ class PackedWeight:
 
     def __init__(self, kernels: Multiplier, weight: Tensor | QuantizedRows, bias: Tensor | None):
         out, size = weight.shape
-        bits = 16 if isinstance(weight, Tensor) else weight.rows(0, 1).bits
+        if isinstance(weight, Tensor):
+            in_pairs = kernels.multiplies_bfloat16 and weight.dtype == torch.bfloat16
+            numbers = PAIRS if in_pairs else _kept(weight)
+            bits = 8 * _KEPT.get(numbers, torch.bfloat16).itemsize
+        else:
+            numbers, bits = INTEGERS, weight.rows(0, 1).bits
         shape = -(-out // PANEL), size * bits // 32, PANEL, 4
         data, kept = kernels.memory.zeros(shape, torch.uint8), []
         for begin, end in slabs(weight, PANEL):
             if isinstance(weight, Tensor):
                 for first in range(begin, end, PANEL):
-                    steps = weight[first : min(first + PANEL, end)].contiguous().view(torch.uint8)
-                    data[first // PANEL, :, : len(steps)] = steps.view(-1, shape[1], 4).transpose(0, 1)
+                    _lay_out(weight[first : min(first + PANEL, end)], numbers, data[first // PANEL])
             else:
                 rows = weight.rows(begin, end).in_small_groups()
                 kernels.pack(rows.values.contiguous(), bits, data[begin // PANEL :])
@@ -166,7 +179,7 @@ class PackedWeight:
             _pointers(self.scales, self.scale_units),
             _pointers(self.minimums, self.minimum_units),
             *(address(self.zeros), address(self.table), address(self.bias), None),
-            *(bits, size, out, group),
+            *(bits, size, out, group, numbers),
         )
 
     @property
@@ -175,13 +188,32 @@ class PackedWeight:
         return addressof(self.struct)
 
 
+def _lay_out(rows: Tensor, numbers: int, panel: Tensor) -> None:
+    """Write rows of floats to a panel `[steps, PANEL, 4]` uint8, as `numbers`."""
+    if numbers == PAIRS:
+        panel[:, : len(rows)] = rows.contiguous().view(torch.uint8).view(len(rows), -1, 4).transpose(0, 1)
+    else:
+        panel.view(_KEPT[numbers]).view(-1, PANEL)[:, : len(rows)] = rows.t()
+
+
+def _kept(weight: Tensor) -> int:
+    """How a weight is kept: in the fewest bits that have its numbers as they are."""
+    parts = [weight[begin:end] for begin, end in slabs(weight, PANEL)]
+    exact = (kind for kind, dtype in _KEPT.items() if all(_has(dtype, part) for part in parts))
+    return next(exact, FLOATS)
+
+
+def _has(dtype: torch.dtype, values: Tensor) -> bool:
+    """Whether an element type has numbers as they are. Those that are not finite never are."""
+    same = torch.equal(values.to(dtype).to(values.dtype), values)
+    return same and bool(values.abs().amax() <= torch.finfo(dtype).max)
+
+
 def _narrow(values: Tensor | None) -> Tensor | None:
     """Numbers of groups, in half precision if that is exact, as in most formats: fewer bytes to read."""
     if values is None or values.dtype == torch.int8:
         return values
-    half = values.half()
-    exact = torch.equal(half.float(), values) and values.abs().amax() <= torch.finfo(torch.half).max
-    return half if exact else values
+    return values.half() if _has(torch.half, values) else values
 
 
 def _pointers(values: Tensor | None, units: Tensor | None) -> _Factors:
@@ -207,7 +239,7 @@ def _fits(weight: Quantized) -> bool:
     return group % 16 == 0 and group % (32 // PLANES[weight.bits][-1]) == 0
 
 
-_ORDER = "silu gelu_tanh gelu clipped_swiglu relu2 relu plain_gelu_tanh plain_gelu"
+_ORDER = "silu gelu_tanh gelu clipped_swiglu gated_relu2 relu2 relu plain_gelu_tanh plain_gelu plain_silu"
 ACTIVATIONS = {name: number for number, name in enumerate(_ORDER.split())}
 """As `Activation` of csrc/activations.h counts them."""
 
@@ -218,7 +250,7 @@ class Routing(Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("correction", "scales")),
         *((name, c_int) for name in ("count", "each", "sigmoid", "normalize", "groups", "kept", "best")),
-        ("scale", c_float),
+        *((name, c_float) for name in ("scale", "within")),
         ("scales_inputs", c_int),
     ]
 
@@ -227,7 +259,8 @@ class Routing(Structure):
         """How `c` chooses experts. `correction` and `scales` `[experts]` float32 have to outlive it."""
         return cls(
             *(address(correction), address(scales), c.count, c.chosen, c.sigmoid, c.normalize),
-            *(c.groups, c.groups_chosen, c.group_best, c.scale, c.scales_inputs),
+            *(c.groups, c.groups_chosen, c.group_best, c.scale),
+            *(-1.0 if c.within is None else c.within, c.scales_inputs),
         )
 
 

@@ -1,6 +1,6 @@
 """The operations of decoder layers, as the library computes them: at once, or recorded for later.
 
-Layers with a state are here too: convolutions, the gated delta rule and Mamba-2.
+Layers with a state are here too: convolutions, the gated delta rule, Mamba and Mamba-2.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from soothsay.core.strands import Strands
 from soothsay.model.native.native_linear import ACTIVATIONS
 from soothsay.model.native.program import Reads
 from soothsay.model.ops.operands import PLAIN, HeadForm, Norm, Rotation, Scoring
-from soothsay.model.ops.state_ops import Recurrence, StateSpace, TokenRule
+from soothsay.model.ops.state_ops import Recurrence, SelectiveScan, StateSpace, TokenRule
 
 
 class Convolution(Structure):
@@ -59,7 +59,7 @@ class Delta(Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("taps", "log_rates", "offsets", "scale")),
         *((name, c_int) for name in ("key_heads", "value_heads", "key_size", "value_size")),
-        *((name, c_int) for name in ("taps_count", "tiled")),
+        *((name, c_int) for name in ("taps_count", "tiled", "decays", "sigmoid")),
         ("eps", c_float),
     ]
 
@@ -69,7 +69,8 @@ class Delta(Structure):
         c, parts = weights.spec, (weights.taps, weights.log_rates, weights.offsets, weights.scale)
         return cls(
             *(part.data_ptr() for part in parts),
-            *(c.key_heads, c.value_heads, c.key_size, c.value_size, c.taps, c.tiled, weights.eps),
+            *(c.key_heads, c.value_heads, c.key_size, c.value_size),
+            *(c.taps, c.tiled, c.decays, c.opening == "sigmoid", weights.eps),
         )
 
 
@@ -95,10 +96,29 @@ class StateSpaceWeights(Structure):
         )
 
 
+class SelectiveWeights(Structure):
+    """`soothsay_selective` of csrc/kernels.h."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("taps", "bias", "rates", "offsets", "skips")),
+        *((name, c_int) for name in ("heads", "width", "state_size", "taps_count")),
+    ]
+
+    @classmethod
+    def of(cls, weights: SelectiveScan) -> SelectiveWeights:
+        """The weights of a layer, which have to outlive it."""
+        c = weights.spec
+        parts = (weights.taps, weights.bias, weights.rates, weights.offsets, weights.skips)
+        places = (part.data_ptr() for part in parts)
+        return cls(*places, c.size // c.width, c.width, c.state_size, c.taps)
+
+
 def rule_structure(rule: TokenRule) -> tuple[str, Structure]:
     """The operation of a layer's rule, and its weights, which have to outlive the structure."""
     if isinstance(rule, Recurrence):
         return "delta", Delta.of(rule)
+    if isinstance(rule, SelectiveScan):
+        return "scan", SelectiveWeights.of(rule)
     assert isinstance(rule, StateSpace)
     return "state_space", StateSpaceWeights.of(rule)
 
@@ -242,12 +262,13 @@ class NativeOperations(ABC):
 
     def attend(self, q: Tensor, kv: Tensor, batch: Batch, how: Scoring = PLAIN) -> Tensor:
         """See `Kernels`. Keys are read in place."""
-        assert how.relative is None
         queries, d = q.shape[1:]
+        most = 0 if how.relative is None else how.relative.shape[1] // 2
         heads, values = max(1, kv.shape[0] // 2), kv.shape[0] // 2
         out = self._new(q, torch.float32, queries * d)
-        numbers, factors = (heads, values, queries // heads, d, how.window or 0), (how.softcap or 0.0,)
-        self._emit("attend", (q, out), (how.sinks,), numbers, factors, Reads(kv=kv, batch=batch))
+        numbers = heads, values, queries // heads, d, how.window or 0, most
+        reads = Reads(positions=batch.positions, kv=kv, batch=batch)
+        self._emit("attend", (q, out), (how.sinks, how.relative), numbers, (how.softcap or 0.0,), reads)
         return out
 
     def sigmoid_gate(self, x: Tensor, gates: Tensor) -> Tensor:
@@ -266,6 +287,14 @@ class NativeOperations(ABC):
         kind, held = rule_structure(rule)
         self._emit(kind, (rows, gates, out), (held,), reads=Reads(states=states, strands=strands))
         return torch.empty(0) if out is None else out
+
+    def convolved(
+        self, x: Tensor, rule: SelectiveScan, states: LayerStates | None, strands: Strands
+    ) -> Tensor:
+        """See `Kernels`."""
+        out, reads = self._new(x, torch.float32), Reads(states=states, strands=strands)
+        self._emit("convolved", (x, out), (SelectiveWeights.of(rule),), reads=reads)
+        return out
 
     def convolve(self, x: Tensor, taps: Tensor, states: LayerStates | None, strands: Strands) -> Tensor:
         """See `Kernels`."""

@@ -32,7 +32,7 @@ KINDS = (
         "delta",
     ),
     *("state_space", "convolve", "gated", "mix", "copy", "scale", "blend", "add_gated", "grow", "rotate"),
-    *("store", "adapt"),
+    *("store", "adapt", "convolved", "scan"),
 )
 """The operations, as `soothsay_kind` of csrc/kernels.h counts them."""
 _NUMBER_OF = {kind: number for number, kind in enumerate(KINDS)}
@@ -64,7 +64,7 @@ class Op(Structure):
 
     _fields_ = [
         ("kind", c_int),
-        ("numbers", c_int * 5),
+        ("numbers", c_int * 7),
         ("factors", c_float * 2),
         ("held", c_void_p * 4),
         ("operands", Operand * 4),
@@ -83,14 +83,22 @@ class Op(Structure):
         return cls(_NUMBER_OF[kind], (*numbers,), (*factors,), (*held,), (*operands,))
 
 
+class Sight(Structure):
+    """`soothsay_sight` of csrc/kernels.h."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("keys", "key_begin", "rows", "positions", "row_begin", "shared")),
+        ("count", c_int64),
+    ]
+
+
 class Pass(Structure):
     """`soothsay_pass` of csrc/kernels.h."""
 
     _fields_ = [
         ("rows", c_int64),
-        *((name, c_void_p) for name in ("positions", "slots", "keys", "key_begin", "path_rows")),
-        *((name, c_void_p) for name in ("path_positions", "row_begin", "shared")),
-        ("num_paths", c_int64),
+        *((name, c_void_p) for name in ("positions", "slots")),
+        ("sights", Sight * 2),
         *((name, c_void_p) for name in ("plan", "adapters", "ropes")),
         ("pool_slots", c_int64),
         *((name, c_void_p) for name in ("stream", "inputs", "scratch")),
@@ -105,11 +113,9 @@ class Pass(Structure):
 
     def read_paths(self, batch: Batch) -> None:
         """Let rows attend as `batch` says, which has to outlive this."""
-        pointers = path_pointers(batch)
-        self.keys, self.key_begin, self.path_rows, self.path_positions, self.row_begin, self.shared = (
-            pointers[:6]
-        )
-        self.num_paths = pointers[6]
+        self.sights[0] = path_pointers(batch)
+        if batch.across is not None:
+            self.sights[1] = path_pointers(batch.across)
 
 
 class LayerRun(Structure):

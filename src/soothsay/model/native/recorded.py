@@ -3,6 +3,8 @@
 Lifetimes of values give them their places in scratch memory.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -102,10 +104,15 @@ class RecordedPass:
     """The number of its rope."""
     inputs: Value | None
     embedding: Value | None
-    batch: Any = field(default_factory=lambda: _NoBatch())
+    batch: Any = field(default_factory=lambda: RecordedBatch(0, RecordedBatch(1)))
     states: None = None
     memory: list[Memory] = field(default_factory=list)
     """Its keys and values."""
+
+    @property
+    def kv(self) -> Memory:
+        """See `LayerPass`: those that the layer has written before."""
+        return self.memory[0]
 
     def keys(self, heads: int, size: int, like: Value) -> Memory:
         """See `LayerPass`."""
@@ -113,10 +120,16 @@ class RecordedPass:
         return self.memory[-1]
 
 
-class _NoBatch:
+@dataclass(frozen=True)
+class RecordedBatch:
     """Stands for the batch. Operations find what they read of it in their pass."""
 
-    slots = positions = strands = None
+    sight: int
+    """Which of the paths of the pass its rows attend by."""
+    across: RecordedBatch | None = None
+    slots: None = None
+    positions: None = None
+    strands: None = None
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from soothsay.model.native.native_linear import Mixture, NativeLinear
 from soothsay.model.native.operations import NOTHING, Held, NativeOperations
 from soothsay.model.native.program import EMBEDDING, INPUTS, SCRATCH, STREAM, Reads
-from soothsay.model.native.recorded import Buffer, Program, Recorded, RecordedPass, Value
+from soothsay.model.native.recorded import Buffer, Program, Recorded, RecordedBatch, RecordedPass, Value
 from soothsay.model.ops.kernels import StockKernels
 
 ALIGNED = 64
@@ -50,6 +50,8 @@ class Recorder(NativeOperations):
     ) -> None:
         if isinstance(reads.rope, int):  # the number of the rope comes last
             numbers = (*numbers, reads.rope)
+        if isinstance(reads.batch, RecordedBatch):  # that of the paths too
+            numbers = (*numbers, reads.batch.sight)
         self.ops.append(Recorded(kind, tuple(operands), tuple(held), tuple(numbers), tuple(factors)))
 
     def _whole(self, x: Any) -> Any:

@@ -5,6 +5,7 @@ padding, because each row reads the keys of its own path in order of position.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from soothsay.core.batch import Batch
@@ -78,12 +79,14 @@ def _after_sinks(scores: Tensor, sinks: Tensor) -> Tensor:
 def _weigh(p: Tensor, v: Tensor) -> Tensor:
     """`[B, M, K] x [B, K, d] -> [B, M, d]`, summed block by block of keys, in order.
 
-    BLAS would split one product over all keys by their number, so bits would depend on the padding.
+    BLAS would split one product over all keys by their number, so bits would depend on the padding. With 5 to
+    10 columns, but for 8, bits would depend on a row's place (measured on x86), so columns are padded.
     """
-    num, m, num_keys = p.shape
+    (num, m, num_keys), d = p.shape, v.shape[2]
     blocks = num_keys // KEY_BLOCK
     p = p.view(num, m, blocks, KEY_BLOCK).transpose(1, 2).reshape(num * blocks, m, KEY_BLOCK)
-    parts = torch.bmm(p, v.reshape(num * blocks, KEY_BLOCK, -1)).view(num, blocks, m, -1)
+    v = F.pad(v, (0, -d % 8)).reshape(num * blocks, KEY_BLOCK, -1)
+    parts = torch.bmm(p, v).view(num, blocks, m, -1)[..., :d]
     out = parts[:, 0]
     for block in range(1, blocks):
         out = out + parts[:, block]

@@ -147,7 +147,8 @@ class Integer(nn.Module):
         integers = weight.integers().view(*scales.shape, -1)
         zeros = integers.amin(-1) + 128  # bring the integers of a group into 8 bits
         centred = (integers - zeros[..., None]).to(torch.int8)
-        self.weight = centred.permute(1, 2, 0).contiguous()  # [groups, group_size, out]
+        # [groups, group_size, out]; `contiguous` leaves a single row the strides of a column
+        self.weight = centred.permute(1, 2, 0).clone(memory_format=torch.contiguous_format)
         self.scales = scales.t().contiguous()  # [groups, out]
         self.zeros = -zeros.t().int()  # [groups, out]
         self.minimums = None if minimums is None else minimums.t().contiguous()  # [groups, out]

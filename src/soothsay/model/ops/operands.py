@@ -74,7 +74,7 @@ class Scoring(NamedTuple):
     relative: Tensor | None = None
     """`[H_q, 2 * most + 1]` float32, added to scores by the distance from a row to its key: for a key that is
     `most` or more before the row, ..., and `most` or more after it. The first key of each path has position
-    0. Stock operations alone compute it."""
+    0."""
 
 
 PLAIN = Scoring()

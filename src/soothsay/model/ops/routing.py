@@ -28,6 +28,8 @@ class RoutingOps:
             Weights `[N, chosen]` float32, and numbers `[N, chosen]` int64 of the experts, the best first.
         """
         scores = scores.float()
+        if c.within is not None:
+            return _sparsely_mixed(scores, c.chosen, c.within)
         weights = sigmoid(scores) if c.sigmoid else scores.softmax(-1)
         worth = weights if correction is None else weights + correction
         if c.groups > 1:  # a group is worth as much as its best experts
@@ -41,6 +43,17 @@ class RoutingOps:
             weights = weights / (total(weights) + 1e-20)
         weights = weights * c.scale
         return weights if scales is None else weights * scales[chosen], chosen
+
+
+def _sparsely_mixed(scores: Tensor, count: int, within: float) -> tuple[Tensor, Tensor]:
+    """See `RoutingSpec.within`."""
+    chosen, weights, left = _best(scores, count), [], scores
+    for expert in torch.split(chosen, 1, dim=1):  # [N, 1], the best of those that are left
+        top = scores.gather(1, expert)
+        far = (top - scores) / scores.abs().clamp(min=top) > within
+        weights.append(left.masked_fill(far, -torch.inf).softmax(-1).gather(1, expert))
+        left = left.scatter(1, expert, -torch.inf)
+    return torch.cat(weights, 1), chosen
 
 
 def _best(x: Tensor, count: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Layers that keep states, in stock operations: convolutions, the gated delta rule and Mamba-2.
+"""Layers that keep states, in stock operations: convolutions, the gated delta rule, Mamba and Mamba-2.
 
 The state of a layer is a matrix for each head, and the last inputs of a convolution. `run_rows` runs the rows
 of a pass through a rule that reads a state and changes it, token by token: the rule of one token sees shapes
@@ -6,9 +6,11 @@ of one row only. So a row's bits do not depend on the chunks of a prompt, and th
 of the same token in plain decoding.
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import torch
@@ -17,9 +19,9 @@ from torch import Tensor, nn
 from soothsay.core.functions import rms_norm, sigmoid, silu, softplus, total
 from soothsay.core.state_shape import StateShape
 from soothsay.core.states import LayerStates
-from soothsay.core.strands import WITHIN, Strand, Strands
+from soothsay.core.strands import WITHIN, Strand, Strands, Windows
 from soothsay.model.loaded_part import FloatPart
-from soothsay.model.specs.state_specs import DeltaSpec, StateSpaceSpec
+from soothsay.model.specs.state_specs import DeltaSpec, KimiDeltaSpec, SelectiveSpec, StateSpaceSpec
 
 
 class State(NamedTuple):
@@ -45,23 +47,26 @@ class TokenRule(FloatPart, ABC):
     Args:
         shape: of its state.
         heads: H, of which each has a state.
+        decays: of a head's state.
         size: of the norm of outputs; None: they are not normed.
-        stored: further parameters, and their names in checkpoints.
+        stored: parameters that `STORED` has not, or under other names.
     """
 
     outputs: int
     """Numbers of an output row."""
 
-    def __init__(self, shape: StateShape, heads: int, size: int | None, eps: float, **stored: str):
-        super().__init__("taps", **STORED, **stored)
+    def __init__(
+        self, shape: StateShape, heads: int, decays: int, size: int | None, eps: float, **stored: str
+    ):
+        super().__init__("taps", **{**STORED, **stored})
         self.shape, self.eps = shape, eps
         taps = torch.empty(shape.taps, shape.channels)
         self.taps = nn.Parameter(taps if taps.is_meta else taps.normal_(std=shape.taps**-0.5))
         """`[taps, channels]` of the convolution, the token's own last."""
         self.log_rates = nn.Parameter(torch.zeros(heads))
         """`[H]` the logarithm of how fast a state decays: A."""
-        self.offsets = nn.Parameter(torch.ones(heads))
-        """`[H]` added to what lets a state decay."""
+        self.offsets = nn.Parameter(torch.ones(heads * decays))
+        """`[H * decays]` added to what lets a state decay."""
         self.scale = None if size is None else nn.Parameter(torch.ones(size))
         """`[size]` factors of the norm of outputs; None: they are not normed."""
 
@@ -146,14 +151,30 @@ def _nodes(
         yield row, found
 
 
+def _convolution(
+    x: Tensor, taps: Tensor, states: LayerStates | None, strands: Strands
+) -> tuple[Windows, Tensor, Tensor]:
+    """The windows of all rows, the inputs that they show, and the convolution of these."""
+    if states is None and any(strand.slot != WITHIN for strand in strands.listed):
+        raise ValueError("a pass without a pool has no states of requests")
+    found = strands.windows(len(taps), x.device)
+    parts = [x.new_zeros(1, x.shape[1])]
+    if states is not None:
+        parts += [states.inputs[found.slots].flatten(0, 1), states.journal[found.kept]]
+    inputs = torch.cat([*parts, x])
+    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    for tap, places in zip(taps, found.rows.t(), strict=True):
+        out = out + inputs[places].float() * tap
+    return found, inputs, out
+
+
 class StateOps:
     """The rules of layers that keep states. Kernels may compute them in another way."""
 
     def token_rule(
         self, rows: Tensor, gates: Tensor, rule: TokenRule, states: LayerStates | None, strands: Strands
     ) -> Tensor:
-        """A rule for each token: the gated delta rule (`soothsay.model.ops.state_ops`), or Mamba-2
-        (`soothsay.model.ops.state_ops`).
+        """A rule for each token: `Recurrence`, `StateSpace` or `SelectiveScan`.
 
         Rows that advance a state are taken into `states`. Nodes of a tree go to the journal there.
 
@@ -186,20 +207,20 @@ class StateOps:
         Returns:
             `[N, channels]` float32.
         """
-        if states is None and any(strand.slot != WITHIN for strand in strands.listed):
-            raise ValueError("a pass without a pool has no states of requests")
-        found = strands.windows(len(taps), x.device)
-        parts = [x.new_zeros(1, x.shape[1])]
-        if states is not None:
-            parts += [states.inputs[found.slots].flatten(0, 1), states.journal[found.kept]]
-        inputs = torch.cat([*parts, x])
-        out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-        for tap, places in zip(taps, found.rows.t(), strict=True):
-            out = out + inputs[places].float() * tap
+        found, inputs, out = _convolution(x, taps, states, strands)
         if states is not None:
             states.inputs[found.end_slots] = inputs[found.ends]
             states.journal[found.noted] = x[found.noted_rows]
         return out
+
+    def convolved(
+        self, x: Tensor, rule: SelectiveScan, states: LayerStates | None, strands: Strands
+    ) -> Tensor:
+        """What the rule will see of its inputs: their convolution with its bias, after SiLU.
+
+        States and the journal stay. `[N, channels]` to the same shape, float32.
+        """
+        return silu(_convolution(x, rule.taps, states, strands)[2] + rule.bias)
 
     def gated_convolve(
         self, bcx: Tensor, taps: Tensor, states: LayerStates | None, strands: Strands
@@ -213,6 +234,12 @@ EPS = 1e-6
 """Added to the sum of squares of queries and keys before these are normed."""
 
 
+KIMI_STORED = {
+    "taps": "q_conv1d.weight k_conv1d.weight v_conv1d.weight",
+    "scale": "o_norm.weight",
+}
+
+
 class Recurrence(TokenRule):
     """The weights of the gated delta rule (Yang et al. 2024, arXiv 2412.06464) behind a short convolution.
 
@@ -220,21 +247,27 @@ class Recurrence(TokenRule):
     a state, a matrix S `[d_k, d_v]` of zeros before the first token. A token with query q, key k, value v
     and gates a and b changes it and reads it:
 
-        decay = e^(-e^A softplus(a + offset))     delta = sigmoid(b) (v - decay S^T k)
-        out = decay S^T q + (k . q) delta         S <- decay S + k delta^T
+        decay = e^(-e^A softplus(a + offset))     delta = sigmoid(b) (v - (decay S)^T k)
+        out = (decay S)^T q + (k . q) delta       S <- decay S + k delta^T
 
-    A head's norm has a scale `[d_v]`.
+    In Kimi Delta Attention (Kimi Team 2025, arXiv 2510.26692), each row of S has a decay of its own. A head's
+    norm has a scale `[d_v]`.
     """
 
     scale: nn.Parameter
 
     def __init__(self, spec: DeltaSpec):
-        super().__init__(spec.state, spec.value_heads, spec.value_size, spec.norm_eps)
+        stored = KIMI_STORED if isinstance(spec, KimiDeltaSpec) else {}
+        super().__init__(spec.state, spec.value_heads, spec.decays, spec.value_size, spec.norm_eps, **stored)
         self.spec, self.outputs = spec, spec.values
 
     def rule(self, device: torch.device) -> Rule:
         """The rule of one token. It needs no memory of its own."""
         return partial(_delta_token, self)
+
+
+OPENING = {"silu": silu, "sigmoid": sigmoid}
+"""Functions of gates of outputs."""
 
 
 def _delta_token(
@@ -246,16 +279,16 @@ def _delta_token(
     q, k, v = torch.split(silu((window * weights.taps).sum(0)), [c.keys, c.keys, c.values])
     q = _shared(_unit(q.view(c.key_heads, c.key_size)), c) * c.key_size**-0.5
     k = _shared(_unit(k.view(c.key_heads, c.key_size)), c)
-    b, a = gates.float().chunk(2)
-    decay = torch.exp(-weights.log_rates.exp() * softplus(a + weights.offsets))[:, None]  # [H_v, 1]
-    old = state.matrices
-    delta = sigmoid(b)[:, None] * (v.view(c.value_heads, -1) - decay * (old * k[..., None]).sum(1))
-    read = decay * (old * q[..., None]).sum(1) + (k * q).sum(1, keepdim=True) * delta  # [H_v, d_v]
+    b, a = torch.split(gates.float(), [c.value_heads, c.value_heads * c.decays])
+    steps = softplus(a + weights.offsets).view(c.value_heads, -1)
+    decay = torch.exp(-weights.log_rates.exp()[:, None] * steps)  # [H_v, 1] or [H_v, d_k]
+    kept = state.matrices * decay[..., None]
+    delta = sigmoid(b)[:, None] * (v.view(c.value_heads, -1) - (kept * k[..., None]).sum(1))
+    read = (kept * q[..., None]).sum(1) + (k * q).sum(1, keepdim=True) * delta  # [H_v, d_v]
     out = rms_norm(read, weights.scale, weights.eps)
     if len(x) > c.channels:
-        out = out * silu(x[c.channels :]).view(c.value_heads, -1)
-    new = old * decay[..., None] + k[..., None] * delta[:, None]
-    return out.flatten(), State(new, window[1:])
+        out = out * OPENING[c.opening](x[c.channels :]).view(c.value_heads, -1)
+    return out.flatten(), State(kept + k[..., None] * delta[:, None], window[1:])
 
 
 def _shared(x: Tensor, c: DeltaSpec) -> Tensor:
@@ -283,7 +316,7 @@ class StateSpace(TokenRule):
 
     def __init__(self, spec: StateSpaceSpec):
         size = spec.size if spec.normed else None
-        super().__init__(spec.state, spec.heads, size, spec.norm_eps, bias="conv1d.bias", skips="D")
+        super().__init__(spec.state, spec.heads, 1, size, spec.norm_eps, bias="conv1d.bias", skips="D")
         self.spec, self.outputs = spec, spec.size
         self.bias = nn.Parameter(torch.zeros(spec.channels))
         """`[channels]` of the convolution."""
@@ -328,3 +361,52 @@ def _finished(out: Tensor, gates: Tensor, weights: StateSpace) -> Tensor:
     out = (out if c.norm_first else out * gates).view(c.groups, -1)
     out = rms_norm(out, weights.scale.view(out.shape), weights.eps).flatten()
     return out * gates if c.norm_first else out
+
+
+class SelectiveScan(TokenRule):
+    """The weights of Mamba (Gu and Dao 2023, arXiv 2312.00752) behind a short convolution.
+
+    A token's x passes a causal convolution over the last tokens, with a bias, and SiLU. Its t, B and C are
+    products of that. Each channel has a state s `[d_state]`, with a decay for each of its numbers:
+
+        step = softplus(t + offset)     s <- e^(-e^A step) s + step x B     out = s . C + D x
+
+    Outputs are multiplied by SiLU of gates z.
+    """
+
+    def __init__(self, spec: SelectiveSpec):
+        stored = {"offsets": "dt_proj.bias", "bias": "conv1d.bias", "skips": "D"}
+        super().__init__(spec.state, spec.size, 1, None, 0.0, **stored)
+        self.spec, self.outputs = spec, spec.size
+        self.log_rates = nn.Parameter(torch.zeros(spec.size, spec.state_size))
+        """`[size, d_state]` the logarithm of how fast a state decays: A."""
+        self.bias = nn.Parameter(torch.zeros(spec.size))
+        """`[size]` of the convolution."""
+        self.skips = nn.Parameter(torch.ones(spec.size))
+        """`[size]` how much of its input goes to a channel's output: D."""
+
+    @cached_property
+    def rates(self) -> Tensor:
+        """`[d_state, size]`: e^A."""
+        return self.log_rates.exp().t().contiguous()
+
+    def rule(self, device: torch.device) -> Rule:
+        """The rule of one token. It needs no memory of its own."""
+        return partial(_selective_token, self)
+
+
+def _selective_token(
+    weights: SelectiveScan, state: State, xz: Tensor, gates: Tensor, free: Tensor | None
+) -> tuple[Tensor, State]:
+    """One token's output `[size]` float32, and the state after it."""
+    c, row = weights.spec, xz.float()
+    window = torch.cat([state.inputs, row[None, : c.size]])
+    x = silu((window * weights.taps).sum(0) + weights.bias)
+    steps, b, read = torch.split(gates.float(), [c.size, c.state_size, c.state_size])
+    step = softplus(steps + weights.offsets)
+    matrices = state.matrices.transpose(0, 1).flatten(1)  # [d_state, size]
+    new = matrices * torch.exp(-weights.rates * step) + b[:, None] * (step * x)
+    out = (new * read[:, None]).sum(0) + weights.skips * x
+    if len(row) > c.size:
+        out = out * silu(row[c.size :])
+    return out, State(new.view(c.state_size, -1, c.width).transpose(0, 1).contiguous(), window[1:])

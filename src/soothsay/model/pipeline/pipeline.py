@@ -14,7 +14,7 @@ from itertools import accumulate, pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from torch import Tensor
 from soothsay.config import DType, KVDType
 from soothsay.core.batch import Batch
 from soothsay.core.cache import KVPool, Move
-from soothsay.errors import ModelError, StageError
+from soothsay.errors import ModelError, StageError, type_of
 from soothsay.handshake import call
 from soothsay.model.pipeline.frames import Frame, FrameError, receive, send, written_moves, written_rows
 from soothsay.model.specs.model_spec import ModelSpec
@@ -224,6 +224,7 @@ def read_key(file: Path) -> bytes:
     return key
 
 
+@runtime_checkable
 class StagePlace(Protocol):
     """A place that provides a process to run layers."""
 
@@ -260,6 +261,11 @@ def load_pipeline(
 
     Raises `ModelError` if a process cannot load its layers, cannot be reached, or has another numeric mode.
     """
+    if not isinstance(stages, int | Sequence) or isinstance(stages, str):
+        raise TypeError(f"stages are a number or a list of places, not {type_of(stages)}")
+    for place in () if isinstance(stages, int) else stages:
+        if not isinstance(place, StagePlace):
+            raise TypeError(f"a place of a stage is a StageAddress, not {type_of(place)}")
     checkpoint = open_checkpoint(model)
     count = stages if isinstance(stages, int) else len(stages) + 1
     own, *others = split_layers(read_model_config(checkpoint), count)

@@ -100,6 +100,7 @@ class AttentionSpec:
     clip: float | None = None  # OLMo: the largest size of numbers in queries, keys and values
     by_key_head: bool = False  # GPT-NeoX, Falcon: as stored, the rows of each key head stand together
     relative: RelativeSpec | None = None
+    inner_eps: float | None = None  # BitNet: of a norm of all heads' outputs; None: there is none
 
     @property
     def size(self) -> int:
@@ -144,6 +145,7 @@ class LatentSpec:
     value: int  # dimensions of a head's values
     scale: float  # of scores
     query_rank: int | None = None  # queries are made of a normed state of this size; None: of the input
+    growth: QueryGrowthSpec | None = None
     window: int | None = None
     softcap: float | None = None
     bias: bool = False

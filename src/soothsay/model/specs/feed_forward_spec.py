@@ -8,24 +8,31 @@ SQUARED_RELU = "relu2"
 UNGATED = SQUARED_RELU, "relu", "plain_gelu_tanh", "plain_gelu", "plain_silu"
 """Activations of parts without a gate. `soothsay.core.functions.UNGATED` has the functions."""
 
+XIELU = "xielu"
+"""The activation of Apertus, without a gate. Its numbers are learned; see `soothsay.core.functions.xielu`."""
+
+GATED_SQUARED_RELU = "gated_relu2"
+"""The activation of BitNet, with a gate."""
+
 CLIPPED = "clipped_swiglu"
 """The activation of gpt-oss; see `soothsay.model.ops.kernels.clipped_swiglu`."""
 
 
 @dataclass(frozen=True)
 class DenseSpec:
-    """Two products with an activation between them. The first has a gate, but with those of `UNGATED`."""
+    """Two products with an activation between them. The first has a gate, but with `UNGATED` and `XIELU`."""
 
     size: int  # between the products
     activation: str = "silu"
     bias: bool = False
     multipliers: tuple[float, float] | None = None  # Falcon-H1: of gates, and of the part's outputs
     sparsity: float = 0.0  # Gemma 3n: the share of gates that become zero
+    inner_eps: float | None = None  # BitNet: of a norm before the second product; None: there is none
 
     @property
     def gated(self) -> bool:
         """Whether the first product has a gate."""
-        return self.activation not in UNGATED
+        return self.activation not in (*UNGATED, XIELU)
 
     def num_parameters(self, hidden: int) -> int:
         """Weights in matrices."""
@@ -45,6 +52,9 @@ class RoutingSpec:
     group_best: int = 2  # experts whose scores are summed to rank a group
     scale: float = 1.0  # factor of all weights
     scales_inputs: bool = False  # Llama 4: experts read a row times its weight
+    # PhiMoE (SparseMixer, arXiv 2409.12136): an expert's weight is its softmax among the experts that are
+    # left and whose scores are lower by no more than this share; None: among all
+    within: float | None = None
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,15 @@ from soothsay.core.state_shape import StateShape
 from soothsay.errors import ModelError
 from soothsay.model.specs.attention_spec import NO_ROTATION, AttentionSpec, HeadRotation, LatentSpec
 from soothsay.model.specs.feed_forward_spec import DenseAndExpertsSpec, DenseSpec, ExpertsSpec
-from soothsay.model.specs.state_specs import BesideStatesSpec, ConvolutionSpec, DeltaSpec, StateSpaceSpec
+from soothsay.model.specs.state_specs import (
+    BesideStatesSpec,
+    ConvolutionSpec,
+    DeltaSpec,
+    SelectiveSpec,
+    StateSpaceSpec,
+)
 
-StateSpec = DeltaSpec | ConvolutionSpec | StateSpaceSpec
+StateSpec = DeltaSpec | ConvolutionSpec | StateSpaceSpec | SelectiveSpec
 """A part that keeps a state."""
 
 MixerSpec = AttentionSpec | LatentSpec | StateSpec | BesideStatesSpec
@@ -135,11 +141,12 @@ class SequenceLayerSpec(LayerSpec):
     norms: Literal["before", "after", "between"] = "before"
     # before each part; after each sum (BART); after each but the last one, where the model's own norm follows
 
-    def num_parameters(self, hidden: int) -> int:
+    @property
+    def parts(self) -> Iterator[Part]:
         """See `LayerSpec`."""
-        return super().num_parameters(hidden) + (
-            0 if self.cross is None else self.cross.num_parameters(hidden)
-        )
+        if self.cross is not None:
+            yield self.cross
+        yield from super().parts
 
 
 @dataclass(frozen=True)
@@ -302,12 +309,16 @@ class ModelSpec:
         return sum(state.journal_bytes(element_size) for state in self.states.values())
 
     @property
+    def encoder_layers(self) -> tuple[LayerSpec, ...]:
+        """The layers of the encoder, if there is one."""
+        return () if self.source is None else self.source.encoder.layers
+
+    @property
     def num_parameters(self) -> int:
         """Weights of the whole model in matrices. Biases and norms are left out."""
         hidden, own = self.hidden_size, self.embedding.layers
         total = self.vocab_size * hidden * (1 if self.head.tied else 2)
-        encoded = () if self.source is None else self.source.encoder.layers
-        total += sum(layer.num_parameters(hidden) for layer in (*self.layers, *encoded))
+        total += sum(layer.num_parameters(hidden) for layer in (*self.layers, *self.encoder_layers))
         if own is not None:  # a table, and its projection
             total += (own.rows + hidden) * own.size * self.num_layers
         places = self.embedding.positions

@@ -1,6 +1,8 @@
 """Specs of parts that keep a state instead of keys and values, or beside them."""
 
+import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from soothsay.core.state_shape import StateShape
 from soothsay.model.specs.attention_spec import AttentionSpec
@@ -24,6 +26,14 @@ class DeltaSpec:
     # modules whose rows checkpoints store key head by key head; see `soothsay.model.weights.tensor_names`
     by_key_head: tuple[str, ...] = ()
 
+    opening: ClassVar = "silu"
+    """The function of gates of outputs."""
+
+    @property
+    def decays(self) -> int:
+        """Decays of a head's state: one, or one for each dimension of its keys."""
+        return 1
+
     @property
     def keys(self) -> int:
         """Size of all keys of a token."""
@@ -41,14 +51,33 @@ class DeltaSpec:
 
     @property
     def state(self) -> StateShape:
-        """Matrices `[H_v, d_k, d_v]`, changed and kept by two gates for each head."""
+        """Matrices `[H_v, d_k, d_v]`, changed by one gate for each head and kept by the others."""
         matrices = self.value_heads, self.key_size, self.value_size
-        return StateShape(self.channels, self.taps, matrices, 2 * self.value_heads)
+        return StateShape(self.channels, self.taps, matrices, self.value_heads * (1 + self.decays))
 
     def num_parameters(self, hidden: int) -> int:
         """Weights in matrices."""
         products = hidden * (self.channels + 2 * self.values + 2 * self.value_heads)
         return products + self.taps * self.channels
+
+
+@dataclass(frozen=True, kw_only=True)
+class KimiDeltaSpec(DeltaSpec):
+    """Kimi Delta Attention (Kimi Team 2025, arXiv 2510.26692). Its gates come by way of few numbers."""
+
+    rank: int  # of these numbers
+
+    opening: ClassVar = "sigmoid"
+
+    @property
+    def decays(self) -> int:
+        """See `DeltaSpec`."""
+        return self.key_size
+
+    def num_parameters(self, hidden: int) -> int:
+        """Weights in matrices."""
+        rows = self.channels + self.values + 2 * self.rank + self.value_heads
+        return hidden * rows + self.rank * (self.keys + self.values) + self.taps * self.channels
 
 
 @dataclass(frozen=True)
@@ -112,6 +141,34 @@ class StateSpaceSpec:
     def num_parameters(self, hidden: int) -> int:
         """Weights in matrices."""
         return hidden * (2 * self.size + self.channels + self.heads) + self.taps * self.channels
+
+
+@dataclass(frozen=True)
+class SelectiveSpec:
+    """Mamba (Gu and Dao 2023, arXiv 2312.00752). See `soothsay.model.ops.state_ops`."""
+
+    size: int  # channels, each with a state
+    state_size: int  # dimensions of a channel's state, and of B and C
+    rank: int  # numbers that steps are made of
+    taps: int  # tokens that the convolution reads, its own included
+    norm_eps: float | None = None  # of norms of these numbers, of B and of C; None: they are not normed
+    learned: bool = False  # Jamba: these norms have weights
+
+    @property
+    def width(self) -> int:
+        """Channels whose states lie together."""
+        return math.gcd(self.size, 128)
+
+    @property
+    def state(self) -> StateShape:
+        """Matrices `[size / width, d_state, width]`, changed by steps, B and C."""
+        matrices = self.size // self.width, self.state_size, self.width
+        return StateShape(self.size, self.taps, matrices, self.size + 2 * self.state_size)
+
+    def num_parameters(self, hidden: int) -> int:
+        """Weights in matrices."""
+        inner = 2 * self.rank + 3 * self.state_size + self.taps
+        return self.size * (3 * hidden + inner)
 
 
 @dataclass(frozen=True)

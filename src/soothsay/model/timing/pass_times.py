@@ -64,16 +64,23 @@ class PassTimes:
         """Seconds of all measured passes together."""
         return sum(map(sum, self.seconds))
 
-    def __call__(self, rows: int, context: float = 0.0) -> float:
-        """Seconds of a pass of `rows` rows, each with `context` tokens before it on average."""
-        return self.span(rows, 0, context)[0]
+    def __call__(self, rows: int, context: float = 0.0, requests: int = 1) -> float:
+        """Seconds of a pass of `rows` rows of some requests, with `context` tokens before each on average."""
+        return self.span(rows, 0, context, requests)[0]
 
-    def span(self, rows: int, more: int, context: float) -> list[float]:
-        """`more + 1` times, in seconds: of passes of `rows`, `rows + 1`, ..., `rows + more` rows."""
+    def span(self, rows: int, more: int, context: float, requests: int = 1) -> list[float]:
+        """`more + 1` times, in seconds: of passes of `rows`, `rows + 1`, ..., `rows + more` rows.
+
+        Passes were measured with rows of one request, which read one context. Each of several requests takes
+        the additional time of a longer context for its share of the rows.
+        """
         curve = self.seconds[0]
         if len(self.contexts) > 1:
-            share = (context - self.contexts[0]) / (self.contexts[-1] - self.contexts[0])
-            curve = [near + (far - near) * share for near, far in zip(curve, self.seconds[-1], strict=True)]
+            share = (context - self.contexts[0]) / (self.contexts[-1] - self.contexts[0]) * requests
+            added = [far - near for near, far in zip(curve, self.seconds[-1], strict=True)]
+            if requests > 1:
+                added = _on_curve(self.rows, added, [count / requests for count in self.rows])
+            curve = [near + own * share for near, own in zip(curve, added, strict=True)]
         if self._scales[0]:  # they move apart, and more rows must not seem to cost less
             curve = [*accumulate(map(mul, curve, self._scales), max)]
         asked = map(self._counted, range(rows, rows + more + 1))
@@ -83,7 +90,9 @@ class PassTimes:
         """Rows as the measured passes count them, whose tokens are unrelated."""
         return rows if self.experts is None else self.experts(rows)
 
-    def follow(self, rows: int, context: float, seconds: float, experts: float | None = None) -> None:
+    def follow(
+        self, rows: int, context: float, seconds: float, experts: float | None = None, requests: int = 1
+    ) -> None:
         """Learn from a pass that the engine ran. `seconds` includes sampling and moving the accepted KV.
 
         A pass that the machine delayed counts at most `MAX_JUMP` times the known time. `experts` is how many
@@ -91,7 +100,7 @@ class PassTimes:
         """
         if self.experts is not None and experts is not None:
             self.experts.follow(rows, experts)
-        ratio = seconds / self(rows, context)
+        ratio = seconds / self(rows, context, requests)
         if not self._scales[0]:
             self._scales = [ratio] * len(self.rows)
             return

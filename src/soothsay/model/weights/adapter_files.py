@@ -11,15 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from soothsay.errors import ModelError
-from soothsay.files import check_size, read_json_object, user_path
+from soothsay.errors import ModelError, type_of
+from soothsay.files import check_place, check_size, read_json_object, user_path
 from soothsay.model.kernel_sets import usable_device
 from soothsay.model.ops.linear import Dense
 from soothsay.model.ops.lora import Adapter
 from soothsay.model.specs.attention_spec import AttentionSpec
 from soothsay.model.transformer import Transformer
 from soothsay.model.weights.checkpoint import ADAPTER, Checkpoint, open_weights
-from soothsay.model.weights.hub import download
+from soothsay.model.weights.hub import fetch
 from soothsay.model.weights.tensor_names import TensorNames
 
 MATRICES = ("adapter_model.safetensors", "adapter_model.bin")
@@ -47,6 +47,9 @@ ADAPTABLE = re.compile(r"blocks\.\d+\.(attention\.(qkv|q|q_a|q_b|kv_a|o)|mlp\.(d
 LEADS = ("model.", "model.language_model.", "language_model.model.", "transformer.")
 """What names may begin with in PEFT's files, beside what they begin with in the model's checkpoint."""
 
+CONVOLUTION = re.compile(r"\.linear_(attn|proj|fc)$")
+"""Ends of GPT-2's names, as the loader sees them (`soothsay.model.formats.stacked_experts`)."""
+
 MATRIX = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 PATTERN = re.compile(r"\^?[\w.]+")
 """Names of modules in `alpha_pattern`. PEFT takes regular expressions, which can take for ever."""
@@ -72,8 +75,9 @@ class AdapterFiles:
 
     def __init__(self, source: str | os.PathLike[str]):
         self.path = user_path(source)
+        check_place(self.path)
         if not self.path.is_dir() and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", str(source)):
-            self.path = download(str(source))
+            self.path = fetch(str(source), [ADAPTER, *MATRICES])
         if not (self.path / ADAPTER).is_file():
             raise ModelError(
                 f"no adapter at {str(source)!r}: give a directory with {ADAPTER}, or a name 'owner/name' on "
@@ -141,7 +145,7 @@ class AdapterFiles:
             if isinstance(layer, Dense) and ADAPTABLE.fullmatch(name)
         }
         places = {
-            stored.removeprefix(names.prefix): _Place(name, part)
+            CONVOLUTION.sub(r".c_\1", stored.removeprefix(names.prefix)): _Place(name, part)
             for name in layers
             for part, stored in enumerate(names.of(name))
         }
@@ -243,8 +247,12 @@ def opened_adapters(
 ) -> dict[str, AdapterFiles]:
     """Open the adapters of a model that is yet to be loaded. For the arguments see `soothsay.LLM`.
 
-    Raises `ModelError` if one cannot be used, or the model cannot have any.
+    Raises:
+        ModelError: one cannot be used, or the model cannot have any.
+        TypeError: `adapters` is no mapping.
     """
+    if not isinstance(adapters, Mapping):
+        raise TypeError(f"adapters must be a dict of names and directories, not {type_of(adapters)}")
     if not adapters:
         return {}
     if isinstance(model, Transformer):
@@ -254,7 +262,7 @@ def opened_adapters(
     if (place := usable_device(device)).type != "cpu":
         raise ModelError(f"adapters run on CPUs only, not on {place}; merge one into the model's files")
     for name in adapters:
-        if not re.fullmatch(r"[\w.:/-]{1,200}", name):
+        if not isinstance(name, str) or not re.fullmatch(r"[\w.:/-]{1,200}", name):
             raise ModelError(
                 f"{name!r:.200} cannot be an adapter's name: letters, digits and . _ - / : make names"
             )

@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from soothsay.errors import ModelError, type_of
-from soothsay.files import read_json_object, user_path
+from soothsay.files import check_place, read_json_object, user_path
 from soothsay.model.families.fields import each, whole
 from soothsay.model.families.parsing import parse_model_config
 from soothsay.model.formats.declared import open_format
@@ -29,6 +29,7 @@ from soothsay.model.specs.feed_forward_spec import ExpertsSpec
 from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.weights.generation_config import FILE as GENERATION_CONFIG
 from soothsay.model.weights.generation_config import recommended, sampling_in_file
+from soothsay.model.weights.hf_names import names_of
 from soothsay.model.weights.hub import (
     HUB_NAMES,
     bundled_models,
@@ -113,7 +114,9 @@ class SafetensorsCheckpoint:
         file = path / GENERATION_CONFIG
         generation = read_json_object(file) if file.is_file() else {}
         self.config |= {key: generation[key] for key in STARTS if generation.get(key) is not None}
-        self.eos_ids = _eos_ids(file, generation) or _eos_ids(path / "config.json", self.config)
+        parts = generation, self.config, self.config.get("text_config")  # the last, of a multimodal model
+        files = file, path / "config.json", path / "config.json"
+        self.eos_ids = next(filter(None, map(_eos_ids, files, parts)), ())
         self._files = _files_of_tensors(path)
         for shard in self.files:
             if not shard.is_file():
@@ -211,6 +214,7 @@ def open_checkpoint(model: str | os.PathLike[str]) -> Checkpoint:
     if not isinstance(model, str | os.PathLike):
         raise TypeError(f"a model is a path, a name or a Transformer, not {type_of(model)}")
     path = user_path(model)
+    check_place(path)
     if path.is_dir() and str(model):
         gguf = not has_safetensors(path) and any(file.suffix.lower() == ".gguf" for file in path.iterdir())
         return _open(_gguf_in(path, "", str(model)) if gguf else path)
@@ -257,7 +261,7 @@ def read_model_config(checkpoint: Checkpoint) -> ModelSpec:
         spec = parse_model_config(checkpoint.config)
     except ModelError as error:
         raise ModelError(f"{checkpoint.path}: {error}") from error
-    if spec.source is not None and "lm_head.weight" in checkpoint.names():
+    if spec.head.tied and _has_own_head(spec, checkpoint):
         spec = replace(spec, head=replace(spec.head, tied=False))  # transformers 5 writes true for all T5
     tensors = len(checkpoint.names())
     modules = spec.num_layers + sum(own.routing.count for own in spec.parts(ExpertsSpec).values())
@@ -274,6 +278,18 @@ def read_model_config(checkpoint: Checkpoint) -> ModelSpec:
             "config.json belongs to another model"
         )
     return spec
+
+
+def _has_own_head(spec: ModelSpec, checkpoint: Checkpoint) -> bool:
+    """Whether the files have a head unlike the embedding. transformers 5 does not tie it either."""
+    names = checkpoint.names()
+    head, table = (f"{names_of(spec.family)[module][0]}.weight" for module in ("head", "embedding"))
+    embeddings = [name for name in names if name.endswith(table)]
+    if head not in names or not embeddings:
+        return False
+    with checkpoint.open() as read:
+        own, shared = read(head), read(min(embeddings, key=len))
+        return own.shape == shared.shape and not own.to(shared.dtype).equal(shared)
 
 
 def _open(path: Path) -> Checkpoint:
@@ -300,8 +316,10 @@ def _files_of_tensors(path: Path) -> dict[str, Path]:
     """The file of each tensor in a directory. Raises `ModelError` without any weights."""
     for name in WEIGHTS:
         index, single = path / f"{name}.index.json", path / name
-        if index.is_file():
-            return _read_index(index, single.suffix)
+        listed = _read_index(index, single.suffix) if index.is_file() else {}
+        is_whole = all(file.is_file() for file in set(listed.values()))
+        if listed and (is_whole or not single.is_file()):  # else it is that of a model saved here before
+            return listed
         if single.is_file():
             return _names_in(single)
     _refuse_adapter(path)
@@ -348,9 +366,9 @@ def _read_index(index: Path, suffix: str) -> dict[str, Path]:
     return {name: index.parent / str(file) for name, file in files.items()}
 
 
-def _eos_ids(file: Path, content: dict[str, Any]) -> tuple[int, ...]:
-    """Token ids at `eos_token_id` of a file, one or several."""
-    eos = content.get("eos_token_id")
+def _eos_ids(file: Path, content: Any) -> tuple[int, ...]:
+    """Token ids at `eos_token_id` of a file or of an object in it, one or several."""
+    eos = content.get("eos_token_id") if isinstance(content, dict) else None
     ids = [] if eos is None else eos if isinstance(eos, list) else [eos]
     try:
         return tuple(_TOKEN_IDS.accept(ids))

@@ -13,7 +13,7 @@ from typing import Any
 
 from soothsay.core.params import BOUNDS
 from soothsay.errors import ModelError, RequestError
-from soothsay.files import read_json_object, user_path
+from soothsay.files import check_place, read_json_object, user_path
 
 FILE = "generation_config.json"
 
@@ -68,6 +68,7 @@ def sampling_in_gguf(metadata: Mapping[str, Any], path: Path) -> dict[str, float
 def sampling_in_folder(folder: str | os.PathLike[str]) -> dict[str, float]:
     """The parameters in another folder's generation_config.json. Raises `ModelError`."""
     file = user_path(folder) / FILE
+    check_place(file)
     if not file.is_file():
         raise ModelError(
             f"generation_config={os.fspath(folder)!r}: there is no {file}; give a folder that has one, "

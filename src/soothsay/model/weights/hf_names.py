@@ -12,6 +12,7 @@ BLOCK_NAMES: Names = {
     "attention.o": ("self_attn.o_proj",),
     "attention.q_norm": ("self_attn.q_norm",),
     "attention.k_norm": ("self_attn.k_norm",),
+    "attention.inner_norm": ("self_attn.attn_sub_norm",),
     "attention.sinks": ("self_attn",),
     "attention_norm": ("input_layernorm",),
     "attention_post_norm": ("post_attention_layernorm",),
@@ -20,6 +21,8 @@ BLOCK_NAMES: Names = {
     "mlp.gate_up": ("mlp.gate_proj", "mlp.up_proj"),
     "mlp.up": ("mlp.up_proj",),
     "mlp.down": ("mlp.down_proj",),
+    "mlp.inner_norm": ("mlp.ffn_sub_norm",),
+    "mlp.learned": ("mlp.act_fn",),
     # experts
     "mlp.router": ("mlp.gate",),
     "mlp.correction": ("mlp.gate",),
@@ -56,10 +59,17 @@ BLOCK_NAMES: Names = {
     "attention.qkvz": ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
     "attention.gates": ("linear_attn.in_proj_b", "linear_attn.in_proj_a"),
     "attention.recurrence": ("linear_attn",),
+    "attention.low": tuple(f"self_attn.{part}_proj" for part in ("f_a", "g_a", "b")),
+    "attention.decays": ("self_attn.f_b_proj",),
+    "attention.z": ("self_attn.g_b_proj",),
     "attention.bcx": ("conv.in_proj",),
     "attention.taps": ("conv.conv",),
     "attention.zxbct": ("mamba.in_proj",),
     "attention.rule": ("mamba",),
+    "attention.xz": ("mamba.in_proj",),
+    "attention.inner": ("mamba.x_proj",),
+    "attention.steps": ("mamba.dt_proj",),
+    **{f"attention.norms.{i}": (f"mamba.{part}_layernorm",) for i, part in enumerate(("dt", "b", "c"))},
     "attention.beside.zxbct": ("mamba.in_proj",),
     "attention.beside.rule": ("mamba",),
     "attention.beside.o": ("mamba.out_proj",),
@@ -196,7 +206,7 @@ FAMILY_NAMES: Mapping[str, Names] = {
     },
     "qwen3_next_gguf": {**_QWEN3_5, "attention.gates": ("linear_attn.in_proj_ba",)},
     **dict.fromkeys(("qwen2_moe", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), _QWEN3_5),
-    "mixtral": _renamed({"mlp": "block_sparse_moe"}, _W123),
+    **dict.fromkeys(("mixtral", "phimoe"), _renamed({"mlp": "block_sparse_moe"}, _W123)),
     "minimax_m2": _renamed({"mlp": "block_sparse_moe"}, _W123, mlp__correction="block_sparse_moe"),
     **dict.fromkeys(
         ("gemma2", "vaultgemma", "gemma3_text", "gemma3n_text", "gemma4_text", "gemma4_unified_text"), _GEMMA
@@ -206,6 +216,7 @@ FAMILY_NAMES: Mapping[str, Names] = {
         {"mlp.shared_experts": "feed_forward.shared_expert", "mlp": "feed_forward"},
         mlp__router="feed_forward.router",
     ),
+    "apertus": _renamed({}, attention_norm="attention_layernorm", mlp_norm="feedforward_layernorm"),
     "glm": _renamed({}, mlp__gate_up="mlp.gate_up_proj"),
     **dict.fromkeys(
         ("glm4", "glm4v_text"),
@@ -231,13 +242,34 @@ FAMILY_NAMES: Mapping[str, Names] = {
         ("granitemoe_gguf", "granitemoehybrid_gguf"), _renamed(_GRANITE, mlp__router=_GRANITE_ROUTER)
     ),
     **dict.fromkeys(
-        ("falcon_h1", "bamba"),
-        _renamed({"mlp": "feed_forward"}, norm="final_layernorm", mlp_norm="pre_ff_layernorm"),
+        ("falcon_h1", "bamba", "jamba"),
+        _renamed(
+            {"mlp": "feed_forward"},
+            norm="final_layernorm",
+            mlp_norm="pre_ff_layernorm",
+            mlp__router="feed_forward.router",
+        ),
     ),
-    "nemotron_h": _renamed(
-        {"self_attn": "mixer", "mlp": "mixer", "mamba": "mixer"}, embedding="embeddings", norm="norm_f"
+    **dict.fromkeys(
+        ("nemotron_h", "mamba2", "mamba", "falcon_mamba"),
+        _renamed(
+            {"self_attn": "mixer", "mlp": "mixer", "mamba": "mixer"}, embedding="embeddings", norm="norm_f"
+        ),
     ),
     **dict.fromkeys(("lfm2", "lfm2_moe"), _LFM2),
+    "kimi_linear": {
+        **_renamed(
+            {
+                "mlp.experts": "block_sparse_moe.experts",
+                "mlp.shared_experts": "block_sparse_moe.shared_experts",
+            },
+            attention__recurrence="self_attn",
+            mlp__router="block_sparse_moe.gate",
+            mlp__correction="block_sparse_moe.gate",
+        ),
+        "mlp.experts.gate_up": ("block_sparse_moe.experts.{}.w1", "block_sparse_moe.experts.{}.w3"),
+        "mlp.experts.down": ("block_sparse_moe.experts.{}.w2",),
+    },
     "phi3": _renamed({}, attention__qkv="self_attn.qkv_proj", mlp__gate_up="mlp.gate_up_proj"),
     "starcoder2": _renamed({}, {"up_proj": "c_fc", "down_proj": "c_proj"}),
     "phi": _renamed({}, {"up_proj": "fc1", "down_proj": "fc2", "o_proj": "dense"}, norm="final_layernorm"),
@@ -275,6 +307,24 @@ FAMILY_NAMES: Mapping[str, Names] = {
         {"o_proj": "out_proj", "gate_proj": "c_fc_0", "up_proj": "c_fc_1", "down_proj": "c_proj", **_LN},
         embedding="wte",
         **_GPT,
+    ),
+    **dict.fromkeys(
+        ("bailing_moe", "bailing_moe_v2"),
+        _renamed(
+            {"self_attn": "attention"},
+            {"o_proj": "dense", **_HUNYUAN},
+            attention__qkv="attention.query_key_value",
+            embedding="word_embeddings",
+        ),
+    ),
+    "internlm2": _renamed(
+        {"self_attn": "attention", "mlp": "feed_forward"},
+        {"o_proj": "wo", **_W123},
+        attention__qkv="attention.wqkv",
+        attention_norm="attention_norm",
+        mlp_norm="ffn_norm",
+        embedding="tok_embeddings",
+        head="output",
     ),
     "opt": _OPT,
     "t5": _t5("decoder", 2),

@@ -3,7 +3,7 @@
 import errno
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -14,6 +14,7 @@ from pathlib import Path
 from soothsay.errors import ModelError
 from soothsay.model.formats.gguf_names import choose, is_gguf
 from soothsay.model.weights.packaged import PACKAGED, pulled
+from soothsay.vocabulary.directory import FORMS
 
 SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 """Files of which a directory with safetensors has one."""
@@ -21,6 +22,9 @@ SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 
 PICKLED = "pytorch_model*.bin"
 """Files of a repository that has its weights in PyTorch's pickles only."""
+
+COPIES = ["consolidated*.safetensors", "original/*"]
+"""Files of a repository that have the same weights again, in their authors' own form (Mistral, gpt-oss)."""
 
 
 def download(name: str, kind: str = "") -> Path:
@@ -35,20 +39,32 @@ def download(name: str, kind: str = "") -> Path:
 
     Raises `ModelError` if the repository cannot be downloaded, or has no such model.
     """
-    from huggingface_hub import hf_hub_download, snapshot_download
+    from huggingface_hub import hf_hub_download
 
     with _readable_errors(name):
         if not kind:
-            wanted = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt"]
-            directory = Path(snapshot_download(name, allow_patterns=wanted))
+            tokenizers = [file for form in FORMS for file in form.files]
+            wanted = ["*.json", "*.safetensors", "*.jinja", *tokenizers]
+            directory = fetch(name, wanted)
             names = [] if has_safetensors(directory) else _files(name)
             if not any(file.lower().endswith(".gguf") for file in names):
                 if any(fnmatch(file, PICKLED) for file in names):
-                    return Path(snapshot_download(name, allow_patterns=[*wanted, PICKLED]))
+                    return fetch(name, [*wanted, PICKLED])
                 return directory
         files = choose(_files(name) if kind else names, kind, name, usual=True)
         paths = [Path(hf_hub_download(name, file)) for file in files]
         return paths[0]
+
+
+def fetch(name: str, wanted: Sequence[str]) -> Path:
+    """Download the files of a repository whose names match patterns. Returns its directory.
+
+    Raises `ModelError` if they cannot be downloaded.
+    """
+    from huggingface_hub import snapshot_download
+
+    with _readable_errors(name):
+        return Path(snapshot_download(name, allow_patterns=[*wanted], ignore_patterns=COPIES))
 
 
 @contextmanager

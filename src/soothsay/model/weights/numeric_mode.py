@@ -39,6 +39,7 @@ class NumericMode:
     stored: WeightFormat | None = None  # the checkpoint's format of weights in integers; None: all are plain
     keeps_integers: bool = False  # whether weights in integers stay so, or become plain
     coarse: bool = False  # for drafting: integers of more than `bits` are rounded again, the head's too
+    file_dtype: torch.dtype = torch.float32  # of plain weights in the checkpoint: they take no more memory
 
     @property
     def stored_bits(self) -> int | None:
@@ -64,9 +65,10 @@ class NumericMode:
     @property
     def name(self) -> str:
         """A description for people."""
-        dtype = str(self.dtype).removeprefix("torch.")
+        dtype, kept = (str(one).removeprefix("torch.") for one in (self.dtype, self.file_dtype))
         if self.stored_bits is None:
-            return dtype
+            narrow = self.file_dtype.itemsize < self.dtype.itemsize
+            return f"{kept} weights, {dtype} between" if narrow else dtype
         kinds = [self.stored.name] if self.stored is not None and self.keeps_integers else []
         if self.bits is not None or self.stored is None or self.stored.bytes_each is None:
             kinds.append("plain" if self.bits is None else f"int{self.bits}")
@@ -97,7 +99,7 @@ class NumericMode:
             return int(out * size * held.bytes_each)
         bits = self.bits_of(module, held)
         if bits is None:
-            return out * size * self.dtype.itemsize
+            return out * size * min(self.dtype.itemsize, self.file_dtype.itemsize)
         return out * size * bits // 8 + out * size // (group_size(size) or size) * 2
 
     def output(self, module: str, kv_dtype: torch.dtype) -> torch.dtype:
@@ -170,11 +172,15 @@ def numeric_mode(
     stored = names.checkpoint.weight_format()
     if dtype not in ("auto", *DTYPES, *BITS):
         raise ModelError(f"dtype {dtype!r} is unknown; choose {', '.join(('auto', *DTYPES, *BITS))}")
+    first = torch.float32
+    if stored is None:
+        with names.checkpoint.open() as read:
+            first = read(names.require(names.first_linear)[0]).dtype
     if dtype == "bfloat16" and not fast:
         warnings.warn("this processor does not multiply bfloat16; computing in float32", stacklevel=3)
-        return NumericMode(torch.float32, stored=stored)
+        return NumericMode(torch.float32, stored=stored, file_dtype=first)
     if dtype in DTYPES:
-        return NumericMode(DTYPES[dtype], stored=stored)
+        return NumericMode(DTYPES[dtype], stored=stored, file_dtype=first)
     bits = BITS.get(dtype)
     if stored is not None and stored.are_fp8 and bits is None:
         if not on_cpu:
@@ -196,15 +202,13 @@ def numeric_mode(
         return NumericMode(
             torch.bfloat16 if fast else torch.float32, bits, stored, stored is not None, coarse
         )
-    with names.checkpoint.open() as read:
-        first = read(names.require(names.first_linear)[0])
-    if first.dtype == torch.float16 and fast:
+    if first == torch.float16 and fast:
         warnings.warn(
             f"{names.checkpoint.path} is stored in float16 and computed in bfloat16, which keeps 8 of its 11 "
             "bits; dtype='float32' keeps all",
             stacklevel=3,
         )
-    return NumericMode(torch.bfloat16 if first.dtype.itemsize == 2 and fast else torch.float32)
+    return NumericMode(torch.bfloat16 if first.itemsize == 2 and fast else torch.float32, file_dtype=first)
 
 
 def declared_mode(raw: Mapping[str, Any], path: Path, dtype: DType = "auto") -> NumericMode:
@@ -218,13 +222,14 @@ def declared_mode(raw: Mapping[str, Any], path: Path, dtype: DType = "auto") -> 
     written = next(
         (part[key] for part in (raw, inner) for key in ("dtype", "torch_dtype") if key in part), ""
     )
+    halves = torch.float32 if written == "float32" or stored is not None else torch.bfloat16
     plain = torch.bfloat16 if fast and (dtype == "bfloat16" or written != "float32") else torch.float32
     if dtype in DTYPES:
-        return NumericMode(torch.float32 if dtype == "float32" else plain, stored=stored)
+        return NumericMode(torch.float32 if dtype == "float32" else plain, stored=stored, file_dtype=halves)
     bits = BITS.get(dtype)
     if stored is None:
         halved = torch.bfloat16 if fast and bits is not None else plain
-        return NumericMode(halved, bits)
+        return NumericMode(halved, bits, file_dtype=halves)
     if bits is not None:
         check_bits(stored, dtype, path)
     return NumericMode(torch.bfloat16 if fast else torch.float32, bits, stored, keeps_integers=True)

@@ -11,7 +11,14 @@ from soothsay.errors import ModelError
 from soothsay.model.specs.attention_spec import AttentionSpec, HeadRotation, LatentSpec
 from soothsay.model.specs.feed_forward_spec import ExpertsSpec
 from soothsay.model.specs.model_spec import LayerSpec, MixerSpec, ModelSpec
-from soothsay.model.specs.state_specs import BesideStatesSpec, ConvolutionSpec, DeltaSpec, StateSpaceSpec
+from soothsay.model.specs.state_specs import (
+    BesideStatesSpec,
+    ConvolutionSpec,
+    DeltaSpec,
+    KimiDeltaSpec,
+    SelectiveSpec,
+    StateSpaceSpec,
+)
 from soothsay.model.weights.checkpoint import Checkpoint
 from soothsay.model.weights.hf_names import OUTER_NAMES, names_of
 
@@ -96,9 +103,9 @@ class TensorNames:
         match layer.mixer:
             case ConvolutionSpec():
                 names["attention.o"] = ("conv.out_proj",)
-            case DeltaSpec():
+            case DeltaSpec() if not isinstance(layer.mixer, KimiDeltaSpec):
                 names["attention.o"] = (f"{names['attention.recurrence'][0]}.out_proj",)
-            case StateSpaceSpec():
+            case StateSpaceSpec() | SelectiveSpec():
                 names["attention.o"] = (f"{names['attention.rule'][0]}.out_proj",)
         if module in names:
             return list(names[module])

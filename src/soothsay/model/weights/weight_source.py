@@ -23,6 +23,9 @@ from soothsay.own_process import return_freed_memory
 MAPPED = 2**25
 """Number of bytes that are read from a checkpoint before its files are mapped anew, which frees memory."""
 
+CONVOLVED_IN_MLX = ("mamba", "falcon_mamba", "mamba2", "jamba", "lfm2")
+"""Families of which MLX changes no number: convolutions are stored as `[channels, taps, 1]`."""
+
 
 class WeightSource:
     """Reads the tensors of a module, checks their shapes and converts them. A context manager.
@@ -84,8 +87,16 @@ class WeightSource:
         """A plain tensor of a module, with its rows in our order and in the shape of `expected`."""
         names = self.names.require(module, suffix)
         parts = [self._floats(name) for name in names]
-        if parts[0].shape == (1, *expected.shape):  # ERNIE's corrections are a matrix of one row
-            parts = [parts[0][0]]
+        first = parts[0]  # ERNIE and Kimi Linear store dimensions of one before the others
+        if first.shape[:1] == (1,) and first.squeeze().shape == expected.squeeze().shape:
+            parts = [first.reshape(expected.shape)]
+        if expected.ndim == 3 and first.shape == expected.mT.shape:
+            if self.names.spec.family not in CONVOLVED_IN_MLX:
+                raise ModelError(
+                    f"{self.names.checkpoint.path} was converted for MLX, which also changes other weights "
+                    f"of {self.names.spec.family}; take the model that was converted"
+                )
+            parts = [part.mT for part in parts]
         self._check(names, parts, expected)
         whole = parts[0] if len(parts) == 1 else torch.cat(parts)
         order = self.chosen.get(module, self.names.row_order(module))
@@ -184,7 +195,7 @@ class WeightSource:
 def misfit(names: Sequence[str], shapes: Sequence[tuple[int, ...]], expected: Tensor) -> str:
     """What is wrong with tensors of these shapes that together should make `expected`; "": nothing."""
     rows, rest = sum(sum(shape[:1]) for shape in shapes), {shape[1:] for shape in shapes}
-    if rows == expected.shape[0] and rest == {tuple(expected.shape[1:])}:
+    if rows == sum(expected.shape[:1]) and rest == {tuple(expected.shape[1:])}:
         return ""
     held = ", ".join(f"{name} {list(shape)}" for name, shape in zip(names, shapes, strict=True))
     together = " together" if len(names) > 1 else ""

@@ -11,7 +11,9 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
+from soothsay.chat_layout import TEMPLATES
 from soothsay.errors import ModelError
+from soothsay.model.formats.declared import BESIDE
 from soothsay.model.weights.checkpoint import Checkpoint
 from soothsay.model.weights.generation_config import FILE as GENERATION_CONFIG
 from soothsay.tokenizer import Tokenizer
@@ -19,7 +21,7 @@ from soothsay.tokenizer import Tokenizer
 SHARD_BYTES = 10**9
 """Maximum size of a file in bytes, unless a single tensor is larger."""
 
-COPIED = ("*.json", "*.jinja", "*.model", "*.txt", "LICENSE*", "NOTICE*")
+COPIED = ("*.json", "*.jinja", f"{TEMPLATES}/*.jinja", "*.model", "*.spm", "*.txt", "LICENSE*", "NOTICE*")
 """Files copied from the source: tokenizer, chat template, generation settings, licence."""
 
 
@@ -59,8 +61,10 @@ class CheckpointWriter:
             write_settings(self.directory / "model.safetensors.index.json", index)
         for pattern in COPIED:
             for path in source.path.glob(pattern):
-                if path.is_file() and not path.name.endswith(".index.json"):
-                    shutil.copyfile(path, self.directory / path.name)
+                if path.is_file() and not path.name.endswith((".index.json", *BESIDE)):
+                    copy = self.directory / path.relative_to(source.path)
+                    copy.parent.mkdir(exist_ok=True)
+                    shutil.copyfile(path, copy)
         tokenizer = source.tokenizer() if source.path.is_file() else None
         if tokenizer is not None:
             write_tokenizer(self.directory, tokenizer, source.eos_ids)

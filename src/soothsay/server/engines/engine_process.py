@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
@@ -16,9 +16,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from soothsay.errors import SoothsayError
-from soothsay.options import adapters_of
+from soothsay.options import build_llm
 from soothsay.own_process import SAFE_PATH
-from soothsay.processors import claim_cores, use_threads
+from soothsay.processors import claim_cores
 from soothsay.progress import tell_progress
 from soothsay.server.engines.engine_messages import Incoming, Loaded, Loading, Received
 from soothsay.server.http.json_log import log
@@ -167,29 +167,14 @@ class EngineProcess:
         thread.start()
 
 
-def load(
-    model: str,
-    *,
-    cores: int | None = None,
-    threads: int | None = None,
-    lora: Sequence[str] | None = None,
-    **options: Any,
-) -> LLM:
-    """Make an `LLM`. Imports torch only here, because the server's process works without torch.
+def load(model: str, *, cores: int | None = None, **options: Any) -> LLM:
+    """Make the `LLM` of an engine; see `build_llm`.
 
-    Args:
-        model: see `LLM`.
-        cores: the number of physical cores that the process gets for itself; None: it shares all.
-        threads: see `use_threads`.
-        lora: see `adapters_of`.
-        options: see `LLM`.
+    `cores`: the number of physical cores that the process gets for itself; None: it shares all.
     """
     if cores is not None:
         pin(cores)
-    use_threads(threads)
-    from soothsay.llm import LLM
-
-    return LLM(model, adapters=adapters_of(lora), **options)
+    return build_llm(model, **options)
 
 
 def pin(cores: int) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 from soothsay.errors import SoothsayError
 from soothsay.server.engines.engine_process import GRACE, SPAWN, EngineProcess, Fork, pin, safe_start
+from soothsay.server.http.json_log import log_to_stderr
 
 if TYPE_CHECKING:
     from soothsay.llm import LLM
@@ -131,6 +132,7 @@ def _outlive(forks: Sequence[Fork]) -> None:
 def _nurse(factory: Callable[[], LLM], cores: int, environment: dict[str, str], pipe: Connection) -> None:
     """Run in the nursery: load the model, then fork an engine for each number that comes."""
     os.environ |= environment
+    log_to_stderr()  # what loading and pinning warn of
     import torch
 
     torch.set_num_threads(1)  # a fork would lack OpenMP's further threads, and wait for them

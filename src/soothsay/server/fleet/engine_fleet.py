@@ -215,23 +215,19 @@ class Fleet:
         self.scaler.fixed = None if size is None else max(size, 1)
         self._adjust()
 
-    def drain(self, replica: Replica, patience: float | None = None) -> None:
-        """Let an engine end. It gets no new jobs, and its answers go on elsewhere if they last too long.
+    def drain(self, replica: Replica) -> None:
+        """Let an engine end. It gets no new jobs, and after `ServerConfig.drain` its answers go on elsewhere.
 
         If there are too few engines then, another one is started. The last one that serves stays until that
         one is loaded.
-
-        Args:
-            replica: of this fleet.
-            patience: seconds in which answers may end there; None: `ServerConfig.drain`.
         """
         replica.draining = True
         log.info("engine drains", extra={"replica": replica.number})
-        self._spawn(self._drain(replica, self._config.drain if patience is None else patience))
+        self._spawn(self._drain(replica))
 
-    async def _drain(self, replica: Replica, patience: float) -> None:
+    async def _drain(self, replica: Replica) -> None:
         loop = asyncio.get_running_loop()
-        until = loop.time() + patience
+        until = loop.time() + self._config.drain
         while self.jobs.has_jobs(replica) or self.jobs.serving == [replica]:
             if loop.time() >= until:
                 self.jobs.hand_over(replica)

@@ -119,6 +119,9 @@ class Metrics:
         self._generated.inc(count)
         if answer.num_output == 0:
             self._first.observe(at - job.arrived_at)
+            self._prompt.inc(answer.num_prompt)
+            self._queries.inc(answer.num_prompt)
+            self._hits.inc(update.num_cached)
         else:
             for _ in range(count):  # the tokens of one step share its time equally
                 self._between.observe((at - answer.updated_at) / count)
@@ -127,9 +130,6 @@ class Metrics:
             self._whole.observe(at - job.arrived_at)
             self._prompt_length.observe(answer.num_prompt)
             self._answer_length.observe(update.num_output)
-            self._prompt.inc(answer.num_prompt)
-            self._queries.inc(answer.num_prompt)
-            self._hits.inc(update.num_cached)
             self._preemptions.inc(update.num_preemptions)
             self._success(finished_reason=str(update.finish_reason)).inc()
 

@@ -133,7 +133,7 @@ class GenerationRequest(Body):
     top_p: float | None = None
     top_k: Whole | None = None
     min_p: float | None = None
-    seed: Whole | None = Field(default=None, ge=-(2**63), lt=2**63)  # -1: a random one
+    seed: Whole | None = Field(default=None, ge=-(2**63), le=2**63 - 1)  # -1: a random one
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None

@@ -139,11 +139,10 @@ def _logit_bias(body: GenerationRequest, config: ServerConfig) -> dict[int, floa
     if len(body.logit_bias) > config.max_logit_bias:
         raise invalid("logit_bias", f"logit_bias has more than {config.max_logit_bias} tokens")
     for token, bias in body.logit_bias.items():
-        _check_range("logit_bias", f"the bias of token {token[:20]}", bias, -config.max_bias, config.max_bias)
-    try:
-        return {int(token): bias for token, bias in body.logit_bias.items()}
-    except ValueError:
-        raise invalid("logit_bias", "logit_bias must map token ids to numbers") from None
+        if not re.fullmatch("0|-?[1-9][0-9]{0,9}", token):  # one way to write each, so that none comes twice
+            raise invalid("logit_bias", "logit_bias must map token ids to numbers")
+        _check_range("logit_bias", f"the bias of token {token}", bias, -config.max_bias, config.max_bias)
+    return {int(token): bias for token, bias in body.logit_bias.items()}
 
 
 def _check_range(param: str, name: str, value: float | None, low: float, high: float) -> None:

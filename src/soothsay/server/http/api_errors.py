@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from starlette.responses import JSONResponse
 
+from soothsay.core.params import SamplingParams
 from soothsay.errors import RequestError
 
 KINDS = {
@@ -127,12 +128,12 @@ class ApiError(Exception):
 
     @classmethod
     def from_request(cls, error: RequestError) -> ApiError:
-        """A request that the engine refuses. Its message begins with `field=` if one field is wrong."""
+        """A request that the engine refuses. Its message begins with the field if one is wrong."""
         message = str(error)
-        named = re.match(r"(\w+)=", message)
+        named = re.match(rf"(?:{'|'.join(SamplingParams.__dataclass_fields__)})\b|\w+(?==)", message)
         if "the context of" in message:
             return cls(400, message, "context_length_exceeded")
-        return cls(400, message, "invalid_value", param=named[1] if named else None)
+        return cls(400, message, "invalid_value", param=named[0] if named else None)
 
     @classmethod
     def from_validation(cls, error: ValidationError) -> ApiError:

@@ -175,7 +175,9 @@ class EventStream(_Reply):
         failure: Callable[[ApiError], dict[str, Any]],
         headers: Mapping[str, str] | None = None,
     ):
-        super().__init__(framing.media_type, {"Cache-Control": "no-store", **(headers or {})})
+        # the second: nginx would gather chunks until they fill a page of memory
+        own = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(framing.media_type, {**own, **(headers or {})})
         self._chunks, self._settle = chunks, settle
         self._framing, self._failure = framing, failure
         self._silent = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from .peer import Setup, SteppingPeer, UnavailableError, need
+from .peer import Setup, SteppingPeer, UnavailableError, need, padded
 
 
 class Transformers(SteppingPeer):
@@ -58,15 +58,13 @@ class Transformers(SteppingPeer):
 
     def answers(self, prompts: list[list[int]], count: int, mode: str) -> list[list[int]]:
         """See `Peer`. Shorter prompts of a batch are padded on their left."""
-        longest = max(map(len, prompts))
-        inputs = self._tensor([[0] * (longest - len(ids)) + ids for ids in prompts])
-        mask = self._tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts])
+        inputs, mask = map(self._tensor, padded(prompts))
         options: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": count, "do_sample": False}
         if mode == "prompt lookup":
             options["prompt_lookup_num_tokens"] = 10  # as in transformers' documentation
         elif mode == "draft model":
             options["assistant_model"] = self.drafts
-        answers: list[list[int]] = self.model.generate(inputs, **options)[:, longest:].tolist()
+        answers: list[list[int]] = self.model.generate(inputs, **options)[:, inputs.shape[1] :].tolist()
         return answers
 
     def _tensor(self, rows: list[list[int]]) -> Any:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .peer import Peer, Setup, UnavailableError, need, timed
+from .peer import Peer, Setup, UnavailableError, need, padded, timed
 
 LOOKUP = 5
 """Draft tokens, as in OpenVINO's sample."""
@@ -83,13 +83,8 @@ class OpenVINO(Peer):
             config.num_assistant_tokens, config.max_ngram_size = LOOKUP, 3
         elif mode == "draft model":
             config.num_assistant_tokens = LOOKUP
-        longest = max(map(len, prompts))
         ids, mask = (
-            self.openvino.Tensor(self.np.array(rows, dtype=self.np.int64))
-            for rows in (
-                [[0] * (longest - len(one)) + one for one in prompts],
-                [[0] * (longest - len(one)) + [1] * len(one) for one in prompts],
-            )
+            self.openvino.Tensor(self.np.array(rows, dtype=self.np.int64)) for rows in padded(prompts)
         )
         return self._pipeline(mode).generate(self.genai.TokenizedInputs(ids, mask), config)
 

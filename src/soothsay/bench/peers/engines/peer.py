@@ -131,6 +131,14 @@ def need(module: str, package: str = "") -> Any:
         ) from error
 
 
+def padded(prompts: list[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
+    """Prompts that are padded on the left to the length of the longest one, and 1 at each of their tokens."""
+    longest = max(map(len, prompts))
+    pads = [[0] * (longest - len(ids)) for ids in prompts]
+    marks = [pad + [1] * len(ids) for pad, ids in zip(pads, prompts, strict=True)]
+    return [pad + ids for pad, ids in zip(pads, prompts, strict=True)], marks
+
+
 def timed(work: Callable[[], Result]) -> tuple[float, Result]:
     """Call `work`. Returns the seconds that it takes, and its result."""
     begin = time.perf_counter()

@@ -155,7 +155,7 @@ def activated(x, ACTIVATION: tl.constexpr):
     """See `ACTIVATIONS` and `UNGATED` in `soothsay.core.functions`."""
     if ACTIVATION == "relu":
         y = tl.maximum(x, 0.0)
-    elif ACTIVATION == "relu2":
+    elif ACTIVATION == "relu2" or ACTIVATION == "gated_relu2":
         y = tl.maximum(x, 0.0) * tl.maximum(x, 0.0)
     elif ACTIVATION == "silu" or ACTIVATION == "plain_silu":
         y = tl.div_rn(x, tl.exp(-x) + 1.0)
