@@ -145,7 +145,7 @@ def watch(llm: LLM) -> list[Request]:
 
 
 def preempt_often(llm: LLM) -> None:
-    """Preempt the last running request before each sixth step, even if memory suffices.
+    """Preempt the last running request before each fourth step that has one, even if memory suffices.
 
     Whether memory runs out depends on drafts, and drafts of a controller depend on the clock.
     """
@@ -153,7 +153,7 @@ def preempt_often(llm: LLM) -> None:
     schedule = scheduler.schedule
 
     def preempt_and_schedule(alone: Request | None = None) -> list[Turn]:
-        if next(steps) % 6 == 0 and scheduler.running:
+        if scheduler.running and next(steps) % 4 == 0:
             scheduler.preempt(scheduler.running[-1])
         return schedule(alone)
 

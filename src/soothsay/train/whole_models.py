@@ -250,11 +250,14 @@ class DraftRecipe:
         config = EngineConfig(max_context=longest, kv_tokens=len(cuts) * (longest + 16), prefix_caching=False)
         llm = LLM(served(self.model), drafter="none", config=config)
         seeds = torch.randint(2**31, (len(cuts),), generator=generator, device=generator.device).tolist()
-        params = [SamplingParams(seed=seed, max_tokens=ON_POLICY_TOKENS) for seed in seeds]
-        prompts = [example.tokens[:cut].tolist() for example, cut in zip(examples, cuts, strict=True)]
+        streams = [
+            llm.stream(example.tokens[:cut].tolist(), SamplingParams(seed=seed, max_tokens=ON_POLICY_TOKENS))
+            for example, cut, seed in zip(examples, cuts, seeds, strict=True)
+        ]
         continued = []
-        for cut, example, result in zip(cuts, examples, llm.generate(prompts, params), strict=True):
-            tokens = np.concatenate([example.tokens[:cut], np.array(result.token_ids, dtype=np.int64)])
+        for cut, example, stream in zip(cuts, examples, streams, strict=True):
+            written = np.array(stream.choice.token_ids, dtype=np.int64)
+            tokens = np.concatenate([example.tokens[:cut], written])
             answer = np.arange(len(tokens)) >= cut
             continued.append(replace(example, tokens=tokens, answer=answer))
         return continued

@@ -46,7 +46,8 @@ class Soothsay(Peer):
     def answers(self, prompts: list[list[int]], count: int, mode: str) -> list[list[int]]:
         """See `Peer`."""
         drafter = "none" if mode == "plain" else mode
-        return [one.token_ids for one in self.llm.generate(prompts, self._params(count), drafter=drafter)]
+        streams = [self.llm.stream(prompt, self._params(count), drafter=drafter) for prompt in prompts]
+        return [stream.choice.token_ids for stream in streams]
 
     def _params(self, count: int) -> Any:
         return self.soothsay.SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
