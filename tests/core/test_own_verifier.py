@@ -118,10 +118,15 @@ def test_what_cannot_be_called_is_refused_early(function: Any, match: str) -> No
         Verifier(function)
 
 
+FOR_EVER = object()
+
+
 def giving(yielded: Any, returned: Any) -> Callable[..., Any]:
     def mine(tree: DraftTree, chance: Any) -> Any:
         if yielded is not None:
             yield yielded
+        while returned is FOR_EVER:
+            yield [0]
         if isinstance(returned, Exception):
             raise returned
         return returned
@@ -149,6 +154,7 @@ def giving(yielded: Any, returned: Any) -> Callable[..., Any]:
         ([0], Verdict([], [10**6]), "'mine' returned the token 1000000; this model has tokens 0 to 96"),
         ([0], Verdict([], [-1]), "'mine' returned the token -1"),
         ([0], Verdict([], [0.5]), "'mine' returned the token 0.5"),
+        ([0], FOR_EVER, "'mine' has no verdict after [0-9]+ rounds; it must return a Verdict"),
         ([0], ZeroDivisionError("by hand"), "ZeroDivisionError: by hand"),
     ],
 )

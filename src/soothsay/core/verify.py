@@ -36,6 +36,9 @@ TYPICAL_FLOOR, TYPICAL_SHARE = 0.3, 0.09
 """Medusa's posterior threshold and alpha. A token is typical if its p is above
 min(TYPICAL_FLOOR, TYPICAL_SHARE * exp(-entropy of p))."""
 
+MOST_ROUNDS = 4
+"""Rounds of a verifier for each node of a tree, at most. One that goes on for ever would stop the engine."""
+
 
 class Verdict(NamedTuple):
     """The accepted path and its tokens.
@@ -169,13 +172,14 @@ class Verifier:
             raise self._wrong(f"gave {type_of(steps)}; it must yield nodes, and return a Verdict")
         wanted = next(steps, None)
         try:
-            while True:
+            for _ in range(MOST_ROUNDS * len(tree)):
                 if not isinstance(wanted, Sequence) or not wanted or {*wanted} - {*range(len(tree))}:
                     nodes = f"a list of nodes, 0 to {len(tree) - 1}"
                     raise self._wrong(f"yielded {wanted!r:.60}; it must yield {nodes}")
                 wanted = steps.send((yield wanted))
         except StopIteration as ended:
             return self._checked(tree, ended.value, vocab_size)
+        raise self._wrong(f"has no verdict after {MOST_ROUNDS * len(tree)} rounds; it must return a Verdict")
 
     def _checked(self, tree: DraftTree, verdict: object, vocab_size: int) -> Verdict:
         """The verdict, if it is a path of the tree with its tokens and one more."""
