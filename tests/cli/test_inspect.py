@@ -140,10 +140,10 @@ def test_a_configuration_alone(tmp_path: Path) -> None:
     file.write_text(json.dumps(public_configs()["mistralai/Mixtral-8x7B-v0.1"] | gptq))
     told = facts(inspect(str(file)))["runs here"]
     assert told.startswith("int4, groups of 128 (GPTQ) beside plain weights, int8 activations")
-    file.write_text(json.dumps(public_configs()["zai-org/GLM-5"]))
+    file.write_text(json.dumps(public_configs()["deepseek-ai/DeepSeek-V4-Pro"]))
     result = inspect(str(file))
     assert result.exit_code == 2
-    assert "indexer" in result.output
+    assert "compressed keys" in result.output
     endless = public_configs()["mistralai/Mixtral-8x7B-v0.1"] | {"num_local_experts": 65_536}
     file.write_text(json.dumps(endless))
     assert "100,000 are the limit" in inspect(str(file)).output

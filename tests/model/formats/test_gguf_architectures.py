@@ -180,6 +180,44 @@ def mixture(writer: GGUFWriter, c: Any) -> None:
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in c.layer_types])
 
 
+def hy3(writer: GGUFWriter, c: Any) -> None:
+    """Write the keys of Hunyuan 3, which do not say how many layers are dense."""
+    common(writer, c)
+    experts(writer, c.num_experts, c.num_experts_per_tok, c.moe_intermediate_size)
+    writer.add_expert_shared_feed_forward_length(c.num_shared_experts * c.moe_intermediate_size)
+    writer.add_expert_weights_scale(c.router_scaling_factor)
+    writer.add_rope_freq_base(c.rope_parameters["rope_theta"])
+
+
+def mellum(writer: GGUFWriter, c: Any) -> None:
+    """Write the keys of Mellum 2: layers with a window have a base of their own, and no YaRN."""
+    full, local = (c.rope_parameters[f"{kind}_attention"] for kind in ("full", "sliding"))
+    c.rope_parameters = full
+    close_to_llama(writer, c)
+    experts(writer, c.num_local_experts, c.num_experts_per_tok, c.moe_intermediate_size)
+    writer.add_rope_freq_base_swa(local["rope_theta"])
+    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(full["factor"])
+    writer.add_rope_scaling_orig_ctx_len(full["original_max_position_embeddings"])
+
+
+def chatglm(writer: GGUFWriter, c: Any) -> None:
+    """Write the keys of GLM-4: half of each head rotates."""
+    close_to_llama(writer, c)
+    writer.add_rope_dimension_count(c.head_dim // 2)
+
+
+def in_one_matrix(tensors: dict[str, Tensor], c: Any) -> Named:
+    """Queries, keys and values in one matrix, as in the files of GLM-4's own code."""
+    for name, tensor in tensors.items():
+        if ".q_proj." in name:
+            block, end = f"blk.{name.split('.')[2]}", name.rsplit(".")[-1]
+            parts = [tensors[name.replace("q_proj", f"{part}_proj")] for part in "qkv"]
+            yield f"{block}.attn_qkv.{end}", torch.cat(parts)
+        elif ".k_proj." not in name and ".v_proj." not in name:
+            yield name, tensor
+
+
 def hunyuan_moe(writer: GGUFWriter, c: Any) -> None:
     common(writer, c)
     experts(writer, c.num_experts, c.moe_topk, c.intermediate_size)
@@ -587,7 +625,9 @@ def qwen3_next_tensors(tensors: dict[str, Tensor], c: Any) -> Named:
             yield name.replace("dt_bias", "dt_proj.bias"), tensor
 
 
-Write = tuple[gguf.MODEL_ARCH, Callable[[GGUFWriter, Any], None], Callable[[dict[str, Tensor], Any], Named]]
+Write = tuple[Any, Callable[[GGUFWriter, Any], None], Callable[[dict[str, Tensor], Any], Named]]
+"""An architecture, what writes its keys, and its tensors by Hugging Face's names. Where `gguf` does not know
+an architecture yet, a pair: its name, and an architecture whose tensors have the same names."""
 GEMMA4: Write = (gguf.MODEL_ARCH.GEMMA4, gemma4, gemma4_tensors)
 CASES: dict[str, tuple[Write, dict[str, Any]]] = {
     "gemma3n": ((gguf.MODEL_ARCH.GEMMA3N, gemma3n, gemma3n_tensors), {"vocab_size_per_layer_input": VOCAB}),
@@ -607,6 +647,10 @@ CASES: dict[str, tuple[Write, dict[str, Any]]] = {
     "afmoe": ((gguf.MODEL_ARCH.AFMOE, mixture, stacked), {}),
     "exaone_moe": ((gguf.MODEL_ARCH.EXAONE_MOE, mixture, stacked), {}),
     "ernie_moe": ((gguf.MODEL_ARCH.ERNIE4_5_MOE, mixture, stacked), {"moe_layer_end_index": -1}),
+    "hy3": ((("hy_v3", gguf.MODEL_ARCH.DOTS1), hy3, stacked), {}),
+    "mellum": ((("mellum", gguf.MODEL_ARCH.QWEN3MOE), mellum, stacked), {}),
+    "glm": ((gguf.MODEL_ARCH.CHATGLM, chatglm, as_stored), {}),
+    "jais2": ((gguf.MODEL_ARCH.JAIS2, classic, as_stored), {}),
     "hunyuan_moe": ((gguf.MODEL_ARCH.HUNYUAN_MOE, hunyuan_moe, stacked), {}),
     "exaone": ((gguf.MODEL_ARCH.EXAONE, close_to_llama, as_stored), {}),
     "ernie": ((gguf.MODEL_ARCH.ERNIE4_5, close_to_llama, as_stored), {"use_bias": False}),
@@ -681,8 +725,9 @@ def write(path: Path, name: str, source: Path, kind: str = "F32") -> None:
 
 def write_as(how: Write, path: Path, source: Path, kind: str = "F32") -> None:
     arch, describe, named = how
+    own, arch = arch if isinstance(arch, tuple) else (gguf.MODEL_ARCH_NAMES[arch], arch)
     c = SimpleNamespace(**read_config(source))
-    writer = GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
+    writer = GGUFWriter(path, own)
     describe(writer, c)
     modules = getattr(c, "num_nextn_predict_layers", None) or 0
     if modules:
@@ -717,6 +762,17 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
         expected = oracle(torch.tensor([tokens]), use_cache=False).logits[0]
     assert (ours - expected).abs().max() < 1e-4
     assert expected.std() > 1
+
+
+def test_queries_keys_and_values_of_glm_4_may_be_one_matrix(tmp_path: Path) -> None:
+    random_oracle("glm").save_pretrained(tmp_path)
+    write_as((gguf.MODEL_ARCH.CHATGLM, chatglm, in_one_matrix), tmp_path / "model.gguf", tmp_path)
+    (tokens,) = random_tokens(np.random.default_rng(0), 40)
+    ours, expected = (
+        run(load_model(open_checkpoint(path), "float32"), [Rows(array(tokens), 0)])[0][0]
+        for path in (tmp_path / "model.gguf", tmp_path)
+    )
+    assert torch.equal(ours, expected)
 
 
 def test_numbers_of_an_activation_in_the_metadata(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from families import array, random_oracle, random_tokens, run
+from families import CASES, array, random_oracle, random_tokens, run
 from gguf import GGUFWriter
 from mtp_targets import save_with_mtp
-from test_gguf_architectures import Named, Write, experts, stacked, write_as
+from test_gguf_architectures import Named, Write, common, experts, stacked, write_as
 from torch import Tensor
 
 from soothsay.config import EngineConfig
@@ -36,6 +36,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "deepseek_v3_halves": {"rope_interleave": True},  # without q-lora
     "glm4_moe_lite": {"mlp_layer_types": ["dense", "sparse", "sparse"], "first_k_dense_replace": 1},
 }
+SPARSE: dict[str, dict[str, Any]] = {"deepseek_v32": {}, "glm_moe_dsa": {"first_k_dense_replace": 1}}
+"""An indexer chooses keys."""
 
 
 def describe(writer: GGUFWriter, c: Any) -> None:
@@ -58,6 +60,8 @@ def describe(writer: GGUFWriter, c: Any) -> None:
     if getattr(c, "q_lora_rank", None):
         writer.add_q_lora_rank(c.q_lora_rank)
     writer.add_rope_dimension_count(c.qk_rope_head_dim)
+    if top := getattr(c, "index_topk", None):
+        writer.add_indexer_top_k(top)
     rope = c.rope_parameters
     writer.add_rope_freq_base(rope["rope_theta"])
     if rope["rope_type"] == "yarn":
@@ -101,6 +105,28 @@ def cut(tensors: dict[str, Tensor], c: Any) -> Named:
             yield name, tensor
 
 
+def minicpm3(writer: GGUFWriter, c: Any) -> None:
+    """Write the keys of MiniCPM3, whose multipliers and whose size of values have none."""
+    c.head_dim = c.qk_nope_head_dim + c.qk_rope_head_dim
+    common(writer, c)
+    writer.add_q_lora_rank(c.q_lora_rank)
+    writer.add_kv_lora_rank(c.kv_lora_rank)
+    writer.add_rope_dimension_count(c.qk_rope_head_dim)
+    for length in ("short", "long"):
+        factors = np.float32(c.rope_parameters[f"{length}_factor"])
+        writer.add_tensor(f"rope_factors_{length}.weight", factors)
+
+
+NO_KEYS_FOR = {
+    "v_head_dim": 16,
+    "scale_emb": 12,
+    "scale_depth": 1.4,
+    "dim_model_base": 256,
+    "rope_parameters": {
+        **CASES["minicpm3"][1]["rope_parameters"],
+        "original_max_position_embeddings": 256,
+    },
+}
 FORMS: dict[str, Write] = {
     "whole": (gguf.MODEL_ARCH.DEEPSEEK2, older, stacked),
     "cut": (gguf.MODEL_ARCH.DEEPSEEK2, newer, cut),
@@ -152,12 +178,15 @@ KIMI_SIZES = {"linear_num_heads": 4, "num_expert_group": 1, "topk_group": 1}
 """Sizes for which files have no keys."""
 KIMI: Write = (gguf.MODEL_ARCH.KIMI_LINEAR, kimi_linear, kimi_tensors)
 WRITTEN = {f"{name} {kind}": (name, form) for name in MODELS for kind, form in FORMS.items()}
+WRITTEN |= {name: (name, (gguf.MODEL_ARCH.GLM_DSA, newer, cut)) for name in SPARSE}
 WRITTEN["kimi"] = "kimi_linear", KIMI
+WRITTEN["minicpm3"] = "minicpm3", (gguf.MODEL_ARCH.MINICPM3, minicpm3, stacked)
+OWN = {**MODELS, **SPARSE, "kimi_linear": KIMI_SIZES, "minicpm3": NO_KEYS_FOR}
 
 
 def save(directory: Path, name: str, form: Write, kind: str = "F32", **changes: Any) -> tuple[Any, Path]:
     """Save a random model as safetensors and as GGUF; return transformers' model, and the latter's path."""
-    oracle = random_oracle(name, **{**MODELS.get(name, KIMI_SIZES), **changes})
+    oracle = random_oracle(name, **{**OWN[name], **changes})
     oracle.save_pretrained(directory)
     path = directory / "gguf" / "model.gguf"
     path.parent.mkdir()

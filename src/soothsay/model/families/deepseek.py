@@ -31,6 +31,20 @@ def deepseek_v3(raw: Raw) -> ModelSpec:
     return decoder(raw, latent_attentions(raw), experts(raw, correction="e_score_correction_bias"))
 
 
+def deepseek_v32(raw: Raw) -> ModelSpec:
+    """DeepSeek-V3.2 and GLM-5: an indexer chooses `index_topk` keys (DeepSeek Sparse Attention).
+
+    It chooses all keys of shorter contexts. So contexts end there, and the indexer is not computed.
+    """
+    spec = deepseek_v3(raw)
+    return replace(spec, max_positions=min(spec.max_positions, int(raw.get("index_topk", 2048))))
+
+
+def glm_moe_dsa(raw: Raw) -> ModelSpec:
+    """GLM-5."""
+    return deepseek_v32({"rms_norm_eps": 1e-5, **raw})
+
+
 KIMI_KEYS = {
     "max_position_embeddings": "model_max_length",
     "norm_topk_prob": "moe_renormalize",

@@ -140,7 +140,7 @@ _NAMES: dict[Rule, str] = {
     whole(2, 65_536): "head_dim global_head_dim qk_rope_head_dim rotary_dim d_kv linear_head_dim",
     _POSITIONS: (
         "max_position_embeddings attention_chunk_size floor_scale original_max_position_embeddings "
-        "n_positions model_max_length"
+        "n_positions model_max_length index_topk"
     ),
     real(0, 1): (
         "rms_norm_eps layer_norm_eps norm_eps layer_norm_epsilon norm_epsilon partial_rotary_factor "

@@ -59,11 +59,13 @@ FAMILIES: dict[str, Callable[[Raw], ModelSpec]] = {
     "mamba": hybrids.mamba,
     "falcon_mamba": hybrids.falcon_mamba,
     "jamba": hybrids.jamba,
-    "glm": llama.glm,
+    **dict.fromkeys(("glm", "glm_gguf"), llama.glm),
     **dict.fromkeys(("glm4", "glm4v_text"), llama.glm4),
     **dict.fromkeys(("glm4_moe", "glm4v_moe_text"), mixtures.glm4_moe),
     "deepseek_v2": deepseek.deepseek_v2,
     **dict.fromkeys(("deepseek_v3", "kimi_k2"), deepseek.deepseek_v3),
+    "deepseek_v32": deepseek.deepseek_v32,
+    "glm_moe_dsa": deepseek.glm_moe_dsa,
     "kimi_linear": deepseek.kimi_linear,
     "glm4_moe_lite": deepseek.glm4_moe_lite,
     "mistral4": deepseek.mistral4,
@@ -93,7 +95,7 @@ FAMILIES: dict[str, Callable[[Raw], ModelSpec]] = {
     "hunyuan_v1_moe": mixtures.hunyuan_moe,
     "hy_v3": mixtures.hy3,
     "dots1": mixtures.dots1,
-    **dict.fromkeys(("bailing_moe", "bailing_moe_v2"), mixtures.bailing),
+    **dict.fromkeys(("bailing_moe", "bailing_moe_v2", "bailing_moe_gguf"), mixtures.bailing),
     "solar_open": mixtures.solar_open,
     "mellum": mixtures.mellum,
     "afmoe": mixtures.afmoe,
@@ -125,16 +127,13 @@ FAMILIES: dict[str, Callable[[Raw], ModelSpec]] = {
     "pegasus": encoder_decoders.pegasus,
 }
 
-_SPARSE = "its attention reads keys that an indexer chooses"
 _BLOCKS = "its attention reads chosen blocks of keys"
 _SOURCE = "of encoder-decoders, only relatives of T5 and of BART run"
 UNSUPPORTED: dict[str, str] = {  # by `model_type`
     "bert": "it is an encoder",
     **dict.fromkeys(("blenderbot", "pegasus_x", "prophetnet", "t5gemma"), _SOURCE),
     "deepseek_ref": "it is DeepSeek-V4 in its authors' own format",
-    "deepseek_v32": _SPARSE,
     "deepseek_v4": "its attention runs over compressed keys, and its layers have several residual streams",
-    "glm_moe_dsa": _SPARSE,
     "mimo": "it has not been tried: its code comes with its weights",
     "mimo_v2_flash": "its heads of keys and of values differ in size",
     "minimax_m3": _BLOCKS,

@@ -62,6 +62,8 @@ def architecture_of(data: Metadata, tensors: Iterable[str]) -> Architecture:
         return _MIXTRAL
     if name == "olmo2" and data.number("attention.sliding_window", 0) > 0:
         return _OLMO3
+    if name == "chatglm" and any("attn_qkv" in tensor for tensor in tensors):
+        return _CHATGLM
     if name == "t5" and not any("ffn_gate" in tensor for tensor in tensors):
         return _T5_UNGATED
     return ARCHITECTURES[name]
@@ -183,6 +185,12 @@ def _t5(blocks: Mapping[str, str], *, gated: bool) -> Architecture:
 
 _T5_UNGATED = _t5(parts.T5_UNGATED, gated=False)
 
+_LATENT = Architecture(  # V2's files too, which have no sigmoids
+    "deepseek_v3", parts.SPARSE_LATENT, keys.latent, yarn=keys.latent_scaling, modules=parts.IN_LAYERS
+)
+
+_CHATGLM = Architecture("glm_gguf", parts.FUSED_QKV, keys.chatglm, partial=True)
+
 ARCHITECTURES = {
     "llama": Architecture("llama", interleaved=True),  # Mistral's files too; Mixtral's have experts
     "qwen2": Architecture("qwen2"),
@@ -201,6 +209,7 @@ ARCHITECTURES = {
         "nemotron", own=keys.acting("relu2"), eps="norm_eps", centred=True, partial=True
     ),
     "apertus": Architecture("apertus", own=keys.acting("xielu"), numbers=parts.APERTUS),
+    "jais2": Architecture("jais2", own=keys.acting("relu2"), eps="layer_norm_eps"),
     "arcee": Architecture("arcee", own=keys.acting("relu2"), interleaved=True),
     "gptneox": Architecture("gpt_neox", parts.FUSED_QKV, keys.gpt_neox, eps="layer_norm_eps", partial=True),
     "gpt2": Architecture("gpt2", parts.FUSED_QKV, keys.acting("gelu_new"), eps="layer_norm_epsilon"),
@@ -209,7 +218,7 @@ ARCHITECTURES = {
     "hunyuan-moe": Architecture("hunyuan_v1_moe", parts.EXPERTS_AND_SHARED, keys.hunyuan_moe),
     "smollm3": Architecture("smollm3", interleaved=True),
     "granite": Architecture("granite", own=keys.granite, interleaved=True),
-    "minicpm": Architecture("granite", own=keys.minicpm, interleaved=True),
+    "minicpm": Architecture("granite", own=keys.granite, interleaved=True),
     "internlm2": Architecture("llama", interleaved=True),
     "granitemoe": Architecture("granitemoe_gguf", parts.GRANITE, keys.granite_moe, interleaved=True),
     "granitehybrid": Architecture(
@@ -227,6 +236,10 @@ ARCHITECTURES = {
     "ernie4_5-moe": Architecture("ernie4_5_moe", parts.CORRECTED_AND_SHARED, keys.ernie_moe),
     "dots1": Architecture("dots1", parts.CORRECTED_AND_SHARED, keys.dots1),
     "afmoe": Architecture("afmoe", parts.AFMOE, keys.afmoe),
+    "hy_v3": Architecture("hy_v3", parts.BIASED_AND_SHARED, keys.hy3),
+    "bailingmoe": Architecture("bailing_moe_gguf", parts.BIASED_AND_SHARED, keys.bailing, interleaved=True),
+    "bailingmoe2": Architecture("bailing_moe", parts.BAILING, keys.bailing, partial=True),
+    "mellum": Architecture("mellum", parts.EXPERTS, keys.mellum),
     "exaone": Architecture("exaone"),
     "exaone-moe": Architecture("exaone_moe", parts.CORRECTED_AND_SHARED, keys.exaone_moe),
     "seed_oss": Architecture("seed_oss", parts.BEFORE_MLP),
@@ -235,11 +248,11 @@ ARCHITECTURES = {
     "olmoe": Architecture("olmoe", parts.EXPERTS, keys.sized_experts),
     "olmo2": Architecture("olmo2", parts.AFTER),  # OLMo 3's files too, which have a sliding window
     "mistral3": Architecture("ministral3", yarn=keys.ministral_scaling, interleaved=True),
+    "chatglm": Architecture("glm", own=keys.chatglm, partial=True),
     "glm4": Architecture("glm4", parts.AFTER, keys.glm4, partial=True),
     "glm4moe": Architecture("glm4_moe", parts.GLM4_MOE, keys.glm4_moe, modules=parts.IN_LAYERS, partial=True),
-    "deepseek2": Architecture(  # V2's files too, which have no sigmoids
-        "deepseek_v3", parts.LATENT, keys.latent, yarn=keys.latent_scaling, modules=parts.IN_LAYERS
-    ),
+    **dict.fromkeys(("deepseek2", "deepseek32", "glm-dsa"), _LATENT),
+    "minicpm3": Architecture("minicpm3", parts.LATENT, keys.minicpm3),
     "kimi-linear": Architecture(
         "kimi_linear", parts.KIMI_LINEAR, hybrid.kimi_linear, _KIMI_CHANGES, varied=True
     ),

@@ -140,7 +140,8 @@ def _longrope(data: Metadata, factors: Mapping[str, Tensor]) -> dict[str, Any]:
         raise ModelError(f"{data.path}: the factors of longrope are no lists for a head; the file is damaged")
     return {
         "rope_type": "longrope",
-        "original_max_position_embeddings": data.require("rope.scaling.original_context_length"),
+        "original_max_position_embeddings": data.number("rope.scaling.original_context_length")
+        or data.require("context_length"),
         **{key: values.tolist() for key, values in factors.items()},
     }
 

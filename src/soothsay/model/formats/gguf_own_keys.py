@@ -168,6 +168,11 @@ def cohere2(data: Metadata, config: Config, shapes: Shapes) -> Config:
     return windowed(data, config, shapes) | cohere(data, config, shapes)
 
 
+def chatglm(data: Metadata, config: Config, shapes: Shapes) -> Config:
+    """Queries, keys and values have biases, whether they are one matrix or three."""
+    return {"attention_bias": config["attention_bias"] or "blk.0.attn_qkv.bias" in shapes}
+
+
 def glm4(data: Metadata, config: Config, shapes: Shapes) -> Config:
     """Rows of the text part of GLM-4V are stored so that the halves of a head rotate together."""
     return {"rope_interleave": data.raw("rope.dimension_sections") is None}
@@ -188,6 +193,31 @@ def exaone_moe(data: Metadata, config: Config, shapes: Shapes) -> Config:
     """The same, and windows in some layers."""
     own = dots1(data, config, shapes)
     return own | typed_windows(data, {**config, **own}, shapes)
+
+
+def hy3(data: Metadata, config: Config, shapes: Shapes) -> Config:
+    """The same. Blocks without a router are dense, and come first."""
+    own = dots1(data, config, shapes)
+    sparse = [f"blk.{layer}.ffn_gate_inp.weight" in shapes for layer in range(own["num_hidden_layers"])]
+    shared = data.require("expert_shared_feed_forward_length") // (own["moe_intermediate_size"] or 1)
+    return own | {"n_shared_experts": shared, "first_k_dense_replace": sparse.count(False)}
+
+
+def bailing(data: Metadata, config: Config, shapes: Shapes) -> Config:
+    """The same. Since 2.0, heads are normed, and sigmoids choose experts."""
+    own, is_second = dots1(data, config, shapes), "blk.0.attn_q_norm.weight" in shapes
+    return own | {
+        "num_shared_experts": own["n_shared_experts"],
+        "score_function": "sigmoid" if is_second else "softmax",
+        "use_qkv_bias": config["attention_bias"],
+    }
+
+
+def mellum(data: Metadata, config: Config, shapes: Shapes) -> Config:
+    """Experts, and windows in some layers, which rotate by a base of their own."""
+    local = data.number("rope.freq_base_swa", config["rope_theta"])
+    own = own_experts(data) | {"rope_local_base_freq": local}
+    return own | typed_windows(data, config, shapes)
 
 
 def ernie_moe(data: Metadata, config: Config, shapes: Shapes) -> Config:
@@ -216,7 +246,7 @@ def glm4_moe(data: Metadata, config: Config, shapes: Shapes) -> Config:
 
 
 def latent(data: Metadata, config: Config, shapes: Shapes) -> Config:
-    """Latent attention: DeepSeek-V2, V3 and R1, Kimi K2, GLM-4.7-Flash. V2 has no sigmoids."""
+    """Latent attention: DeepSeek-V2, V3, R1 and V3.2, Kimi K2, GLM-4.7-Flash, GLM-5. V2 has no sigmoids."""
     if data.number("attention.temperature_scale"):
         raise ModelError(
             f"{data.path}: latent attention with a temperature that grows (as in Mistral Large 3) is not "
@@ -231,20 +261,29 @@ def latent(data: Metadata, config: Config, shapes: Shapes) -> Config:
     gating = get("expert_gating_func", 0) or (SIGMOID if corrected else SOFTMAX)  # older files do not say
     if gating not in (SOFTMAX, SIGMOID):
         raise ModelError(f"{data.path}: expert_gating_func {gating} is not supported, only 1 and 2")
+    own = _deepseek_experts(data, config, normalized=False) | minicpm3(data, config, shapes)
+    own["v_head_dim"] = get("attention.value_length_mla") or require("attention.value_length")
+    if gating == SOFTMAX:
+        method = "group_limited_greedy" if own["n_group"] > 1 else "greedy"
+        return own | {"model_type": "deepseek_v2", "topk_method": method}
+    own["use_expert_bias"] = corrected
+    if chosen := get("attention.indexer.top_k"):
+        return own | {"model_type": "deepseek_v32", "index_topk": chosen}
+    return own
+
+
+def minicpm3(data: Metadata, config: Config, shapes: Shapes) -> Config:
+    """The sizes of latent attention, but that of values."""
+    get, require = data.number, data.require
     rotated = require("rope.dimension_count")
     squeezed = any(name.endswith("attn_q_a.weight") for name in shapes)
-    own = _deepseek_experts(data, config, normalized=False) | {
-        "model_type": "deepseek_v3" if gating == SIGMOID else "deepseek_v2",
+    return {
         "kv_lora_rank": require("attention.kv_lora_rank"),
         "q_lora_rank": require("attention.q_lora_rank") if squeezed else None,
         "qk_rope_head_dim": rotated,
-        # the sizes without _mla are those of keys and values in the cache, in files that have both
+        # the size without _mla is that of keys in the cache, in files that have both
         "qk_nope_head_dim": (get("attention.key_length_mla") or require("attention.key_length")) - rotated,
-        "v_head_dim": get("attention.value_length_mla") or require("attention.value_length"),
     }
-    if gating == SIGMOID:
-        return own | {"use_expert_bias": corrected}
-    return own | {"topk_method": "group_limited_greedy" if own["n_group"] > 1 else "greedy"}
 
 
 def latent_scaling(data: Metadata) -> Config:
@@ -280,11 +319,6 @@ def llama4(data: Metadata, config: Config, shapes: Shapes) -> Config:
     return own
 
 
-def minicpm(data: Metadata, config: Config, shapes: Shapes) -> Config:
-    """Granite's multipliers, but for scores."""
-    return granite(data, config, shapes) | {"attention_multiplier": config["head_dim"] ** -0.5}
-
-
 def t5(data: Metadata, config: Config, shapes: Shapes, *, gated: bool) -> Config:
     """All layers of umT5 have numbers by distance. T5 1.0 has no gates, and scales logits."""
     own = any(name.endswith("blk.1.attn_rel_b.weight") for name in shapes)
@@ -299,14 +333,14 @@ def t5(data: Metadata, config: Config, shapes: Shapes, *, gated: bool) -> Config
 
 
 def granite(data: Metadata, config: Config, shapes: Shapes) -> Config:
-    """Multipliers."""
+    """Multipliers. MiniCPM and Bamba have none for scores."""
     keys = {
         "embedding_multiplier": "embedding_scale",
         "residual_multiplier": "residual_scale",
-        "attention_multiplier": "attention.scale",
         "logits_scaling": "logit_scale",
     }
-    return {name: data.number(key) or 1.0 for name, key in keys.items()}
+    scores = data.number("attention.scale") or config["head_dim"] ** -0.5
+    return {name: data.number(key) or 1.0 for name, key in keys.items()} | {"attention_multiplier": scores}
 
 
 def granite_moe(data: Metadata, config: Config, shapes: Shapes) -> Config:

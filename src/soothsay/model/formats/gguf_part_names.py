@@ -75,15 +75,19 @@ _SHARED = {
 EXPERTS_AND_SHARED = {**EXPERTS, **_SHARED}
 CORRECTED_AND_SHARED = {**CORRECTED_EXPERTS, **_SHARED}
 GLM4_MOE = {**BEFORE_MLP, **CORRECTED_AND_SHARED}
+BIASED_AND_SHARED = {
+    **EXPERTS_AND_SHARED,
+    **dict.fromkeys(("exp_probs_b", "exp_probs_b.bias"), "mlp.correction:0:.expert_bias"),
+}
 AFMOE = {
     **AFTER,
-    **EXPERTS_AND_SHARED,
+    **BIASED_AND_SHARED,
     **{name: f"attention.qkv:{i}" for i, name in enumerate(("attn_q", "attn_gate", "attn_k", "attn_v"))},
-    "exp_probs_b.bias": "mlp.correction:0:.expert_bias",
 }
 GPT_OSS = {**BEFORE_MLP, **EXPERTS, "attn_sinks.weight": "attention.sinks:0:.sinks"}
 APERTUS = {f"xielu.{name}": f"mlp.act_fn.{name}" for name in ("alpha_p", "alpha_n", "beta", "eps")}
 FUSED_QKV = {"attn_qkv": "attention.qkv"}
+BAILING = {**FUSED_QKV, **BIASED_AND_SHARED}
 GATED_SHARED = {**EXPERTS_AND_SHARED, "ffn_gate_inp_shexp": "mlp.shared_gate"}
 DELTA = {
     **BEFORE_MLP,
@@ -141,6 +145,8 @@ LATENT = {
     "attn_k_b": "=self_attn.k_b_proj",
     "attn_v_b": "=self_attn.v_b_proj",
 }
+_INDEXER = "attn_q_b", "attn_k", "k_norm", "proj"
+SPARSE_LATENT = {**LATENT, **{f"indexer.{part}": f"=self_attn.indexer.{part}" for part in _INDEXER}}
 KIMI_LINEAR = {
     **LATENT,
     **{f"ssm_conv1d_{part}": f"attention.recurrence:0:.{part}_conv1d" for part in "qkv"},

@@ -218,6 +218,7 @@ FAMILY_NAMES: Mapping[str, Names] = {
     ),
     "apertus": _renamed({}, attention_norm="attention_layernorm", mlp_norm="feedforward_layernorm"),
     "glm": _renamed({}, mlp__gate_up="mlp.gate_up_proj"),
+    "glm_gguf": _renamed({}, attention__qkv="self_attn.qkv_proj", mlp__gate_up="mlp.gate_up_proj"),
     **dict.fromkeys(
         ("glm4", "glm4v_text"),
         _renamed(

@@ -207,9 +207,10 @@ MEANINGLESS = re.compile(
     r"[a-z]+put_(scale|zero_point|global_scale)|(weight_)?g_idx|qzeros|weight_(zero_point|shape|format)|"
     r"nbits|group_size|axis|packing|unpack_view_dtype|view_as_float|quant_(scale|zero)|compute_dtype|"
     r"offload_meta|encoded_state_dict|stores_quant_config|channel_wise|optimize|round_zero|"  # of HQQ
-    r"EncDecAttention\.relative_attention_bias\.weight"
+    r"EncDecAttention\.relative_attention_bias\.weight|indexer\.[a-z_]+\.(weight|bias)"
 )
-"""Ends of names of tensors that repeat the configuration, or serve number formats that are not used here.
+"""Ends of names of tensors that repeat the configuration, or serve what is not used here: number formats, and
+DeepSeek-V3.2's choice of keys, which begins where its contexts end here.
 
 Formats of integers store zero points and the order of groups in symmetric and ordered files, too."""
 
