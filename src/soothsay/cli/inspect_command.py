@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.filesize import decimal
 
-from soothsay.cli.terminal import facts_table, notice, sampling_summary, try_drafters
+from soothsay.cli.terminal import facts_table, notice, sampling_summary, say, try_drafters
 from soothsay.config import DType, EngineConfig, KVDType
 from soothsay.errors import DrafterError, MissingDrafterError, ModelError
 from soothsay.files import user_path
@@ -71,7 +70,7 @@ class Inspect:
             file = user_path(self.model)
             alone = file.suffix == ".json" and file.is_file()
             rows = self._of_config(file) if alone else self._of_model()
-        Console(highlight=False).print(facts_table(rows))
+        say(facts_table(rows))
 
     def _of_model(self) -> list[tuple[str, str]]:
         import torch
