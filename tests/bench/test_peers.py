@@ -109,9 +109,11 @@ def test_results_survive(tmp_path: Path) -> None:
     first.add(record(output=[1, 2]))
     first.add(record(item="2"))
     again = PeerResults({"model": "a"}, path)
-    assert record().key in again
-    assert record(item="3").key not in again
-    assert record(dtype="int4").key not in again
+    own = "decode", "int8", OURS, "plain"
+    assert [*again.by_key] == [(*own, "1"), (*own, "2")]
+    assert (*own, "2") in again
+    assert (*own, "3") not in again
+    assert ("decode", "int4", *own[2:], "1") not in again
     with path.open("a") as file:
         file.write('{"measure": "dec')  # killed while it wrote
     cut = PeerResults({"model": "a"}, path)
