@@ -331,7 +331,7 @@ def test_peers_take_turns_and_a_file_is_continued(
 def test_a_gguf_file_is_run_as_it_is(plan: PeerPlan, tmp_path: Path, calls: Callable[[], list[str]]) -> None:
     file = tmp_path / "model.gguf"
     write_gguf(file)
-    plan = replace(plan, model=str(file), dtypes=["auto"], peers=["llama.cpp"], draft_model=str(file))
+    plan = replace(plan, model=str(file), dtypes=None, peers=["llama.cpp"], draft_model=str(file))
     bench = PeerBench(replace(plan, prompts=None))
     assert bench.run().medians("decode", "auto").keys() == {OURS, "llama.cpp"}
     assert not [*plan.work.glob("*/*.gguf")]
@@ -361,10 +361,9 @@ def test_peers_need_weights_that_they_can_read_and_known_names(tmp_path: Path) -
     write_gguf(tmp_path / "model.gguf")
     file = str(tmp_path / "model.gguf")
     with pytest.raises(SoothsayError, match="a GGUF file as it is, and not in bfloat16"):
-        PeerBench(PeerPlan(model=file, work=tmp_path, threads=1))
-    assert PeerBench(
-        PeerPlan(model=file, work=tmp_path, threads=1, dtypes=["auto"], draft_model=file)
-    ).is_file
+        PeerBench(PeerPlan(model=file, work=tmp_path, threads=1, dtypes=["bfloat16"]))
+    bench = PeerBench(PeerPlan(model=file, work=tmp_path, threads=1, draft_model=file))
+    assert (bench.is_file, bench.dtypes) == (True, ["auto"])
     with pytest.raises(SoothsayError, match="at equal weights; name their element type"):
         PeerBench(PeerPlan(model="sibyl", work=tmp_path, threads=1, dtypes=["auto"]))
     with pytest.raises(

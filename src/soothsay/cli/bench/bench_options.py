@@ -51,7 +51,7 @@ def write_markdown(text: str, path: Path) -> None:
         write_text(path, text + "\n")
 
 
-def known_dtypes(names: Sequence[str] | None, default: Sequence[DType] = ("bfloat16",)) -> list[DType]:
+def known_dtypes(names: Sequence[str] | None, default: Sequence[DType]) -> list[DType]:
     """Check the names, or return the default. Raises `typer.BadParameter`; typer itself checks no lists."""
     check_dtypes(names or (), get_args(DType))
     return [cast(DType, name) for name in names or default]
