@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
 import torch
 
 from soothsay import LLM, Drafter, DrafterError, EngineConfig, ModelError, SamplingParams
+from soothsay.config import EngineOptions
 from soothsay.core.cache import kv_bytes
 from soothsay.engine.sizing import WORKING_MEMORY, complete_config
 from soothsay.machine import Memory
@@ -64,6 +65,10 @@ def test_an_unknown_option_names_the_nearest(name: str, match: str) -> None:
 def test_other_numbers_of_the_engine(name: str, value: Any) -> None:
     with pytest.raises(ModelError, match=rf"^{name}={value!r} is not possible"):
         EngineConfig(**{name: value})
+
+
+def test_every_number_of_the_engine_is_a_keyword() -> None:
+    assert get_type_hints(EngineOptions) == get_type_hints(EngineConfig)
 
 
 def test_numbers_of_numpy(tiny: Callable[..., Transformer]) -> None:

@@ -63,6 +63,7 @@ class EngineOptions(TypedDict, total=False):
     max_context: int | None
     block_size: int
     kv_tokens: int | None
+    kv_memory: int | str | None
     max_requests: int
     max_rows: int
     max_stall: float | None

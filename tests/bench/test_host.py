@@ -10,7 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from soothsay.bench import host
-from soothsay.bench.host import GIVEN, PARTS, HostBench, PartClock, bench_host, host_table
+from soothsay.bench.bench_plans import GIVEN, HostPlan
+from soothsay.bench.host import PARTS, HostBench, PartClock, bench_host, host_table
 from soothsay.cli.app import app
 
 
@@ -57,7 +58,8 @@ def test_answers_follow_the_script(drafter: str, temperature: float) -> None:
 
 
 def test_every_kind_is_measured() -> None:
-    times = bench_host("sibyl", ["none", GIVEN], (1,), (0.0,), tokens=8, rounds=1, flush_bytes=4096)
+    plan = HostPlan(drafters=["none", GIVEN], batches=[1], temperatures=[0.0], tokens=8, rounds=1)
+    times = bench_host(plan, flush_bytes=4096)
     assert [(time.drafter, time.caches) for time in times] == [
         ("none", "warm"),
         ("none", "cold"),

@@ -109,9 +109,11 @@ def test_results_survive(tmp_path: Path) -> None:
     first.add(record(output=[1, 2]))
     first.add(record(item="2"))
     again = PeerResults({"model": "a"}, path)
-    assert record().key in again
-    assert record(item="3").key not in again
-    assert record(dtype="int4").key not in again
+    own = "decode", "int8", OURS, "plain"
+    assert [*again.by_key] == [(*own, "1"), (*own, "2")]
+    assert (*own, "2") in again
+    assert (*own, "3") not in again
+    assert ("decode", "int4", *own[2:], "1") not in again
     with path.open("a") as file:
         file.write('{"measure": "dec')  # killed while it wrote
     cut = PeerResults({"model": "a"}, path)
@@ -329,7 +331,7 @@ def test_peers_take_turns_and_a_file_is_continued(
 def test_a_gguf_file_is_run_as_it_is(plan: PeerPlan, tmp_path: Path, calls: Callable[[], list[str]]) -> None:
     file = tmp_path / "model.gguf"
     write_gguf(file)
-    plan = replace(plan, model=str(file), dtypes=["auto"], peers=["llama.cpp"], draft_model=str(file))
+    plan = replace(plan, model=str(file), dtypes=None, peers=["llama.cpp"], draft_model=str(file))
     bench = PeerBench(replace(plan, prompts=None))
     assert bench.run().medians("decode", "auto").keys() == {OURS, "llama.cpp"}
     assert not [*plan.work.glob("*/*.gguf")]
@@ -359,10 +361,9 @@ def test_peers_need_weights_that_they_can_read_and_known_names(tmp_path: Path) -
     write_gguf(tmp_path / "model.gguf")
     file = str(tmp_path / "model.gguf")
     with pytest.raises(SoothsayError, match="a GGUF file as it is, and not in bfloat16"):
-        PeerBench(PeerPlan(model=file, work=tmp_path, threads=1))
-    assert PeerBench(
-        PeerPlan(model=file, work=tmp_path, threads=1, dtypes=["auto"], draft_model=file)
-    ).is_file
+        PeerBench(PeerPlan(model=file, work=tmp_path, threads=1, dtypes=["bfloat16"]))
+    bench = PeerBench(PeerPlan(model=file, work=tmp_path, threads=1, draft_model=file))
+    assert (bench.is_file, bench.dtypes) == (True, ["auto"])
     with pytest.raises(SoothsayError, match="at equal weights; name their element type"):
         PeerBench(PeerPlan(model="sibyl", work=tmp_path, threads=1, dtypes=["auto"]))
     with pytest.raises(

@@ -13,6 +13,7 @@ from gguf_files import write_gguf
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
+from soothsay.bench.bench_plans import QualityPlan
 from soothsay.bench.quality import bench_quality
 from soothsay.cli.app import app
 from soothsay.config import DType
@@ -30,7 +31,7 @@ TEXT = "It was the best of times, it was the worst of times, it was the age of w
 
 
 def test_perplexity_is_that_of_transformers() -> None:
-    [found] = bench_quality("sibyl", TEXT, dtypes=(), tokens=128, chunk=64)
+    [found] = bench_quality(QualityPlan(model="sibyl", tokens=128, chunk=64), TEXT, dtypes=())
     tokenizer = open_checkpoint("sibyl").tokenizer()
     assert tokenizer is not None
     begin, ids = tokenizer.encode(""), tokenizer.encode(TEXT)
@@ -47,7 +48,7 @@ def test_perplexity_is_that_of_transformers() -> None:
 
 
 def test_divergence_is_the_sum_over_the_vocabulary() -> None:
-    reference, int4 = bench_quality("sibyl", TEXT, dtypes=("int4",), tokens=64, chunk=64)
+    reference, int4 = bench_quality(QualityPlan(model="sibyl", tokens=64, chunk=64), TEXT, dtypes=("int4",))
     checkpoint = open_checkpoint("sibyl")
     tokenizer = checkpoint.tokenizer()
     assert tokenizer is not None
@@ -68,11 +69,13 @@ def test_another_reference(tmp_path: Path) -> None:
     with pytest.raises(
         RequestError, match=r"sibyl has 8,192 tokens and .*gguf .*; they need the same vocabulary"
     ):
-        bench_quality("sibyl", TEXT, dtypes=(), reference=str(file), tokens=64, chunk=64)
+        bench_quality(QualityPlan(model="sibyl", reference=str(file), tokens=64, chunk=64), TEXT, dtypes=())
     quantize(open_checkpoint("sibyl"), tmp_path / "int8", "int8")
     rounded = str(tmp_path / "int8")
-    weights_and_inputs = bench_quality(rounded, TEXT, reference="sibyl", tokens=64, chunk=64)[1].divergence
-    inputs = bench_quality(rounded, TEXT, tokens=64, chunk=64)[1].divergence
+    weights_and_inputs = bench_quality(
+        QualityPlan(model=rounded, reference="sibyl", tokens=64, chunk=64), TEXT
+    )[1].divergence
+    inputs = bench_quality(QualityPlan(model=rounded, tokens=64, chunk=64), TEXT)[1].divergence
     assert weights_and_inputs > inputs > 0
 
 
@@ -85,7 +88,7 @@ def _distributions(dtype: DType, ids: np.ndarray) -> torch.Tensor:
 
 def test_a_short_text_is_refused() -> None:
     with pytest.raises(RequestError, match="1 tokens of text are less than one chunk of 512; read more"):
-        bench_quality("sibyl", "Hi", dtypes=())
+        bench_quality(QualityPlan(model="sibyl"), "Hi", dtypes=())
 
 
 def test_a_long_text_is_tokenized_as_far_as_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +99,7 @@ def test_a_long_text_is_tokenized_as_far_as_it_is_read(monkeypatch: pytest.Monke
         return encode(tokenizer, text, special=special)
 
     monkeypatch.setattr(Tokenizer, "encode", noting)
-    (found,) = bench_quality("sibyl", "ab " * STRETCH, dtypes=(), tokens=64, chunk=64)
+    (found,) = bench_quality(QualityPlan(model="sibyl", tokens=64, chunk=64), "ab " * STRETCH, dtypes=())
     assert found.tokens == 31
     assert sum(sizes) <= 2 * STRETCH
 
@@ -106,7 +109,7 @@ def test_a_model_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
         if file.is_file() and "tokenizer" not in file.name:
             (tmp_path / file.name).symlink_to(file)
     with pytest.raises(ModelError, match="no tokenizer"):
-        bench_quality(str(tmp_path), TEXT)
+        bench_quality(QualityPlan(model=str(tmp_path)), TEXT)
 
 
 def test_the_command_prints_and_writes(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def test_targets_take_turns_with_the_same_questions() -> None:
     asked = [fake.prompts for fake in fakes.values()]
     assert sorted(asked[0]) == sorted(asked[1])
     assert len({*asked[0]}) == 16  # nothing twice
-    order = [trial.key for trial in results.trials]
+    order = [*results.by_key]
     assert [(name, load[-1], number) for name, load, number in order] == [
         *[("a", "1", 1), ("b", "1", 1), ("b", "2", 1), ("a", "2", 1)],
         *[("b", "1", 2), ("a", "1", 2), ("a", "2", 2), ("b", "2", 2)],

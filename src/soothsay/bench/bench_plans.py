@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from soothsay.bench.prompts import SPEC_BENCH
-from soothsay.config import EngineConfig
+from soothsay.config import EngineConfig, KVDType
 from soothsay.errors import SoothsayError
 from soothsay.options import PROMPTS, ModelOptions, common, flag, option, optional, shared
 from soothsay.plotting import require_matplotlib
@@ -167,6 +167,52 @@ class EqualityPlan(PeerOptions):
     prompts: Path = shared(BenchOptions, "prompts")
     per_task: int = option(10, min=1)
     """Number of prompts of each task."""
+
+
+GIVEN = "given"
+"""The name of the drafter of `bench host` that hands over a given tree."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostPlan:
+    """What `bench host` measures: each drafter in each situation."""
+
+    model: str = common("model", default="sibyl")
+    drafters: list[str] = option(
+        ("none", "suffix", "auto", GIVEN), "--drafter", "-d", show_default=f"none, suffix, auto, {GIVEN}"
+    )
+    """May be repeated."""
+
+    batches: list[int] = option((1, 32), "--batch", min=1, show_default="1, 32")
+    """Requests at a time; may be repeated."""
+
+    temperatures: list[float] = option((0.0, 1.0), "--temperature", "-t", min=0, show_default="0, 1")
+    """Sampling temperature; may be repeated."""
+
+    tokens: int = option(128, min=8)
+    """Tokens of an answer."""
+
+    rounds: int = shared(BenchOptions, "rounds", default=5)
+    kernels: str = shared(ModelOptions, "kernels")
+
+
+@dataclass(frozen=True, kw_only=True)
+class QualityPlan:
+    """What `bench quality` compares."""
+
+    model: str = common("model")
+    dtype: list[str] | None = shared(BenchOptions, "dtype", show_default="auto")
+    kv_dtype: KVDType = shared(ModelOptions, "kv_dtype")
+    reference: str | None = optional("MODEL")
+    """The model whose float32 is the reference."""
+
+    tokens: int = option(20_000, min=1)
+    """Tokens to read, at most."""
+
+    chunk: int = option(512, min=4)
+    """Tokens that are read at once."""
+
+    kernels: str = shared(ModelOptions, "kernels")
 
 
 MINUTES = 10

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from soothsay import LLM, EngineConfig, SamplingParams
+from soothsay.bench.bench_plans import GIVEN, HostPlan
 from soothsay.bench.measure import turns
 from soothsay.bench.prompts import PASSAGE
 from soothsay.bench.running import running
@@ -31,9 +32,6 @@ from soothsay.drafters.base import Drafter, SignalingDrafter, Target
 from soothsay.drafters.control.compose import Composite
 from soothsay.drafters.registry import build_drafter
 from soothsay.model.timing.pass_times import PassTimes
-
-GIVEN = "given"
-"""The name of the drafter that hands over a given tree."""
 
 PASS_SECONDS, ROW_SECONDS = 0.003, 0.0001
 """Time of a scripted pass of one row, and of each further row: about SmolLM2's on two cores."""
@@ -232,26 +230,16 @@ class HostBench:
         return HostTime(drafter.name, batch, temperature, "cold" if is_cold else "warm", made / steps, us)
 
 
-def bench_host(
-    model: str,
-    drafters: Sequence[str],
-    batches: Sequence[int] = (1, 32),
-    temperatures: Sequence[float] = (0.0, 1.0),
-    *,
-    tokens: int = 128,
-    rounds: int = 5,
-    flush_bytes: int = 2**26,
-    kernels: str = "auto",
-) -> list[HostTime]:
+def bench_host(plan: HostPlan, flush_bytes: int = 2**26) -> list[HostTime]:
     """Measure each drafter in each situation, in turns, after a round that does not count.
 
-    Arguments are those of `HostBench`. Returns the medians over the rounds.
+    `flush_bytes`: see `HostBench`. Returns the medians over the rounds.
     """
-    bench = HostBench(model, tokens, max(batches), flush_bytes, kernels)
-    built = {spec: bench.drafter(spec) for spec in drafters}
-    kinds = [*product(drafters, batches, temperatures, (False, True))]
+    bench = HostBench(plan.model, plan.tokens, max(plan.batches), flush_bytes, plan.kernels)
+    built = {spec: bench.drafter(spec) for spec in plan.drafters}
+    kinds = [*product(plan.drafters, plan.batches, plan.temperatures, (False, True))]
     found = defaultdict[Any, list[HostTime]](list)
-    for number, kind in turns(kinds, rounds + 1):
+    for number, kind in turns(kinds, plan.rounds + 1):
         spec, batch, temperature, is_cold = kind
         measured = replace(bench.run(built[spec], batch, temperature, is_cold), drafter=spec)
         if number:

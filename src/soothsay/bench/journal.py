@@ -7,23 +7,15 @@ import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from soothsay import __version__
 from soothsay.errors import SoothsayError
 from soothsay.files import write_bytes
 from soothsay.machine import processor_name
 
-
-class Record(Protocol):
-    """A dataclass that is an entry of a journal."""
-
-    @property
-    def key(self) -> Any:
-        """What it measures, without the results."""
-
-
-Entry = TypeVar("Entry", bound=Record)
+Entry = TypeVar("Entry")
+"""A dataclass that is an entry of a journal."""
 
 
 class Journal(Generic[Entry]):
@@ -45,6 +37,9 @@ class Journal(Generic[Entry]):
 
     ENTRY: ClassVar[Callable[..., Any]]
     """Makes a record of an entry's fields."""
+
+    KEY: ClassVar[Sequence[str]]
+    """The attributes of a record that say what it measures. Records with equal ones replace each other."""
 
     def __init__(self, conditions: Mapping[str, Any], path: Path | None = None):
         self.conditions, self._path = dict(conditions), path
@@ -88,7 +83,7 @@ class Journal(Generic[Entry]):
 
     def keep(self, record: Entry) -> None:
         """Keep a record. It replaces one with the same key."""
-        self.by_key[record.key] = record
+        self.by_key[tuple(getattr(record, name) for name in self.KEY)] = record
 
     def add(self, record: Entry) -> None:
         """Keep a record, and append it to the file."""

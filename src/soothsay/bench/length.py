@@ -44,11 +44,6 @@ class LengthRecord:
     seconds: list[float]
     repeated: list[float]  # the share of 4-grams that stood earlier in the answer
 
-    @property
-    def key(self) -> tuple[str, int, str]:
-        """Identifies the answer."""
-        return self.drafter, self.wanted, self.item
-
     def stretches(self) -> Iterator[int]:
         """Yield the stretches that the answer reaches before it loops."""
         for number, (steps, share) in enumerate(zip(self.steps, self.repeated, strict=True)):
@@ -80,7 +75,7 @@ class LengthRow:
 class LengthResults(Journal[LengthRecord]):
     """The answers in a journal."""
 
-    WHAT, ENTRY = "answers of 'bench length'", LengthRecord
+    WHAT, ENTRY, KEY = "answers of 'bench length'", LengthRecord, ("drafter", "wanted", "item")
 
     def pairs(self) -> Iterator[tuple[LengthRecord, LengthRecord]]:
         """Yield each drafter's answers with plain decoding's."""

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from soothsay.bench.bench_plans import QualityPlan
 from soothsay.bench.measure import Meter, Progress
-from soothsay.config import DType, KVDType
+from soothsay.config import DType
 from soothsay.core.batch import Rows
 from soothsay.corpus import encode_text
 from soothsay.errors import ModelError, RequestError
@@ -41,15 +42,7 @@ class Quality:
 
 
 def bench_quality(
-    model: str,
-    text: str,
-    dtypes: Sequence[DType] = ("auto",),
-    reference: str | None = None,
-    tokens: int = 20_000,
-    chunk: int = 512,
-    progress: Progress = lambda *_: None,
-    kv_dtype: KVDType = "auto",
-    kernels: str = "auto",
+    plan: QualityPlan, text: str, dtypes: Sequence[DType] = ("auto",), progress: Progress = lambda *_: None
 ) -> list[Quality]:
     """Compare each dtype with float32, which comes first in the result.
 
@@ -57,31 +50,27 @@ def bench_quality(
     are compared, so that each has at least half a chunk of context.
 
     Args:
-        model: what `LLM` takes.
+        plan: what to compare. The reference may be the model that this one was quantized from. Without one it
+            is the model itself, so that rounding the weights in its files does not count.
         text: to read.
-        dtypes: element types of linear layers.
-        reference: the model whose float32 all are compared with, such as the one that `model` was quantized
-            from. None: `model` itself, so that rounding the weights in its files does not count.
-        tokens: the most that are read; the model is loaded once for each dtype, all at the same time.
-        chunk: tokens of a chunk.
+        dtypes: element types of linear layers. The model is loaded once for each, all at the same time.
         progress: called with chunks done, chunks in all, and tokens read.
-        kv_dtype: of the models that are compared; see `load_model`.
-        kernels: of all of them; see `chosen_kernels`.
 
     Raises `RequestError` if the text has fewer tokens than a chunk, or the reference another vocabulary.
     """
-    checkpoint = open_checkpoint(model)
-    chunks = _chunks(checkpoint, text, tokens, chunk)
-    against = open_checkpoint(reference) if reference else checkpoint
+    checkpoint, chunk, kernels = open_checkpoint(plan.model), plan.chunk, plan.kernels
+    chunks = _chunks(checkpoint, text, plan.tokens, chunk)
+    against = open_checkpoint(plan.reference) if plan.reference else checkpoint
     size, expected_size = (read_model_config(one).vocab_size for one in (checkpoint, against))
     if size != expected_size:
         raise RequestError(
-            f"{model} has {size:,} tokens and {reference} {expected_size:,}; they need the same vocabulary"
+            f"{plan.model} has {size:,} tokens and {plan.reference} {expected_size:,}; they need the same "
+            "vocabulary"
         )
     models: dict[str, Transformer] = {REFERENCE: load_model(against, REFERENCE, kernels=kernels)}
     for dtype in dtypes:
         if dtype not in models:
-            models[dtype] = load_model(checkpoint, dtype, kernels=kernels, kv_dtype=kv_dtype)
+            models[dtype] = load_model(checkpoint, dtype, kernels=kernels, kv_dtype=plan.kv_dtype)
     sums = {name: np.zeros(3) for name in models}
     meter = Meter(progress, len(chunks))
     meter.advance()

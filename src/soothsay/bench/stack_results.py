@@ -42,11 +42,6 @@ class StackRun:
     answers: list[list[int]]  # token ids, by prompt
 
     @property
-    def key(self) -> tuple[str, int]:
-        """Identifies the run."""
-        return self.rung, self.round
-
-    @property
     def rate(self) -> float:
         """Generated tokens a second."""
         return sum(map(len, self.answers)) / self.seconds
@@ -79,7 +74,7 @@ class StackRow:
 class StackResults(Journal[StackRun]):
     """The runs in a journal. Adding one raises `SoothsayError` for wrong answers."""
 
-    WHAT, ENTRY = "runs of 'bench stack'", StackRun
+    WHAT, ENTRY, KEY = "runs of 'bench stack'", StackRun, ("rung", "round")
 
     def __init__(self, rungs: Sequence[Rung], conditions: Mapping[str, Any], path: Path | None = None):
         self.rungs = list(rungs)

@@ -7,10 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import typer
-from rich.console import Console
 
 from soothsay.cli.serve_command import EngineOptions, PlacementOptions
-from soothsay.cli.terminal import progress_bar
+from soothsay.cli.terminal import progress_bar, say
 from soothsay.errors import SoothsayError
 from soothsay.options import ModelChoice, argument, common, option, shared
 
@@ -65,8 +64,7 @@ class Batch:
                 progress=progress,
                 **asdict(self.engine),
             )
-        out = Console(highlight=False, markup=False, soft_wrap=True)
-        out.print(_text(summary, output, time.perf_counter() - begin))
+        say(_text(summary, output, time.perf_counter() - begin))
         if summary.failed:
             raise typer.Exit(1)
 

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from soothsay.bench.prompts import DEMO, encode, read_prompts
 from soothsay.bench.tables import ResultTable, records_table
-from soothsay.cli.terminal import ACCEPTED, PLAIN, bars, fitting_drafters, load_llm
+from soothsay.cli.terminal import ACCEPTED, PLAIN, bars, fitting_drafters, load_llm, say
 from soothsay.config import DType
 from soothsay.corpus import PromptEntry
 from soothsay.errors import ModelError
@@ -190,8 +190,7 @@ def _usual_model() -> str:
         pull("smollm2")
         return "smollm2"
     except ModelError as error:
-        console = Console(stderr=True, highlight=False, markup=False)
-        console.print(f"{error}. So the bundled model answers.", style="yellow")
+        say(f"{error}. So the bundled model answers.", stderr=True, style="yellow")
         return "sibyl"
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.filesize import decimal
 
-from soothsay.cli.terminal import facts_table, notice, sampling_summary, try_drafters
+from soothsay.cli.terminal import facts_table, notice, sampling_summary, say, try_drafters
 from soothsay.config import DType, EngineConfig, KVDType
 from soothsay.errors import DrafterError, MissingDrafterError, ModelError
 from soothsay.files import user_path
@@ -71,7 +70,7 @@ class Inspect:
             file = user_path(self.model)
             alone = file.suffix == ".json" and file.is_file()
             rows = self._of_config(file) if alone else self._of_model()
-        Console(highlight=False).print(facts_table(rows))
+        say(facts_table(rows))
 
     def _of_model(self) -> list[tuple[str, str]]:
         import torch
@@ -90,7 +89,7 @@ class Inspect:
             *architecture(config),
             *_files(checkpoint),
             *_texts(checkpoint, tokenizer),
-            *self._needs(checkpoint, shapes),
+            *self._needs_of(checkpoint, shapes),
             *_drafters(Target(shapes, tokenizer, engine, num_blocks=1, path=checkpoint.path), self.drafter),
         ]
 
@@ -116,18 +115,15 @@ class Inspect:
         mode, kernels = declared_mode(raw, file, self.dtype), chosen_kernels(self.kernels, config)
         with torch.device("meta"):
             shapes = Transformer(config)
-        return [
-            *architecture(config),
-            ("parameters", _short(config.num_parameters)),
-            ("runs here", mode.name),
-            ("kernels", kernels.name),
-            ("weights", f"{decimal(weight_bytes(shapes, mode))} in memory"),
-            *self._kv_cache(config, mode, kernels),
-        ]
+        weights = f"{decimal(weight_bytes(shapes, mode))} in memory"
+        parameters = "parameters", _short(config.num_parameters)
+        return [*architecture(config), parameters, *self._needs(config, mode, kernels, mode.name, weights)]
 
-    def _kv_cache(self, config: ModelSpec, mode: NumericMode, kernels: Kernels) -> Rows:
+    def _needs(self, config: ModelSpec, mode: NumericMode, kernels: Kernels, how: str, weights: str) -> Rows:
+        """How a model runs here, and its memory."""
         from soothsay.core.cache import kv_bytes
 
+        yield from (("runs here", how), ("kernels", kernels.name), ("weights", weights))
         token = kv_bytes(config.kv_shapes, mode.kv_dtype(config, kernels, self.kv_dtype))
         context, requests = self.context or config.max_positions, self.requests
         one = f"{decimal(token)} a token, {decimal(token * context)} for a context of {context:,}"
@@ -138,7 +134,7 @@ class Inspect:
             state, node = decimal(config.state_bytes(size)), decimal(config.journal_bytes(size))
             yield "states", f"{state} a request and a snapshot, {node} a node of its draft tree"
 
-    def _needs(self, checkpoint: Checkpoint, model: Transformer) -> Rows:
+    def _needs_of(self, checkpoint: Checkpoint, model: Transformer) -> Rows:
         import torch
 
         from soothsay.model.kernel_sets import chosen_kernels
@@ -149,11 +145,9 @@ class Inspect:
         names, kernels = TensorNames(model.spec, checkpoint), chosen_kernels(self.kernels, model.spec)
         mode = numeric_mode(names, self.dtype)
         probe = kernels.linear(mode.convert("probe", torch.zeros(64, 64)), None, mode.dtype)
-        yield "runs here", f"{mode.name}; linear layers {probe.name}"
-        yield "kernels", kernels.name
-        embeddings, weights = table_bytes(names, mode), weight_bytes(model, mode, names=names)
-        yield "weights", f"{decimal(weights)} in memory, {decimal(embeddings)} of embeddings mapped"
-        yield from self._kv_cache(model.spec, mode, kernels)
+        embeddings, held = table_bytes(names, mode), weight_bytes(model, mode, names=names)
+        weights = f"{decimal(held)} in memory, {decimal(embeddings)} of embeddings mapped"
+        return self._needs(model.spec, mode, kernels, f"{mode.name}; linear layers {probe.name}", weights)
 
 
 def _files(checkpoint: Checkpoint) -> Rows:
@@ -275,6 +269,22 @@ def architecture(c: ModelSpec) -> Rows:
         yield kind, f"{abs(size):,} tokens in {count} of {c.num_layers} layers"
 
 
+MIXERS: Mapping[type[Any], tuple[str, str]] = {
+    LatentSpec: ("attention", "{0.heads} heads over latent states of {0.rank} and {0.rotated} rotated"),
+    DeltaSpec: (
+        "recurrent",
+        "{layers}, {0.value_heads} heads with states of {0.key_size} x {0.value_size}",
+    ),
+    StateSpaceSpec: (
+        "recurrent",
+        "{layers} of Mamba-2{beside}, {0.heads} heads with states of {0.head_size} x {0.state_size}",
+    ),
+    SelectiveSpec: ("recurrent", "{layers} of Mamba, {0.size:,} channels with states of {0.state_size}"),
+    ConvolutionSpec: ("convolutions", "{layers}, over {0.taps} tokens"),
+}
+"""What is told of mixers other than attention: a name, and a sentence about the first of a kind."""
+
+
 def _mixers(c: ModelSpec) -> Rows:
     """The parts in which tokens read what came before them."""
     read = sorted(c.parts(AttentionSpec).values(), key=lambda own: own.window is None)
@@ -286,22 +296,11 @@ def _mixers(c: ModelSpec) -> Rows:
             values = ", values are keys" if other.keys_are_values else ""
             heads = f"{other.kv_heads} heads of {other.size} for keys{values}"
             yield "", f"{heads}, in layers without a window"
-    for latent in list(c.parts(LatentSpec).values())[:1]:
-        states = f"latent states of {latent.rank} and {latent.rotated} rotated"
-        yield "attention", f"{latent.heads} heads over {states}"
-    for d in list(c.parts(DeltaSpec).values())[:1]:
-        states = f"{d.value_heads} heads with states of {d.key_size} x {d.value_size}"
-        yield "recurrent", f"{len(c.states)} of {c.num_layers} layers, {states}"
-    for m in list(c.parts(StateSpaceSpec).values())[:1]:
-        beside = " beside attention" if isinstance(c.layers[0].mixer, BesideStatesSpec) else ""
-        states = f"{m.heads} heads with states of {m.head_size} x {m.state_size}"
-        yield "recurrent", f"{len(c.states)} of {c.num_layers} layers of Mamba-2{beside}, {states}"
-    for s in list(c.parts(SelectiveSpec).values())[:1]:
-        states = f"{s.size:,} channels with states of {s.state_size}"
-        yield "recurrent", f"{len(c.states)} of {c.num_layers} layers of Mamba, {states}"
-    for convolution in list(c.parts(ConvolutionSpec).values())[:1]:
-        taps = convolution.taps
-        yield "convolutions", f"{len(c.states)} of {c.num_layers} layers, over {taps} tokens"
+    layers = f"{len(c.states)} of {c.num_layers} layers"
+    beside = " beside attention" if isinstance(c.layers[0].mixer, BesideStatesSpec) else ""
+    for kind, (name, told) in MIXERS.items():
+        for part in list(c.parts(kind).values())[:1]:
+            yield name, told.format(part, layers=layers, beside=beside)
 
 
 def _rotary(c: ModelSpec) -> Rows:

@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from soothsay.cli.command_classes import add_commands
+from soothsay.cli.terminal import say
 from soothsay.options import argument, flag, option, optional, shared
 
 
@@ -53,7 +53,7 @@ class ListKeys:
             told = ("any" if limit is None else f"{limit:,}" for limit in limits)
             allowed = [name for name in ("trace", "operator") if getattr(key, name)]
             table.add_row(key.name, *told, str(key.priority), ", ".join(allowed) or "-")
-        Console(highlight=False, markup=False).print(table)
+        say(table)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,12 +8,11 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Literal
 
 import typer
-from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import DownloadColumn
 from rich.table import Column, Table
 
-from soothsay.cli.terminal import facts_table, notice, stage_bars, work_bar
+from soothsay.cli.terminal import facts_table, notice, say, stage_bars, work_bar
 from soothsay.options import FILE, argument, common, option, optional, required
 
 if TYPE_CHECKING:
@@ -33,9 +32,8 @@ class Models:
         table = Table(name, Column("size", justify="right"), "here", about, box=None, pad_edge=False)
         for model in known_models():
             table.add_row(model.name, decimal(model.num_bytes), "yes" if model.path else "no", model.about)
-        console = Console(highlight=False)
-        console.print(table)
-        console.print("'soothsay pull MODEL' downloads one, and so does its first use.", style="dim")
+        say(table)
+        say("'soothsay pull MODEL' downloads one, and so does its first use.", style="dim")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +125,7 @@ def _show(report: QuantizationReport, out: Path) -> None:
         change = f"{was:.3f} before, {now:.3f} now ({now / was - 1:+.2%})"
         facts.append(("perplexity", f"{change}, on held-out text"))
     facts.append(("written", f"{out}: {report.scheme.name}"))
-    Console(highlight=False, soft_wrap=True).print(facts_table(facts))
+    say(facts_table(facts))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +167,7 @@ class Grow:
             f"  soothsay bench step {target}",
             f'  soothsay generate "Once upon a time" --model {target} --drafter "draft-model(model={model})"',
         )
-        Console(highlight=False, markup=False).print(*lines, sep="\n", soft_wrap=True)
+        say(*lines)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,9 +191,8 @@ class Stage:
         host, _, port = self.listen.rpartition(":")
         if not host or not port.isdecimal() or int(port) >= 2**16:
             raise typer.BadParameter(f"{self.listen!r} is not HOST:PORT")
-        console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
         def tell(address: str, number: int) -> None:
-            console.print(f"waiting for engines at {address}:{number}")
+            say(f"waiting for engines at {address}:{number}", stderr=True)
 
         listen(host.strip("[]"), int(port), read_key(self.key), tell)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.control import Control
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID, TextColumn
 from rich.progress import TimeRemainingColumn as TimeLeft
@@ -60,8 +60,13 @@ def warn(message: Warning | str, *_: object) -> None:
 
 
 def _say(kind: str, style: str, text: str) -> None:
-    line = Text.assemble((kind, style), harmless(" ".join(text.split())))
-    Console(stderr=True).print(line, soft_wrap=True)
+    say(Text.assemble((kind, style), harmless(" ".join(text.split()))), stderr=True)
+
+
+def say(*parts: RenderableType, stderr: bool = False, style: str | None = None) -> None:
+    """Print texts as they are, and tables, one below the other. The terminal breaks long lines."""
+    console = Console(stderr=stderr, highlight=False, markup=False, soft_wrap=True)
+    console.print(*parts, sep="\n", style=style)
 
 
 @contextmanager
@@ -185,8 +190,7 @@ def _say_where(progress: Progress, items: str) -> None:
     """Say how far work came that was stopped."""
     done = [f"{int(one.completed):,} of {int(one.total or 0):,} {items}" for one in progress.tasks]
     where = next(iter(done), "before the first answer")
-    console = Console(highlight=False, markup=False, soft_wrap=True)
-    console.print(f"stopped ({where}); the same command goes on")
+    say(f"stopped ({where}); the same command goes on")
 
 
 @contextmanager

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
-from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import TextColumn
 
 from soothsay.cli.command_classes import add_commands
-from soothsay.cli.terminal import facts_table, notice, work_bar
+from soothsay.cli.terminal import facts_table, notice, say, work_bar
 from soothsay.options import ModelOptions, argument, option, required, shared
 
 if TYPE_CHECKING:
@@ -47,11 +46,10 @@ class BuildDatastore:
         out, measure = self.out, TextColumn("{task.completed:,.0f}/{task.total:,.0f} tokens,")
         with work_bar("sorting", measure) as progress:
             write_datastore(out, (example.tokens for example in examples), tokenizer, progress=progress)
-        console = Console(highlight=False, markup=False, soft_wrap=True)
         tokens, size = sum(len(example.tokens) for example in examples), decimal(out.stat().st_size)
-        console.print(f"{out}: {tokens:,} tokens in {len(examples):,} documents, {size}")
-        console.print(
-            f"Try:\n  soothsay generate --raw 'Once upon a time' -m {self.model} -d 'rest(store={out})'"
+        say(
+            f"{out}: {tokens:,} tokens in {len(examples):,} documents, {size}",
+            f"Try:\n  soothsay generate --raw 'Once upon a time' -m {self.model} -d 'rest(store={out})'",
         )
 
 
@@ -81,7 +79,7 @@ class ShowDatastore:
         if self.model is not None:
             check_tokenizer(store, open_checkpoint(self.model).tokenizer(), self.model)
             facts["fits"] = f"✓ {self.model}: --drafter 'rest(store={self.file})'"
-        Console(highlight=False, soft_wrap=True).print(facts_table(facts.items()))
+        say(facts_table(facts.items()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,10 +112,10 @@ class KeepAnswers:
         texts = answer_texts(examples, self.tokens)
         size = write_texts(self.out, texts, tokenizer.fingerprint.hex())
         count = sum(map(len, texts))
-        console = Console(highlight=False, markup=False, soft_wrap=True)
-        console.print(f"{self.out}: {count:,} tokens of {len(texts):,} answers, {decimal(size)}")
-        drafter = f"suffix(store={self.out})"
-        console.print(f"Try:\n  soothsay generate 'Hello!' --chat -m {self.model} -d '{drafter}'")
+        say(
+            f"{self.out}: {count:,} tokens of {len(texts):,} answers, {decimal(size)}",
+            f"Try:\n  soothsay generate 'Hello!' --chat -m {self.model} -d 'suffix(store={self.out})'",
+        )
 
 
 def read_texts(
@@ -139,8 +137,7 @@ def read_texts(
     with notice("reading the texts ..."):
         examples, skipped = read_examples(files, tokenizer, max_tokens)
     if str(skipped):
-        console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-        console.print(str(skipped), style="yellow")
+        say(str(skipped), stderr=True, style="yellow")
     return tokenizer, examples
 
 

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from soothsay.bench.measure import Meter
 from soothsay.bench.prompts import DEMO, encode, read_prompts, spread
 from soothsay.bench.tables import ResultTable, records_table
-from soothsay.cli.terminal import fitting_drafters, load_llm, progress_bar
+from soothsay.cli.terminal import fitting_drafters, load_llm, progress_bar, say
 from soothsay.config import EngineConfig
 from soothsay.corpus import PromptEntry
 from soothsay.options import (
@@ -88,7 +87,6 @@ class Verify:
 
     def _show(self, report: EqualityReport, entries: list[PromptEntry], tokenizer: Tokenizer | None) -> None:
         """Show a table of all drafters, and a second table of the divergences if there are any."""
-        console = Console(highlight=False)
         checks = records_table(
             report.comparisons,
             {"drafter": "{.drafter}"},
@@ -100,23 +98,21 @@ class Verify:
             },
             style=lambda one: "bold red" if one.divergences else "",
         )
-        console.print(checks)
+        say(checks)
         if report.divergences:
-            _show_divergences(console, report, entries, tokenizer)
+            _show_divergences(report, entries, tokenizer)
         _, *own = report.comparisons  # the first is "none"
         idle = [one.drafter for one in own if one.mean_accepted <= 1]
         if not report.divergences and (len(idle) < len(own) or not own):
             equal = "Every token, and every bit of the logits it was drawn from, is plain decoding's."
-            console.print(Text.assemble(("✓ ", "bold green"), (equal, "bold")), soft_wrap=True)
+            say(Text.assemble(("✓ ", "bold green"), (equal, "bold")))
         if idle:
             little = "nothing was accepted, so this shows little: use more tokens or other prompts."
-            console.print(Text(f"{', '.join(idle)}: {little}", "yellow"), soft_wrap=True)
+            say(f"{', '.join(idle)}: {little}", style="yellow")
         if report.skipped:
-            console.print(
-                f"{report.skipped} of {len(entries)} prompts were skipped: too long for the context."
-            )
+            say(f"{report.skipped} of {len(entries)} prompts were skipped: too long for the context.")
         if self.temperature:
-            console.print(f"seed {report.seed}")
+            say(f"seed {report.seed}")
 
 
 def _built_in() -> list[PromptEntry]:
@@ -126,7 +122,7 @@ def _built_in() -> list[PromptEntry]:
 
 
 def _show_divergences(
-    console: Console, report: EqualityReport, entries: Sequence[PromptEntry], tokenizer: Tokenizer | None
+    report: EqualityReport, entries: Sequence[PromptEntry], tokenizer: Tokenizer | None
 ) -> None:
     headings = ("prompt", "drafter", "differs in", "position", "plain", "margin", "drafted", "margin")
     rows = list[list[str]]()
@@ -136,18 +132,18 @@ def _show_divergences(
         for one in filter(None, dict.fromkeys((divergence.first, divergence.token))):
             sides = [*_side(one.plain, tokenizer), *_side(one.drafted, tokenizer)]
             rows.append([name, divergence.drafter, one.what, str(one.position), *sides])
-    console.print(ResultTable(headings, rows, names=2))
+    say(ResultTable(headings, rows, names=2))
     answers = sum(comparison.prompts for comparison in report.comparisons)
     alarm = f" {len(report.divergences)} of {answers} answers differ from plain decoding. "
     please = "This must never happen: please report it."
-    console.print(Text.assemble((" DIFFERENT ANSWERS ", "bold white on red"), alarm, please), soft_wrap=True)
+    say(Text.assemble((" DIFFERENT ANSWERS ", "bold white on red"), alarm, please))
     explanation = (
         "Positions count from the answer's start. A margin is the best logit minus the second best.",
         "If logits differ, a row was computed in another way. Margins near 0 mean that rounding decides.",
         "If only the token differs, the accepted token is not the one drawn from the same logits.",
         "If 'none' differs too, the drafter is not the cause.",
     )
-    console.print(*explanation, sep="\n", style="dim", soft_wrap=True)
+    say(*explanation, style="dim")
 
 
 def _side(emitted: Emitted | None, tokenizer: Tokenizer | None) -> tuple[str, str]:

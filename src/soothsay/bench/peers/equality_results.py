@@ -41,11 +41,6 @@ class AnswerRecord:
         """How the answer was made."""
         return self.engine, self.dtype, self.mode, self.batch
 
-    @property
-    def key(self) -> tuple[Way, str]:
-        """Identifies the answer."""
-        return self.way, self.item
-
 
 @dataclass(frozen=True, slots=True)
 class Parting:
@@ -82,7 +77,7 @@ class EqualityRow:
 class EqualityResults(Journal[AnswerRecord]):
     """The answers in a journal."""
 
-    WHAT, ENTRY = "answers of 'bench equality'", AnswerRecord
+    WHAT, ENTRY, KEY = "answers of 'bench equality'", AnswerRecord, ("way", "item")
 
     def rows(self) -> Iterator[EqualityRow]:
         """Yield a row for each way, ours first."""

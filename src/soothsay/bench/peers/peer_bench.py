@@ -50,7 +50,7 @@ class PeerBench(EngineBench):
 
     def __init__(self, plan: PeerPlan, path: Path | None = None):
         super().__init__(plan, max(CONTEXT + plan.tokens + 1, PROMPT + 1, CONTEXT + max(VERIFIED)))
-        self.plan, self.dtypes = plan, plan.dtypes or ["bfloat16"]
+        self.plan, self.dtypes = plan, plan.dtypes or ["auto" if self.is_file else "bfloat16"]
         if self.is_file:
             if other := [dtype for dtype in self.dtypes if dtype != "auto"]:
                 raise SoothsayError(

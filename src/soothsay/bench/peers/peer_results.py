@@ -49,16 +49,12 @@ class PeerRecord:
     task: str = ""  # the prompt's
     output: list[int] = field(default_factory=list)  # the first tokens, if tokens were made
 
-    @property
-    def key(self) -> tuple[str, str, str, str, str]:
-        """Identifies the measurement."""
-        return self.measure, self.dtype, self.engine, self.mode, self.item
-
 
 class PeerResults(Journal[PeerRecord]):
     """The measurements in a journal."""
 
     WHAT, ENTRY = "measurements of 'bench peers'", PeerRecord
+    KEY = ("measure", "dtype", "engine", "mode", "item")
 
     def _of(self, measure: str, dtype: str) -> Iterator[PeerRecord]:
         return (one for one in self.by_key.values() if (one.measure, one.dtype) == (measure, dtype))

@@ -1,5 +1,5 @@
 """`soothsay bench serve`: load on servers that speak OpenAI's protocol.
 
-`load` says what is sent and when, `serve_bench` lets the servers take turns, `serve_results` stores and
-sums up the answers, `load_page` shows them.
+`server_load` says what is sent and when, `serve_bench` lets the servers take turns, `serve_results` stores
+and sums up the answers, `load_page` shows them.
 """

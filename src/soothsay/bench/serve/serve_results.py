@@ -101,10 +101,6 @@ class Slo:
         return not sample.error and in_time
 
 
-Key = tuple[str, str, int]
-"""Names of target and load, and the round."""
-
-
 @dataclass(frozen=True, slots=True)
 class Trial:
     """One target under one load in one round."""
@@ -120,11 +116,6 @@ class Trial:
     whole: bool  # False: it was interrupted
     refused: list[str] = field(default_factory=list)  # optional fields that the server refused
     samples: list[Sample] = field(default_factory=list)
-
-    @property
-    def key(self) -> Key:
-        """Identifies the trial."""
-        return self.target, self.load, self.round
 
     @property
     def answered(self) -> list[Sample]:
@@ -232,7 +223,7 @@ def median_of(measure: Measure) -> Callable[[Trial], float]:
 class LoadResults(Journal[Trial]):
     """The trials in a journal. A trial is added when it ends."""
 
-    WHAT = "measurements of 'bench serve'"
+    WHAT, KEY = "measurements of 'bench serve'", ("target", "load", "round")
 
     def read_entry(self, entry: Mapping[str, Any]) -> None:
         """See `Journal`."""

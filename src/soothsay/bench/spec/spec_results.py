@@ -52,9 +52,14 @@ class Lap:
     texts: list[str] = field(default_factory=list)  # the same answers as text
 
     @property
-    def key(self) -> Key:
-        """Identifies the lap in the journal."""
-        return (self.temperature, self.batch, self.round), self.group[0], self.turn
+    def setting(self) -> Setting:
+        """Temperature, batch and round."""
+        return self.temperature, self.batch, self.round
+
+    @property
+    def first(self) -> int:
+        """The number of the group's first question."""
+        return self.group[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +125,7 @@ class SpecRow:
 class SpecResults(Journal[Lap]):
     """The laps of a journal, and the times of passes."""
 
-    WHAT = "measurements of 'bench spec'"
+    WHAT, KEY = "measurements of 'bench spec'", ("setting", "first", "turn")
 
     def __init__(self, conditions: Mapping[str, Any], path: Path | None = None):
         self._plain: dict[tuple[float, int, int], TurnAnswer] = {}

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from soothsay.bench.tables import ResultTable
+from soothsay.cli.terminal import say
 from soothsay.config import DType
 from soothsay.files import write_json, write_text
 from soothsay.plotting import save_png
@@ -27,10 +27,8 @@ def show(*parts: ResultTable | Text | str, markdown: Path | None = None) -> None
         tables = (part.markdown() for part in parts if isinstance(part, ResultTable))
         write_markdown("\n\n".join(tables), markdown)
     if markdown != Path("-"):
-        console = Console(highlight=False)
         for part in parts:
-            shown = Text(part, "dim") if isinstance(part, str) else part
-            console.print(shown, soft_wrap=isinstance(shown, Text))
+            say(Text(part, "dim") if isinstance(part, str) else part)
 
 
 def save_chart(path: Path | None, chart: Callable[[], Any], dpi: int = 150) -> None:
@@ -53,7 +51,7 @@ def write_markdown(text: str, path: Path) -> None:
         write_text(path, text + "\n")
 
 
-def known_dtypes(names: Sequence[str] | None, default: Sequence[DType] = ("bfloat16",)) -> list[DType]:
+def known_dtypes(names: Sequence[str] | None, default: Sequence[DType]) -> list[DType]:
     """Check the names, or return the default. Raises `typer.BadParameter`; typer itself checks no lists."""
     check_dtypes(names or (), get_args(DType))
     return [cast(DType, name) for name in names or default]

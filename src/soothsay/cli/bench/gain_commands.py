@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from soothsay.bench.bench_plans import BenchOptions, EqualityPlan, LearnPlan, PeerPlan, StackPlan
-from soothsay.cli.bench.bench_options import check_dtypes, known_dtypes, save_chart, save_numbers, show
+from soothsay.cli.bench.bench_options import check_dtypes, save_chart, save_numbers, show
 from soothsay.cli.terminal import notice, progress_bar, stage_bars
 from soothsay.config import DType
 from soothsay.options import PROMPTS, argument, common, shared
@@ -33,13 +33,12 @@ class Peers:
 
     def run(self) -> None:
         """Measure, and show the results."""
-        is_file = self.plan.model.endswith(".gguf")
-        dtypes = known_dtypes(self.plan.dtypes, ("auto",) if is_file else ("bfloat16",))
+        check_dtypes(self.plan.dtypes or (), get_args(DType))
         from soothsay.bench.peers.peer_bench import PeerBench
         from soothsay.bench.peers.peer_results import answers_table, speeds_table, suspicions
 
         with stage_bars():
-            bench = PeerBench(replace(self.plan, dtypes=[*dtypes]), self.to_json)
+            bench = PeerBench(self.plan, self.to_json)
             results = bench.run()
         for weights in bench.dtypes:
             warnings = (Text(warning, "bold red") for warning in suspicions(results, weights))

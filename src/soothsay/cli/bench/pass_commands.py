@@ -8,12 +8,12 @@ from typing import Literal
 
 import typer
 
-from soothsay.bench.bench_plans import BenchOptions
+from soothsay.bench.bench_plans import BenchOptions, HostPlan, QualityPlan
 from soothsay.bench.tables import records_table
 from soothsay.cli.bench.bench_options import known_dtypes, row_counts, save_numbers, show
 from soothsay.cli.terminal import notice, progress_bar
-from soothsay.config import DType, KVDType
-from soothsay.options import FILE, ModelOptions, argument, common, option, optional, shared
+from soothsay.config import DType
+from soothsay.options import FILE, ModelOptions, argument, option, optional, shared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,33 +73,16 @@ class Host:
     step. The drafter "given" hands over a tree of 16 nodes for one request, and of 4 for each of several.
     """
 
-    model: str = common("model", default="sibyl")
-    drafter: list[str] | None = optional("none, suffix, auto, given", "--drafter", "-d")
-    """May be repeated."""
-
-    batch: list[int] | None = optional("1, 32", "--batch", min=1)
-    """Requests at a time; may be repeated."""
-
-    temperature: list[float] | None = optional("0, 1", "--temperature", "-t", min=0)
-    """Sampling temperature; may be repeated."""
-
-    tokens: int = option(128, min=8)
-    """Tokens of an answer."""
-
-    rounds: int = shared(BenchOptions, "rounds", default=5)
-    kernels: str = shared(ModelOptions, "kernels")
+    plan: HostPlan
     to_json: Path | None = shared(BenchOptions, "to_json")
 
     def run(self) -> None:
         """Measure, and print a table."""
-        with notice(f"measuring {self.model} ..."):
-            from soothsay.bench.host import GIVEN, bench_host, host_table
+        with notice(f"measuring {self.plan.model} ..."):
+            from soothsay.bench.host import bench_host, host_table
 
-            drafters = self.drafter or ["none", "suffix", "auto", GIVEN]
-            situations = self.batch or [1, 32], self.temperature or [0.0, 1.0]
-            own = {name: getattr(self, name) for name in ("tokens", "rounds", "kernels")}
-            times = bench_host(self.model, drafters, *situations, **own)
-        show(host_table(times, self.rounds))
+            times = bench_host(self.plan)
+        show(host_table(times, self.plan.rounds))
         save_numbers(self.to_json, [asdict(time) for time in times])
 
 
@@ -148,33 +131,20 @@ class Quality:
     best token.
     """
 
-    model: str = common("model")
+    plan: QualityPlan
     texts: list[Path] = argument(metavar="TEXT...", **FILE)
     """Text files to read, in order."""
 
-    dtype: list[str] | None = shared(BenchOptions, "dtype", show_default="auto")
-    kv_dtype: KVDType = shared(ModelOptions, "kv_dtype")
-    reference: str | None = optional("MODEL")
-    """The model whose float32 is the reference."""
-
-    tokens: int = option(20_000, min=1)
-    """Tokens to read, at most."""
-
-    chunk: int = option(512, min=4)
-    """Tokens that are read at once."""
-
-    kernels: str = shared(ModelOptions, "kernels")
     to_json: Path | None = shared(BenchOptions, "to_json")
 
     def run(self) -> None:
         """Read the texts, and print a table."""
-        dtypes = known_dtypes(self.dtype, ("auto",))
+        dtypes = known_dtypes(self.plan.dtype, ("auto",))
         text = "\n\n".join(file.read_text("utf-8", "replace") for file in self.texts)
-        with progress_bar(f"reading with {self.model}", "chunks") as progress:
+        with progress_bar(f"reading with {self.plan.model}", "chunks") as progress:
             from soothsay.bench.quality import bench_quality
 
-            read = self.reference, self.tokens, self.chunk
-            found = bench_quality(self.model, text, dtypes, *read, progress, self.kv_dtype, self.kernels)
+            found = bench_quality(self.plan, text, dtypes, progress)
         table = records_table(
             found,
             {"dtype": "{.dtype}"},
@@ -184,7 +154,7 @@ class Quality:
                 "KL to float32": "{.divergence:.5f}",
                 "equal best": "{.equal_best:.2%}",
             },
-            title=Path(self.model).name,
+            title=Path(self.plan.model).name,
             caption=f"{found[0].tokens:,} distributions",
         )
         show(table)

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from soothsay.bench.bench_plans import BenchOptions, LengthPlan, SpecOptions
 from soothsay.cli.bench.bench_options import save_chart, show, write_markdown
-from soothsay.cli.terminal import fitting_drafters, notice, progress_bar
+from soothsay.cli.terminal import fitting_drafters, notice, progress_bar, say
 from soothsay.config import DType
 from soothsay.files import write_text
 from soothsay.options import FILE, ModelOptions, argument, common, flag, optional, shared
@@ -95,7 +94,7 @@ class Spec:
                 else f"{len(questions)} prompts"
             )
             said = f"{asked}, in turns by {', '.join(names)}; {at_most}, after a warm-up"
-            Console(stderr=True, highlight=False).print(Text(said, "dim"), soft_wrap=True)
+            say(said, stderr=True, style="dim")
             results = bench.run()
         finish([results], self.markdown, self.html, self.never_slower)
 

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from soothsay.bench.tables import records_table
 from soothsay.cli.command_classes import add_commands
-from soothsay.cli.terminal import PLAIN, facts_table, load_bar, notice, progress_bar
+from soothsay.cli.terminal import PLAIN, facts_table, load_bar, notice, progress_bar, say
 from soothsay.cli.text_stores import KeepAnswers
 from soothsay.cli.train.training_commands import COMMANDS
 from soothsay.config import DType
@@ -126,7 +125,7 @@ def _show_answers(report: AnswersReport, tally: Tally, out: Path) -> None:
     }
     facts += [("", f"{count:,} {what}") for what, count in losses.items() if count]
     facts += [("", Text(reason, "dim")) for reason in (*report.reasons, *tally.named)]
-    Console(highlight=False, soft_wrap=True).print(facts_table(facts))
+    say(facts_table(facts))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,11 +194,9 @@ def _show_skipped(found: list[SkipSet], best: SkipSet, directory: Path) -> None:
         },
         style=lambda one: "bold" if one is best else "",
     )
-    console = Console(highlight=False, markup=False)
-    console.print(table)
-    console.print(f"{directory} has the best of them.", soft_wrap=True)
+    say(table, f"{directory} has the best of them.")
     if best.speedup <= 1:
-        console.print("None of them is expected to be faster than plain decoding.")
+        say("None of them is expected to be faster than plain decoding.")
 
 
 train = typer.Typer(

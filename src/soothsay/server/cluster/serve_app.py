@@ -75,8 +75,8 @@ def serving(args: Mapping[str, Any]) -> Server:
     options["stages"] = stages_on_ray(options.pop("stages", 1), cores)
     limits = {field: options.pop(field) for field in LIMITS & set(options)}
     limits |= {field: tuple(value) for field, value in limits.items() if isinstance(value, list)}  # of YAML
-    kernels = "portable" if portable else "auto"
-    factory = partial(load, model, cores=cores, kernels=kernels, **{"max_stall": MAX_STALL, **options})
+    options |= {"kernels": "portable"} if portable else {}
+    factory = partial(load, model, cores=cores, **{"max_stall": MAX_STALL, **options})
     cluster = Cluster(CLUSTER, factory, cores, PORTABLE if portable else {})
     cluster.__enter__()  # it ends with this process, as the engines do
     fleet = Fleet(cluster.engine, Bounds.parse(str(replicas)))

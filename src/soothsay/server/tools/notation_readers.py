@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from soothsay.server.tools.tool_calls import (
     CLOSE,
+    NAME,
     ON_LINES,
     OPEN,
     FramedParser,
@@ -125,7 +126,28 @@ def _at(schema: Mapping[str, Any], reference: str) -> Any:
     return part
 
 
-class QwenCoderParser(FramedParser):
+class TextsParser(FramedParser):
+    """Finds calls whose arguments are texts in tags. They get the types of the tool's schema."""
+
+    call: ClassVar[re.Pattern[str]]
+    """A call inside of the tags of `frames`: its name, and its arguments."""
+
+    argument: ClassVar[re.Pattern[str]]
+    """One argument: its name, and its value."""
+
+    def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall] | None:
+        """See `FramedParser`."""
+        calls = []
+        for name, arguments in _all_matches(self.call, inside) or ():
+            if (pairs := _all_matches(self.argument, arguments)) is None:
+                return []
+            schema = schema_of(self._tools, name)
+            values = {key.strip(): typed(text, key.strip(), schema) for key, text in pairs}
+            calls.append(ToolCall(name, to_json(values)))
+        return calls or None
+
+
+class QwenCoderParser(TextsParser):
     """Finds calls of the form `<tool_call><function=F><parameter=P>value</parameter></function></tool_call>`.
 
     Qwen3-Coder, Qwen3.5 and Nemotron 3 write them, with line breaks around names and values. The first tag is
@@ -135,23 +157,15 @@ class QwenCoderParser(FramedParser):
     frames, trailer = ((OPEN, CLOSE), ("<function=", "</function>")), CLOSE
     signs: ClassVar[Sequence[str]] = ("<parameter=",)
     forced: ClassVar[tuple[str, str] | None] = ON_LINES
-
-    _PARAMETER = re.compile(r"\s*<parameter=([^<>\n]*)>(.*?)</parameter>", re.DOTALL)
+    call = re.compile(rf"\s*<function=({NAME})>(.*)</function>", re.DOTALL)
+    argument = re.compile(r"\s*<parameter=([^<>\n]*)>\n?(.*?)\n?</parameter>", re.DOTALL)
 
     def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall] | None:
         """See `FramedParser`."""
         if not bare:
-            inside = inside.strip()
-            if not (inside.startswith("<function=") and inside.endswith("</function>")):
-                return None
-            inside = inside.removeprefix("<function=").removesuffix("</function>")
-        elif not closed:
-            return []
-        name, tag, rest = inside.partition(">")
-        found = _all_matches(self._PARAMETER, rest) if tag and is_name(name) else None
-        if found is None:
-            return []
-        return [_call(self._tools, name, {key: _without_breaks(value) for key, value in found})]
+            return super().read(inside, bare=bare, closed=closed)
+        whole = f"<function={inside}</function>"
+        return (super().read(whole, bare=bare, closed=closed) if closed else None) or []
 
 
 class SeedParser(QwenCoderParser):
@@ -162,61 +176,32 @@ class SeedParser(QwenCoderParser):
     signs, forced = (trailer,), None
 
 
-class GlmParser(FramedParser):
+class GlmParser(TextsParser):
     """Finds calls of the form `<tool_call>F<arg_key>P</arg_key><arg_value>value</arg_value></tool_call>`.
 
-    GLM 4.5 and later write them.
+    GLM 4.5 and later write them. A call without arguments names one of the request's tools.
     """
 
     frames, signs, forced = ((OPEN, CLOSE),), ("<arg_key>",), ON_LINES
-
-    _PAIR = re.compile(r"\s*<arg_key>([^<>]*)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+    call = re.compile(rf"\s*({NAME})\s*((?:<arg_key>.*)?)", re.DOTALL)
+    argument = re.compile(r"\s*<arg_key>([^<>]*)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
 
     def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall] | None:
         """See `FramedParser`."""
-        first = inside.find("<arg_key>")
-        name, rest = (inside, "") if first < 0 else (inside[:first], inside[first:])
-        name = name.strip()
-        found = _all_matches(self._PAIR, rest)
-        known = found or any(tool["function"]["name"] == name for tool in self._tools)
-        if found is None or not (closed and known and is_name(name)):
-            return None
-        return [_call(self._tools, name, {key.strip(): value for key, value in found})]
+        names = {tool["function"]["name"] for tool in self._tools}
+        known = "<arg_key>" in inside or inside.strip() in names
+        return super().read(inside, bare=bare, closed=closed) if closed and known else None
 
 
-class MiniMaxParser(FramedParser):
+class MiniMaxParser(TextsParser):
     """Finds `<minimax:tool_call><invoke name="F"><parameter name="P">value</parameter></invoke>...`.
 
     MiniMax M2 writes them. One pair of outer tags may have several calls.
     """
 
     frames, signs = (("<minimax:tool_call>", "</minimax:tool_call>"),), ("<minimax:tool_call>",)
-
-    _CALL = re.compile(r"\s*<invoke name=\"?([\w.-]{1,256}+)\"?>(.*?)</invoke>", re.DOTALL)
-    _PARAMETER = re.compile(r"\s*<parameter name=\"?([^<>\"\n]*)\"?>(.*?)</parameter>", re.DOTALL)
-
-    def read(self, inside: str, *, bare: bool, closed: bool) -> Sequence[ToolCall] | None:
-        """See `FramedParser`."""
-        found = _all_matches(self._CALL, inside)
-        if not found:
-            return None
-        calls = []
-        for name, parameters in found:
-            if (pairs := _all_matches(self._PARAMETER, parameters)) is None:
-                return []
-            calls.append(_call(self._tools, name, {key: _without_breaks(value) for key, value in pairs}))
-        return calls
-
-
-def _call(tools: Tools, name: str, texts: Mapping[str, str]) -> ToolCall:
-    """A call with arguments as texts, which get the types of the tool's schema."""
-    schema = schema_of(tools, name)
-    return ToolCall(name, to_json({key: typed(text, key, schema) for key, text in texts.items()}))
-
-
-def _without_breaks(text: str) -> str:
-    """A value without the line break before and after it."""
-    return text.removeprefix("\n").removesuffix("\n")
+    call = re.compile(rf'\s*<invoke name="?({NAME})"?>(.*?)</invoke>', re.DOTALL)
+    argument = re.compile(r'\s*<parameter name="?([^<>"\n]*)"?>\n?(.*?)\n?</parameter>', re.DOTALL)
 
 
 def _all_matches(pattern: re.Pattern[str], text: str) -> list[tuple[str, str]] | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum, auto
 
 from soothsay.core.grammar import spelled
 from soothsay.server.tools.harmony import CHANNEL, SPACE, HarmonyFormat, rules_up_to
@@ -102,11 +101,42 @@ Thoughts = ReasoningFormat | HarmonyFormat
 """How a model writes its thoughts."""
 
 
-class _State(Enum):
-    START = auto()  # only white space has come, or a part of the opening tag
-    THOUGHTS = auto()
-    GAP = auto()  # only white space has come after the closing tag
-    TEXT = auto()
+class TaggedStart:
+    """Tells apart what stands between two tags at the start of an answer, and the rest.
+
+    Args:
+        pairs: the tags that may stand there.
+        closing: the second tag of a pair whose first one has come before the answer; empty: none has.
+    """
+
+    def __init__(self, pairs: Sequence[tuple[str, str]], closing: str = ""):
+        self._pairs, self._closing = pairs, closing
+        self._begun = bool(closing)  # whether it is known if the answer begins with a tag
+        self._held = ""
+        self.ended = False  # whether the second tag has come
+
+    def read(self, text: str, *, final: bool) -> tuple[str, str]:
+        """Read the next piece. Returns what is certain: the text between the tags, and the rest."""
+        self._held += text
+        if not self._begun:
+            begun = self._held.lstrip()
+            self._begun = final or not any(opening.startswith(begun) for opening, _ in self._pairs)
+            for opening, closing in self._pairs:
+                if begun.startswith(opening):
+                    self._begun, self._closing = True, closing
+                    self._held = begun.removeprefix(opening)
+        if not self._begun:
+            return "", ""
+        held, self._held = self._held, ""
+        if not self._closing:
+            return "", held
+        inside, tag, rest = held.partition(self._closing)
+        if tag:
+            self._closing, self.ended = "", True
+            return inside, rest
+        certain = len(held) if final else len(held) - overlap(held, self._closing)
+        self._held = held[certain:]
+        return held[:certain], ""
 
 
 class ReasoningParser(ToolCallParser):
@@ -121,52 +151,22 @@ class ReasoningParser(ToolCallParser):
     """
 
     def __init__(self, parser: ToolCallParser, form: ReasoningFormat, *, opened: bool):
-        self._parser, self._form = parser, form
-        self._state = _State.THOUGHTS if opened else _State.START
-        self._begun = False  # whether any of the thoughts was returned
-        self._held = ""
+        self._parser = parser
+        self._start = TaggedStart([(form.opening, form.closing)], form.closing if opened else "")
+        self._space = ""  # at the end of the thoughts so far
+        self._thought = self._said = False  # whether any thoughts, and any of the rest, were returned
 
     def parse(self, text: str, *, final: bool = False) -> ParsedPart:
         """Return the thoughts and the rest, up to what may be a part of a tag."""
-        self._held += text
-        self._leave_start(final=final)
-        thoughts = self._read_thoughts(final=final)
-        return replace(self._parser.parse(self._read_text(), final=final), reasoning=thoughts)
-
-    def _leave_start(self, *, final: bool) -> None:
-        if self._state is not _State.START:
-            return
-        begun = self._held.lstrip()
-        if begun.startswith(self._form.opening):
-            self._state, self._held = _State.THOUGHTS, begun.removeprefix(self._form.opening)
-        elif final or not self._form.opening.startswith(begun):
-            self._state = _State.TEXT
-
-    def _read_thoughts(self, *, final: bool) -> str:
-        if self._state is not _State.THOUGHTS:
-            return ""
-        if not self._begun:
-            self._held = self._held.lstrip()
-        thoughts, tag, rest = self._held.partition(self._form.closing)
-        if tag:
-            self._state, self._held = _State.GAP, rest
-        elif not final:
-            thoughts = thoughts[: len(thoughts) - overlap(thoughts, self._form.closing)]
-            self._held = self._held[len(thoughts.rstrip()) :]
-        else:
-            self._held = ""
-        thoughts = thoughts.rstrip()
-        self._begun = self._begun or bool(thoughts)
-        return thoughts
-
-    def _read_text(self) -> str:
-        if self._state is _State.GAP:
-            self._held = self._held.lstrip()
-            self._state = _State.TEXT if self._held else _State.GAP
-        if self._state is not _State.TEXT:
-            return ""
-        text, self._held = self._held, ""
-        return text
+        inside, rest = self._start.read(text, final=final)
+        inside = self._space + inside if self._thought else inside.lstrip()
+        thoughts = inside.rstrip()
+        self._space = inside[len(thoughts) :]
+        self._thought = self._thought or bool(thoughts)
+        if self._start.ended and not self._said:
+            rest = rest.lstrip()
+        self._said = self._said or bool(rest)
+        return replace(self._parser.parse(rest, final=final), reasoning=thoughts)
 
 
 class AnswerParser(ToolCallParser):
@@ -178,33 +178,8 @@ class AnswerParser(ToolCallParser):
     """
 
     def __init__(self, parser: ToolCallParser, pairs: Sequence[tuple[str, str]]):
-        self._parser, self._pairs = parser, pairs
-        self._held = ""
-        self._begun = False
-        self._closing = ""  # the tag that is still to come
+        self._parser, self._start = parser, TaggedStart(pairs)
 
     def parse(self, text: str, *, final: bool = False) -> ParsedPart:
         """Read the next piece."""
-        self._held += text
-        return self._parser.parse(self._read(final=final), final=final)
-
-    def _read(self, *, final: bool) -> str:
-        if not self._begun:
-            begun = self._held.lstrip()
-            self._begun = final or not any(opening.startswith(begun) for opening, _ in self._pairs)
-            for opening, closing in self._pairs:
-                if begun.startswith(opening):
-                    self._begun, self._closing = True, closing
-                    self._held = begun.removeprefix(opening)
-        if not self._begun:
-            return ""
-        text, self._held = self._held, ""
-        if not self._closing:
-            return text
-        before, tag, after = text.partition(self._closing)
-        if tag:
-            self._closing = ""
-            return before + after
-        certain = len(text) if final else len(text) - overlap(text, self._closing)
-        self._held = text[certain:]
-        return text[:certain]
+        return self._parser.parse("".join(self._start.read(text, final=final)), final=final)

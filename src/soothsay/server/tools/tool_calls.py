@@ -105,6 +105,9 @@ ON_LINES = f"{OPEN}\n", f"\n{CLOSE}"
 MAX_NAME = 256
 """Limit of a function's name in characters, where only tags say where it ends."""
 
+NAME = rf"[\w.-]{{1,{MAX_NAME}}}+"
+"""A pattern of a function's name."""
+
 
 class FramedParser(ToolCallParser):
     """Finds calls that stand between tags. White space around calls is not part of the text.
@@ -268,7 +271,7 @@ def short_id() -> str:
 
 def is_name(text: str) -> bool:
     """Whether a text may be the name of a function."""
-    return re.fullmatch(rf"[\w.-]{{1,{MAX_NAME}}}", text) is not None
+    return re.fullmatch(NAME, text) is not None
 
 
 def encodable(text: str) -> str:
