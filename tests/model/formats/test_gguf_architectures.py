@@ -248,6 +248,18 @@ def granite(writer: GGUFWriter, c: Any) -> None:
     mamba2(writer, c, c.mamba_expand * c.hidden_size)
 
 
+def bamba(writer: GGUFWriter, c: Any) -> None:
+    """Write the keys of Bamba, which is a Granite without multipliers."""
+    c.head_dim, c.num_local_experts = c.hidden_size // c.num_attention_heads, 0
+    common(writer, c)
+    writer.add_rope_freq_base(c.rope_parameters["rope_theta"])
+    writer.add_rope_dimension_count(c.head_dim // 2)
+    attends = [layer in c.attn_layer_indices for layer in range(c.num_hidden_layers)]
+    writer.add_head_count_kv([c.num_key_value_heads * has for has in attends])
+    writer.add_rope_scaling_finetuned(True)
+    mamba2(writer, c, c.mamba_expand * c.hidden_size)
+
+
 def minicpm(writer: GGUFWriter, c: Any) -> None:
     """Multipliers as in Granite, but for scores."""
     close_to_llama(writer, c)
@@ -660,6 +672,7 @@ CASES: dict[str, tuple[Write, dict[str, Any]]] = {
     "granite_moe": ((gguf.MODEL_ARCH.GRANITE_MOE, granite, granite_tensors), {}),
     "granite4_hybrid": ((gguf.MODEL_ARCH.GRANITE_HYBRID, granite, granite_tensors), {}),
     "granite4_experts": ((gguf.MODEL_ARCH.GRANITE_HYBRID, granite, granite_tensors), {}),
+    "bamba": ((gguf.MODEL_ARCH.GRANITE_HYBRID, bamba, granite_tensors), {}),
     "falcon_h1": ((gguf.MODEL_ARCH.FALCON_H1, falcon_h1, falcon_h1_tensors), {}),
     "falcon_h1_normed": (
         (gguf.MODEL_ARCH.FALCON_H1, falcon_h1, falcon_h1_tensors),

@@ -46,7 +46,10 @@ def granite_moe(raw: Raw) -> ModelSpec:
 
 
 def granite_hybrid(raw: Raw) -> ModelSpec:
-    """Granite 4: most layers are Mamba-2's. The others do not rotate, unless the file says so."""
+    """Granite 4: most layers are Mamba-2's. The others do not rotate, unless the file says so.
+
+    Bamba's files in GGUF are of this kind, too. A part of their heads rotates.
+    """
     raw = {**GRANITE_DEFAULTS, **raw}
     kinds = raw.get("layer_types") or raw.get("layers_block_type")
     kinds = ["mamba"] * count(raw) if kinds is None else kinds
@@ -58,7 +61,7 @@ def granite_hybrid(raw: Raw) -> ModelSpec:
         )
         raw = {**raw, "intermediate_size": raw["shared_intermediate_size"]}
     still = [raw.get("position_embedding_type") != "rope"] * count(raw)
-    mixers = _mixed(raw, _attentions(raw, rotations(raw, unrotated=still)))
+    mixers = _mixed(raw, _attentions(raw, rotations(raw, share=1.0, unrotated=still)))
     return _scaled(raw, mixers, _experts(raw))
 
 

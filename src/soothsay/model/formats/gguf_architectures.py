@@ -225,6 +225,7 @@ ARCHITECTURES = {
         *("granitemoehybrid_gguf", parts.GRANITE, hybrid.granite_hybrid, _MAMBA2_CHANGES),
         interleaved=True,
         varied=True,
+        partial=True,  # Bamba
     ),
     "falcon-h1": Architecture("falcon_h1", parts.FALCON_H1, hybrid.falcon_h1, _MAMBA2_CHANGES),
     "mamba2": Architecture("mamba2", parts.MAMBA2, hybrid.mamba2, _MAMBA2_CHANGES, eps="layer_norm_epsilon"),
