@@ -64,11 +64,16 @@ def test_odd_usage_tells_what_it_can(usage: Any, tokens: int) -> None:
 
 
 @pytest.mark.parametrize("name", TEXTS[1:])
-def test_thoughts_are_text_and_an_error_of_null_is_none(name: str) -> None:
+def test_thoughts_are_timed_and_not_sent_back_and_an_error_of_null_is_none(name: str) -> None:
     thought = json.dumps({"choices": [{"delta": {name: " Hm."}}], "error": None})
     (reply,), _ = ask(Fake(fail=lambda _: thought))
-    assert reply.text == "Hello there! Hm."
+    assert reply.text == "Hello there!"
     assert len(reply.pieces) == 5
+
+
+def test_data_without_content_says_nothing() -> None:
+    (reply,), _ = ask(Fake(fail=lambda _: " "))
+    assert (reply.text, len(reply.pieces)) == ("Hello there!", 4)
 
 
 @pytest.mark.parametrize(

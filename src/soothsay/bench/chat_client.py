@@ -56,8 +56,8 @@ class TimedReply:
 
     begin: float  # before the connection is made
     end: float
-    pieces: list[float]  # when each piece of text came
-    text: str
+    pieces: list[float]  # when each piece of text came, thoughts included
+    text: str  # without thoughts, as a client sends it back
     finish_reason: str
     usage: Any  # empty if the server sends none
 
@@ -201,9 +201,9 @@ class ChatClient:
                     raise ChatError(f"{self.name} broke off: {error}", "error in stream")
                 for choice in event.get("choices") or ():
                     delta = choice.get("delta") or {}
-                    if text := next(filter(None, map(delta.get, TEXTS)), None):
+                    if any(map(delta.get, TEXTS)):
                         pieces.append(came)
-                        texts.append(text)
+                    texts.append(delta.get("content") or "")
                     reason = choice.get("finish_reason") or reason
                 usage = event.get("usage") or usage
         return TimedReply(begin, now(), pieces, "".join(texts), reason, usage)
@@ -253,6 +253,6 @@ async def _events(response: httpx.Response) -> AsyncGenerator[Json, None]:
                 field, _, value = line.partition(b":")
                 if field == b"data" and value.strip() == b"[DONE]":
                     return
-                if field == b"data":
+                if field == b"data" and value.strip():  # empty ones keep connections open
                     yield json.loads(value)
     raise ValueError("the stream ended before [DONE]")
