@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -13,7 +14,10 @@ import torch
 
 from soothsay import processors
 from soothsay.files import locked
-from soothsay.processors import claim_cores, use_threads
+from soothsay.model.ops.linear import Dense
+from soothsay.model.weights.checkpoint import open_checkpoint
+from soothsay.model.weights.load import load_model
+from soothsay.processors import claim_cores, num_threads, one_torch_thread, use_threads
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -82,5 +86,32 @@ def test_a_quota_limits_the_threads_that_pytorch_chooses(
     try:
         use_threads(asked)
         assert torch.get_num_threads() == expected
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_torch_computes_in_one_thread_while_weights_are_read() -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        with one_torch_thread():
+            with suppress(ZeroDivisionError), one_torch_thread():
+                assert (torch.get_num_threads(), num_threads()) == (1, 3)
+                raise ZeroDivisionError
+            assert (torch.get_num_threads(), num_threads()) == (1, 3)
+        assert (torch.get_num_threads(), num_threads()) == (3, 3)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_model_is_read_in_one_thread_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = set[int]()
+    load, before = Dense.load, torch.get_num_threads()
+    monkeypatch.setattr(Dense, "load", lambda *given: (seen.add(torch.get_num_threads()), load(*given))[1])
+    try:
+        torch.set_num_threads(2)
+        load_model(open_checkpoint("sibyl"), "int8")
+        assert seen == {1}
+        assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)

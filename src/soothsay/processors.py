@@ -6,7 +6,8 @@ import math
 import os
 import stat
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from soothsay.files import lock
@@ -36,6 +37,39 @@ def use_threads(count: int | None) -> None:
         count = granted
     if count is not None:
         torch.set_num_threads(count)
+
+
+_kept: int | None = None
+"""The number of threads of the kernels, while PyTorch has another one."""
+
+
+def num_threads() -> int:
+    """Threads in which kernels may compute."""
+    from torch import get_num_threads  # here, since a command line has its options checked without torch
+
+    return _kept or get_num_threads()
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """Run PyTorch's operations in one thread, and the kernels in as many as before.
+
+    Weights are unpacked by thousands of short operations. Several threads gain nothing there, and wait for
+    each other where other processes need the cores.
+    """
+    global _kept
+    import torch
+
+    if _kept is not None:  # within another one
+        yield
+        return
+    _kept = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(_kept)
+        _kept = None
 
 
 def claim_cores(count: int, folder: Path | None = None) -> Sequence[int]:

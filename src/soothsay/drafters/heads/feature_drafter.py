@@ -35,6 +35,7 @@ from soothsay.model.ops.kernels import Kernels
 from soothsay.model.ops.linear import Dense
 from soothsay.model.specs.model_spec import ModelSpec
 from soothsay.model.weights.numeric_mode import BITS, DTYPES, NumericMode
+from soothsay.processors import one_torch_thread
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 AnyHead = TypeVar("AnyHead", bound=Head)
@@ -88,6 +89,7 @@ class Served(Generic[ServedHead]):
         return self.head.fuse(taps if self.view is None else self.view.cut(taps), self.shared)
 
 
+@one_torch_thread()
 def load_head(
     kind: type[AnyHead], model: str | Path | Head, target: Target, dtype: DType = "auto"
 ) -> Served[AnyHead]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from soothsay.errors import ModelError
-from soothsay.processors import granted_processors
+from soothsay.processors import granted_processors, num_threads
 
 FAMILIES = {
     "x86": ("amx", "avx512bf16", "avx512vnni", "avx512", "avxvnni", "avx2", "portable"),
@@ -87,16 +87,13 @@ class Library:
     def __init__(self, variant: str):
         self.variant, self.multiplies_bfloat16 = variant, variant in BFLOAT16
         self._loaded, self._granted = _opened(variant), granted_processors()
-        from torch import get_num_threads  # here, since a command line has its options checked without torch
-
-        self._num_threads = get_num_threads
         self.gains = self._loaded.soothsay_runs_here() == 1
         """Whether it is faster than the instruction sets after it in `VARIANTS`."""
 
     @property
     def _library(self) -> ctypes.CDLL:
         """The functions, set to torch's number of threads now, but no more than the machine grants."""
-        self._loaded.soothsay_set_threads(min(self._num_threads(), self._granted))
+        self._loaded.soothsay_set_threads(min(num_threads(), self._granted))
         return self._loaded
 
 

@@ -26,9 +26,11 @@ from soothsay.model.weights.numeric_mode import BITS, NumericMode, numeric_mode
 from soothsay.model.weights.quantized import QuantizedTable
 from soothsay.model.weights.tensor_names import TensorNames
 from soothsay.model.weights.weight_source import WeightSource, warn_of_unused
+from soothsay.processors import one_torch_thread
 from soothsay.progress import tell_progress
 
 
+@one_torch_thread()
 def load_model(
     checkpoint: Checkpoint,
     dtype: DType = "auto",
@@ -85,6 +87,7 @@ def load_model(
     return model
 
 
+@one_torch_thread()
 def load_stage(
     checkpoint: Checkpoint,
     layers: range,
