@@ -3,9 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from soothsay.errors import ModelError
 from soothsay.model.families.decoder import ACTIVATIONS, attentions, decoder, dense
-from soothsay.model.families.fields import require
+from soothsay.model.families.fields import require, require_only, usual_keys
 from soothsay.model.families.layer_fields import Raw, Windows, every, rotations, windows
 from soothsay.model.specs.attention_spec import HeadRotation
 from soothsay.model.specs.model_spec import EmbeddingSpec, ModelSpec, NormSpec, PositionsSpec
@@ -30,16 +29,9 @@ KEYS = {
 
 def _usual(raw: Raw, *, biased: bool = True, **defaults: Any) -> Raw:
     """The file with the usual keys. `biased`: linear layers have biases, whatever the file says."""
-    raw = {"rms_norm_eps": 1e-5, **defaults, **raw, **{KEYS[key]: raw[key] for key in raw if key in KEYS}}
+    raw = {"rms_norm_eps": 1e-5, **defaults, **raw, **usual_keys(raw, KEYS)}
     size = 4 * int(raw["hidden_size"])
     return {"intermediate_size": size, **raw, "attention_bias": biased, "mlp_bias": biased}
-
-
-def _only(raw: Raw, **supported: Any) -> None:
-    """Raises `ModelError` for other values than these."""
-    for key, value in supported.items():
-        if raw.get(key, value) != value:
-            raise ModelError(f"config.json: {key} {raw[key]!r:.40} is not supported, only {value}")
 
 
 def _decoder(
@@ -70,7 +62,7 @@ def jais2(raw: Raw) -> ModelSpec:
 
 def phi(raw: Raw) -> ModelSpec:
     """Phi-1, Phi-1.5 and Phi-2: half of each head rotates, and both parts read the same normed stream."""
-    _only(raw, qk_layernorm=False)
+    require_only(raw, qk_layernorm=False)
     raw = _usual(raw, hidden_act="gelu_new")
     return _decoder(raw, rotations(raw, share=0.5), parallel=True, head_bias=True)
 
@@ -87,15 +79,17 @@ def gpt_neox(raw: Raw) -> ModelSpec:
 
 def gpt2(raw: Raw) -> ModelSpec:
     """Positions are learned, and nothing rotates."""
-    _only(raw, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
+    require_only(
+        raw, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False
+    )
     raw = _usual(raw, hidden_act="gelu_new", tie_word_embeddings=True)
     return _learned_positions(raw, shift=0)
 
 
 def opt(raw: Raw) -> ModelSpec:
     """OPT: as GPT-2, with a plain ReLU. The first two rows of the table of positions are not used."""
-    _only(raw, do_layer_norm_before=True, _remove_final_layer_norm=False)
-    _only(raw, word_embed_proj_dim=raw["hidden_size"])
+    require_only(raw, do_layer_norm_before=True, _remove_final_layer_norm=False)
+    require_only(raw, word_embed_proj_dim=raw["hidden_size"])
     affine, biased = (bool(raw.get(key, True)) for key in ("layer_norm_elementwise_affine", "enable_bias"))
     raw = _usual({**raw, "norm_eps": 1e-5}, biased=biased, hidden_act="relu", tie_word_embeddings=True)
     return _learned_positions(raw, shift=2, norm=NormSpec(centred=True, biased=affine, learned=affine))
@@ -116,7 +110,7 @@ def gptj(raw: Raw) -> ModelSpec:
 
 def falcon(raw: Raw) -> ModelSpec:
     """Falcon: one head of keys, or several in the newer architecture."""
-    _only(raw, alibi=False)
+    require_only(raw, alibi=False)
     newer, biased = bool(raw.get("new_decoder_architecture", False)), bool(raw.get("bias", False))
     require(
         not newer or raw.get("num_ln_in_parallel_attn") == 1,
@@ -132,7 +126,7 @@ def falcon(raw: Raw) -> ModelSpec:
 
 def stablelm(raw: Raw) -> ModelSpec:
     """StableLM: Llama with layer norms. A quarter of each head rotates."""
-    _only(raw, qk_layernorm=False)
+    require_only(raw, qk_layernorm=False)
     raw = _usual(raw, biased=False)
     biased = {"bias": bool(raw.get("use_qkv_bias", False))}
     both = bool(raw.get("use_parallel_residual", False))

@@ -8,7 +8,7 @@ from typing import Any
 
 from soothsay.errors import ModelError
 from soothsay.model.families.decoder import activation, attentions, decoder, dense, head_norms
-from soothsay.model.families.fields import require
+from soothsay.model.families.fields import require, require_only
 from soothsay.model.families.layer_fields import (
     Raw,
     all_but_each,
@@ -77,8 +77,8 @@ UNIFIED_DEFAULTS: Raw = {
 
 def gemma(raw: Raw) -> ModelSpec:
     """Gemma 1: norms stand before each part alone."""
-    raw = gemma_keys({"head_dim": 256, **raw})
-    return decoder(raw, attentions(raw), dense(raw), embedding=scaled_embedding(raw), zero_centred_norms=True)
+    raw = {"head_dim": 256, **raw}
+    return _gemma(raw, attentions(raw), post_norms=False)
 
 
 def gemma2(raw: Raw) -> ModelSpec:
@@ -245,7 +245,7 @@ def _experts(raw: Raw) -> ExpertsSpec:
 
 def gemma3n(raw: Raw) -> ModelSpec:
     """The stream has several parts, and the last layers read keys and values of layers before them."""
-    require(raw.get("altup_active_idx", 0) == 0, "altup_active_idx is supported only as 0")
+    require_only(raw, altup_active_idx=0)
     raw = gemma_keys({**GEMMA3N_DEFAULTS, **raw})
     layers, size = count(raw), int(raw["hidden_size_per_layer_input"])
     windowed = windows(raw, partial(all_but_each, 5))

@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from soothsay.errors import ModelError
 from soothsay.model.families.decoder import (
     attentions,
     decoder,
@@ -19,7 +18,7 @@ from soothsay.model.families.decoder import (
     norm_eps,
     query_growth,
 )
-from soothsay.model.families.fields import require
+from soothsay.model.families.fields import require, require_only, usual_keys
 from soothsay.model.families.layer_fields import (
     Raw,
     Windows,
@@ -108,15 +107,13 @@ def apertus(raw: Raw) -> ModelSpec:
 
 def seed_oss(raw: Raw) -> ModelSpec:
     """Seed-OSS: attention's output has no bias."""
-    require(not raw.get("attention_out_bias"), "attention_out_bias is supported only as false")
+    require_only(raw, attention_out_bias=False)
     return llama_like({"attention_bias": True, "head_dim": 128, **raw}, o_bias=False)
 
 
 def gpt_oss(raw: Raw) -> ModelSpec:
     """gpt-oss: sinks, windows in every other layer, experts with biases and an own activation."""
-    for key, value in {"swiglu_limit": 7.0, "swiglu_alpha": 1.702}.items():
-        if raw.get(key, value) != value:
-            raise ModelError(f"config.json: {key} {raw[key]!r:.80} is not supported, only {value}")
+    require_only(raw, swiglu_limit=7.0, swiglu_alpha=1.702)
     defaults = {"attention_bias": True, "rope_theta": 1.5e5, "rms_norm_eps": 1e-5}
     raw = {**defaults, "head_dim": 64, "sliding_window": 128, **raw, "mlp_bias": True}
     # the weights are the softmax of the chosen scores alone
@@ -203,7 +200,7 @@ def exaone(raw: Raw) -> ModelSpec:
     """EXAONE 3 and 3.5: Llama with other keys."""
     keys = {"num_layers": "num_hidden_layers", "layer_norm_epsilon": "rms_norm_eps"}
     keys["activation_function"] = "hidden_act"
-    return llama_like({"rms_norm_eps": 1e-5, **{keys.get(key, key): raw[key] for key in raw}})
+    return llama_like({"rms_norm_eps": 1e-5, **raw, **usual_keys(raw, keys)})
 
 
 def exaone4(raw: Raw) -> ModelSpec:

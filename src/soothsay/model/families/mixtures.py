@@ -6,7 +6,7 @@ from functools import partial
 
 from soothsay.model.families.classic import LAYER_NORM
 from soothsay.model.families.decoder import attentions, decoder, experts, head_norms, llama_like
-from soothsay.model.families.fields import require
+from soothsay.model.families.fields import require, require_only
 from soothsay.model.families.layer_fields import Raw, all_but_each, count, every, last, rotations, windows
 from soothsay.model.families.llama import ernie_keys, exaone_layers, hunyuan_keys, normed_after
 from soothsay.model.specs.model_spec import EmbeddingSpec, ModelSpec
@@ -71,8 +71,7 @@ def glm4_moe(raw: Raw) -> ModelSpec:
 def bailing(raw: Raw) -> ModelSpec:
     """Ling and Ring, whose code comes with their weights: since 2.0 as GLM-4.5, before by a softmax."""
     raw = {"norm_topk_prob": True, "num_shared_experts": 0, **raw}
-    for key in ("norm_head", "multi_gate", "norm_softmax"):
-        require(not raw.get(key), f"{key} is supported only as false")
+    require_only(raw, norm_head=False, multi_gate=False, norm_softmax=False)
     is_second = raw.get("score_function") == "sigmoid"
     mlps = experts(raw, correction="expert_bias" if is_second else None)
     own = {"bias": bool(raw.get("use_qkv_bias")), "o_bias": bool(raw.get("use_bias"))}
@@ -143,7 +142,7 @@ def afmoe(raw: Raw) -> ModelSpec:
 
 def ernie_moe(raw: Raw) -> ModelSpec:
     """ERNIE 4.5 with experts, from `moe_layer_start_index` to `moe_layer_end_index`."""
-    require(not raw.get("use_bias"), "use_bias is supported only as false")
+    require_only(raw, use_bias=False)
     raw = ernie_keys(raw)
     end = int(raw.get("moe_layer_end_index", -1))
     end = count(raw) - 1 if end < 0 else end
