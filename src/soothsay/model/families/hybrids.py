@@ -40,12 +40,12 @@ def granite(raw: Raw) -> ModelSpec:
     return _scaled(raw, _attentions(raw), dense(raw))
 
 
-def granite_moe(raw: Raw) -> ModelSpec:
+def granitemoe(raw: Raw) -> ModelSpec:
     """Granite 3 with experts."""
     return _scaled(raw, _attentions(raw), _experts(raw))
 
 
-def granite_hybrid(raw: Raw) -> ModelSpec:
+def granitemoehybrid(raw: Raw) -> ModelSpec:
     """Granite 4: most layers are Mamba-2's. The others do not rotate, unless the file says so."""
     raw = {**GRANITE_DEFAULTS, **raw}
     kinds = raw.get("layer_types") or raw.get("layers_block_type")

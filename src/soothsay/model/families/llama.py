@@ -68,7 +68,7 @@ def smollm3(raw: Raw) -> ModelSpec:
     return llama_like(raw, windows(raw, unrotated, has_switch=True), rotated)
 
 
-def ernie(raw: Raw) -> ModelSpec:
+def ernie4_5(raw: Raw) -> ModelSpec:
     """ERNIE 4.5: neighbours rotate together."""
     raw = ernie_keys({"head_dim": 128, **raw})
     return llama_like(raw, rotated=rotations(raw, neighbours=True))
@@ -165,7 +165,7 @@ def bitnet(raw: Raw) -> ModelSpec:
     return llama_like(raw, mlps=mlps, inner_eps=eps)
 
 
-def hunyuan(raw: Raw) -> ModelSpec:
+def hunyuan_v1_dense(raw: Raw) -> ModelSpec:
     """Hunyuan: norms of queries and keys come after the rotation."""
     raw = hunyuan_keys(raw)
     return llama_like(raw, norms=head_norms(raw, last=True))
@@ -262,7 +262,7 @@ LLAMA4_DEFAULTS = {
 }
 
 
-def llama4(raw: Raw) -> ModelSpec:
+def llama4_text(raw: Raw) -> ModelSpec:
     """`moe_layers` have experts, and other layers a size of their own.
 
     Most layers rotate, norm their heads and see chunks. The others do not, and their queries grow with the

@@ -68,7 +68,7 @@ def glm4_moe(raw: Raw) -> ModelSpec:
     return llama_like(raw, None, rotations(raw, share=0.5), mlps, norms=norms, o_bias=False)
 
 
-def bailing(raw: Raw) -> ModelSpec:
+def bailing_moe(raw: Raw) -> ModelSpec:
     """Ling and Ring, whose code comes with their weights: since 2.0 as GLM-4.5, before by a softmax."""
     raw = {"norm_topk_prob": True, "num_shared_experts": 0, **raw}
     require_only(raw, norm_head=False, multi_gate=False, norm_softmax=False)
@@ -92,7 +92,7 @@ def dots1(raw: Raw) -> ModelSpec:
     return llama_like(raw, windows(raw, last), mlps=corrected(raw), norms=head_norms(raw))
 
 
-def hy3(raw: Raw) -> ModelSpec:
+def hy_v3(raw: Raw) -> ModelSpec:
     """Hunyuan 3: all layers but the first have experts."""
     defaults = {"rms_norm_eps": 1e-5, "rope_theta": 11_158_840.0, "head_dim": 128, "first_k_dense_replace": 1}
     raw = {
@@ -105,7 +105,7 @@ def hy3(raw: Raw) -> ModelSpec:
     return llama_like(raw, mlps=mlps, norms=head_norms(raw))
 
 
-def hunyuan_moe(raw: Raw) -> ModelSpec:
+def hunyuan_v1_moe(raw: Raw) -> ModelSpec:
     """Hunyuan with experts, which are as large as the part beside them."""
     raw = hunyuan_keys({**raw, "num_experts_per_tok": raw["moe_topk"]})
     mlps = experts(raw, shared_size=int(raw["intermediate_size"]), routing={"normalize": True})
@@ -140,7 +140,7 @@ def afmoe(raw: Raw) -> ModelSpec:
     return decoder(raw, mixers, mlps, embedding=EmbeddingSpec(scale), post_norms=True)
 
 
-def ernie_moe(raw: Raw) -> ModelSpec:
+def ernie4_5_moe(raw: Raw) -> ModelSpec:
     """ERNIE 4.5 with experts, from `moe_layer_start_index` to `moe_layer_end_index`."""
     require_only(raw, use_bias=False)
     raw = ernie_keys(raw)

@@ -40,7 +40,7 @@ def qwen3(raw: Raw) -> ModelSpec:
     return llama_like(raw, windows(raw, last, has_switch=True), norms=head_norms(raw))
 
 
-def qwen3_vl(raw: Raw) -> ModelSpec:
+def qwen3_vl_text(raw: Raw) -> ModelSpec:
     """The text part of Qwen3-VL."""
     raw = {"rope_theta": 5e5, **raw}
     return llama_like(raw, norms=head_norms(raw))
@@ -61,7 +61,7 @@ def qwen3_moe(raw: Raw) -> ModelSpec:
     return llama_like(raw, windowed, mlps=experts(raw), norms=head_norms(raw))
 
 
-def qwen3_vl_moe(raw: Raw) -> ModelSpec:
+def qwen3_vl_moe_text(raw: Raw) -> ModelSpec:
     """The text part of Qwen3-VL with experts."""
     raw = {"rope_theta": 5e5, **raw}
     windowed = windows(raw, no_layer, reads_types=False)
