@@ -353,7 +353,7 @@ PARTS: dict[str, Forward] = {
         [ops.split(x, [48, 16])[0], ops.split(x, [16, 48])[0]], x.dtype
     ),
     "parts of heads in another order": lambda ops, x, at: ops.flat(
-        ops.cat_heads(ops.split_heads(ops.heads(x, 32), [8, 24])[::-1], torch.float32)
+        ops.cat(ops.split(ops.heads(x, 32), [8, 24], 2)[::-1], torch.float32, 2)
     ),
     "heads in another order": lambda ops, x, at: ops.flat(
         ops.cat(ops.split(ops.heads(x, 16), [1, 3])[::-1], torch.float32)

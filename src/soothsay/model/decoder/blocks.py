@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from soothsay.core.batch import Batch
 from soothsay.core.cache import LayerMemory
 from soothsay.model.decoder.alternating import AlternatingBlock, Alternation
-from soothsay.model.decoder.decoder_block import DecoderBlock, LayerPass, Stream, dtype_of
+from soothsay.model.decoder.decoder_block import DecoderBlock, LayerPass, Stream
 from soothsay.model.decoder.embedding import LayerInput
 from soothsay.model.decoder.feed_forward import DenseAndExperts, part_dtype
 from soothsay.model.decoder.norm import RMSNorm, UnitNorm, Vector, build_norm
@@ -61,11 +61,6 @@ class Block(DecoderBlock):
         self.layer_input = None if spec.input is None else LayerInput(spec.input, hidden, spec.norm, kernels)
         self.scalar = Vector("layer_scalar", 1) if spec.scalar else None
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """See `DecoderBlock`."""
-        return dtype_of(self.attention.o)
-
     def compute(self, ops: Kernels, x: Tensor, at: LayerPass) -> Tensor:
         """See `DecoderBlock`."""
         dtype, inputs = self.dtype, at.inputs
@@ -99,7 +94,7 @@ class SinglePart(DecoderBlock):
     @property
     def dtype(self) -> torch.dtype:
         """See `DecoderBlock`."""
-        return part_dtype(cast(nn.Module, self.mlp)) if self.attention is None else dtype_of(self.attention.o)
+        return part_dtype(cast(nn.Module, self.mlp)) if self.attention is None else super().dtype
 
     def compute(self, ops: Kernels, x: Tensor, at: LayerPass) -> Tensor:
         """See `DecoderBlock`."""

@@ -72,9 +72,9 @@ class DecoderBlock(nn.Module, ABC):
     """Size of the layer's own embedding of each token, if it has one."""
 
     @property
-    @abstractmethod
     def dtype(self) -> torch.dtype:
         """Element type of its linear layers' outputs."""
+        return cast(torch.dtype, cast(nn.Module, cast(nn.Module, self.attention).o).dtype)
 
     @abstractmethod
     def compute(self, ops: Kernels, x: Tensor, at: LayerPass) -> Tensor:
@@ -94,11 +94,6 @@ class DecoderBlock(nn.Module, ABC):
             return self.compute(self.kernels, x, LayerPass.of(batch, rope, kv, inputs, embedding))
         memory, own = None if kv is None else (kv,), None if embedding is None else embedding[None]
         return self.recorded(x, (rope,) * (self.rope_number + 1), batch, memory, (0,), (), inputs, own)[1]
-
-
-def dtype_of(layer: nn.Module) -> torch.dtype:
-    """Element type of a linear layer's outputs."""
-    return cast(torch.dtype, layer.dtype)
 
 
 class Stream(nn.Module):

@@ -91,7 +91,7 @@ DELTA = {
     "attn_gate": "attention.qkvz:1",
     "ssm_beta": "attention.gates:0",
     "ssm_alpha": "attention.gates:-1",
-    **_states("attention.recurrence"),
+    **_states("attention.rule"),
 }
 DELTA_AND_EXPERTS = {**DELTA, **GATED_SHARED}
 QWEN3_NEXT = {**DELTA_AND_EXPERTS, "ssm_ba": "attention.gates"}
@@ -143,15 +143,15 @@ LATENT = {
 }
 KIMI_LINEAR = {
     **LATENT,
-    **{f"ssm_conv1d_{part}": f"attention.recurrence:0:.{part}_conv1d" for part in "qkv"},
+    **{f"ssm_conv1d_{part}": f"attention.rule:0:.{part}_conv1d" for part in "qkv"},
     "ssm_f_a": "attention.low:0",
     "ssm_g_a": "attention.low:1",
     "ssm_beta": "attention.low:2",
     "ssm_f_b": "attention.decays",
     "ssm_g_b": "attention.z",
-    "ssm_a": "attention.recurrence:0:.A_log",
-    "ssm_dt.bias": "attention.recurrence:0:.dt_bias",
-    "ssm_norm": "attention.recurrence:0:.o_norm",
+    "ssm_a": "attention.rule:0:.A_log",
+    "ssm_dt.bias": "attention.rule:0:.dt_bias",
+    "ssm_norm": "attention.rule:0:.o_norm",
 }
 _LAYER_INPUTS = {
     "inp_gate": "layer_input.gate",

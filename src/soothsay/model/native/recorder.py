@@ -98,36 +98,19 @@ class Recorder(NativeOperations):
         self.ops.append(Recorded("", (*inputs, out), function=function))
         return out
 
-    def split(self, x: Any, sizes: Sequence[int]) -> list[Any]:
+    def split(self, x: Any, sizes: Sequence[int], dim: int = 1) -> list[Any]:
         """See `Kernels`."""
-        by_head = len(x.sizes) == 2
-        each = x.head if by_head else 1
+        each = x.head if dim < len(x.sizes) else 1
         return [
-            replace(x, sizes=(size, x.sizes[1]) if by_head else (size,), begin=x.begin + first * each)
+            replace(x, sizes=_with(x.sizes, dim, size), begin=x.begin + first * each)
             for size, first in zip(sizes, accumulate(sizes, initial=0), strict=False)
         ]
 
-    def split_heads(self, x: Any, sizes: Sequence[int]) -> list[Any]:
+    def cat(self, parts: Sequence[Any], dtype: torch.dtype, dim: int = 1) -> Any:
         """See `Kernels`."""
-        firsts = accumulate(sizes, initial=0)
-        return [
-            replace(x, sizes=(x.sizes[0], size), begin=x.begin + first)
-            for size, first in zip(sizes, firsts, strict=False)
-        ]
-
-    def cat(self, parts: Sequence[Any], dtype: torch.dtype) -> Any:
-        """See `Kernels`."""
-        sizes = [part.sizes[0] for part in parts]
-        out = self._new(parts[0], dtype, sum(sizes), *parts[0].sizes[1:])
-        for part, place in zip(parts, self.split(out, sizes), strict=True):
-            self._emit("copy", (part, place))
-        return out
-
-    def cat_heads(self, parts: Sequence[Any], dtype: torch.dtype) -> Any:
-        """See `Kernels`."""
-        sizes = [part.sizes[1] for part in parts]
-        out = self._new(parts[0], dtype, parts[0].sizes[0], sum(sizes))
-        for part, place in zip(parts, self.split_heads(out, sizes), strict=True):
+        sizes = [part.sizes[dim - 1] for part in parts]
+        out = self._new(parts[0], dtype, *_with(parts[0].sizes, dim, sum(sizes)))
+        for part, place in zip(parts, self.split(out, sizes, dim), strict=True):
             self._emit("copy", (part, place))
         return out
 
@@ -139,6 +122,11 @@ class Recorder(NativeOperations):
         """See `Kernels`."""
         x = self._whole(x)
         return replace(x, sizes=(x.row,), head=0)
+
+
+def _with(sizes: tuple[int, ...], dim: int, size: int) -> tuple[int, ...]:
+    """Sizes of a value with another one in dimension `dim`."""
+    return *sizes[: dim - 1], size, *sizes[dim:]
 
 
 def record(

@@ -225,21 +225,13 @@ class Kernels(LayoutOps, AttentionOps, StateOps, RoutingOps):
         """`function` of some rows: `[N, size]` float32. No set of kernels has a form of its own for it."""
         return function(*inputs)
 
-    def split(self, x: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
-        """Parts of each row: of the numbers `[N, size]`, or of the heads `[N, H, d]`."""
-        return torch.split(x, list(sizes), dim=1)
+    def split(self, x: Tensor, sizes: Sequence[int], dim: int = 1) -> Sequence[Tensor]:
+        """Parts of each row: of the numbers `[N, size]`, or of the heads `[N, H, d]`. Dim 2: of each head."""
+        return torch.split(x, list(sizes), dim)
 
-    def split_heads(self, x: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
-        """Parts of each head: `[N, H, d]` to `[N, H, size]` each."""
-        return torch.split(x, list(sizes), dim=2)
-
-    def cat(self, parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-        """Join parts of rows, as `split` parts them, in one element type."""
-        return torch.cat([part.to(dtype) for part in parts], dim=1)
-
-    def cat_heads(self, parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-        """Join parts of heads, as `split_heads` parts them, in one element type."""
-        return torch.cat([part.to(dtype) for part in parts], dim=2)
+    def cat(self, parts: Sequence[Tensor], dtype: torch.dtype, dim: int = 1) -> Tensor:
+        """Join parts, as `split` makes them, in one element type."""
+        return torch.cat([part.to(dtype) for part in parts], dim)
 
     def heads(self, x: Tensor, size: int) -> Tensor:
         """Rows as heads: `[N, H * size] -> [N, H, size]`."""

@@ -58,7 +58,6 @@ BLOCK_NAMES: Names = {
     # states
     "attention.qkvz": ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
     "attention.gates": ("linear_attn.in_proj_b", "linear_attn.in_proj_a"),
-    "attention.recurrence": ("linear_attn",),
     "attention.low": tuple(f"self_attn.{part}_proj" for part in ("f_a", "g_a", "b")),
     "attention.decays": ("self_attn.f_b_proj",),
     "attention.z": ("self_attn.g_b_proj",),
@@ -173,8 +172,7 @@ _LAST_OF_BART = {
 }
 _W123 = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 _GEMMAS = "gemma2", "vaultgemma", "gemma3_text", "gemma3n_text", "gemma4_text", "gemma4_unified_text"
-_GEMMA = _renamed({}, mlp_norm="pre_feedforward_layernorm")
-_QWEN3_5 = _renamed({"mlp.shared_experts": "mlp.shared_expert"})
+_QWEN3_5 = _renamed({"mlp.shared_experts": "mlp.shared_expert"}, attention__rule="linear_attn")
 _GRANITE = {
     "mlp.experts": "block_sparse_moe.experts",
     "mlp.shared_experts": "shared_mlp",
@@ -208,9 +206,7 @@ FAMILY_NAMES: Mapping[str, Names] = {
     **dict.fromkeys(("qwen2_moe", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), _QWEN3_5),
     **dict.fromkeys(("mixtral", "phimoe"), _renamed({"mlp": "block_sparse_moe"}, _W123)),
     "minimax_m2": _renamed({"mlp": "block_sparse_moe"}, _W123, mlp__correction="block_sparse_moe"),
-    **dict.fromkeys(
-        ("gemma2", "vaultgemma", "gemma3_text", "gemma3n_text", "gemma4_text", "gemma4_unified_text"), _GEMMA
-    ),
+    **dict.fromkeys(_GEMMAS, _renamed({}, mlp_norm="pre_feedforward_layernorm")),
     "gpt_oss": _renamed({}, mlp__router="mlp.router"),
     "llama4_text": _renamed(
         {"mlp.shared_experts": "feed_forward.shared_expert", "mlp": "feed_forward"},
@@ -263,7 +259,7 @@ FAMILY_NAMES: Mapping[str, Names] = {
                 "mlp.experts": "block_sparse_moe.experts",
                 "mlp.shared_experts": "block_sparse_moe.shared_experts",
             },
-            attention__recurrence="self_attn",
+            attention__rule="self_attn",
             mlp__router="block_sparse_moe.gate",
             mlp__correction="block_sparse_moe.gate",
         ),

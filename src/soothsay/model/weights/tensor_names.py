@@ -103,9 +103,9 @@ class TensorNames:
         match layer.mixer:
             case ConvolutionSpec():
                 names["attention.o"] = ("conv.out_proj",)
-            case DeltaSpec() if not isinstance(layer.mixer, KimiDeltaSpec):
-                names["attention.o"] = (f"{names['attention.recurrence'][0]}.out_proj",)
-            case StateSpaceSpec() | SelectiveSpec():
+            case KimiDeltaSpec():
+                pass
+            case DeltaSpec() | StateSpaceSpec() | SelectiveSpec():
                 names["attention.o"] = (f"{names['attention.rule'][0]}.out_proj",)
         if module in names:
             return list(names[module])
