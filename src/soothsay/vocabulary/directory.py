@@ -94,9 +94,9 @@ def _special_texts(settings: Mapping[str, Any]) -> set[str]:
     """The texts of all special tokens that settings name."""
     more = settings.get("additional_special_tokens")
     texts = (
-        {one.get("content") if isinstance(one, dict) else one for one in more if isinstance(one, dict | str)}
+        [one.get("content") if isinstance(one, dict) else one for one in more]
         if isinstance(more, list)
-        else set()
+        else []
     )
     return {text for text in (*named_special(settings).values(), *texts) if isinstance(text, str) and text}
 

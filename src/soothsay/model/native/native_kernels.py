@@ -15,9 +15,9 @@ from soothsay.model.loaded_part import Table
 from soothsay.model.native.layout import native_batch
 from soothsay.model.native.library import VARIANTS, Library
 from soothsay.model.native.native_blocks import NativeBlocks
-from soothsay.model.native.native_linear import ACTIVATIONS, NativeLinear, Routing
+from soothsay.model.native.native_linear import ACTIVATIONS, Held, NativeLinear, Routing, address
 from soothsay.model.native.native_sampling import NativeSampling
-from soothsay.model.native.operations import NOTHING, Held, LowRank, NativeOperations, States, address_of
+from soothsay.model.native.operations import NOTHING, LowRank, NativeOperations, States
 from soothsay.model.native.program import KV_FORMATS, LayerRun, Op, Operand, Reads
 from soothsay.model.ops.kernels import Kernels
 from soothsay.model.ops.linear import Parts
@@ -114,11 +114,11 @@ class NativeKernels(NativeOperations, Library, Kernels):
         factors: Sequence[float] = (),
         reads: Reads = NOTHING,
     ) -> None:
-        first, places = operands[0], [address_of(part) for part in held]
+        first, places = operands[0], [address(part) for part in held]
         assert first is not None
         op = Op.of(kind, [Operand.of(x) for x in operands], places, numbers, factors)
         states = None if reads.states is None else States.of(reads.states)
-        run = LayerRun(ops=addressof(op), states=address_of(states), count=1)
+        run = LayerRun(ops=addressof(op), states=address(states), count=1)
         if reads.kv is not None:
             run.kv, run.format = reads.kv.data_ptr(), KV_FORMATS[reads.kv.dtype]
         self._run(byref(run), 1, byref(reads.as_pass(len(first))))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ctypes import Structure, addressof, c_float, c_int, c_void_p
-from typing import Protocol, cast
+from ctypes import Array, Structure, addressof, c_float, c_int, c_void_p
+from typing import Any, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -223,9 +223,29 @@ def _pointers(values: Tensor | None, units: Tensor | None) -> _Factors:
     return _Factors(values.data_ptr(), address(units), values.dtype == torch.float16, span)
 
 
-def address(part: Tensor | None) -> int | None:
-    """The address of a tensor's first element; None for no tensor."""
-    return None if part is None else part.data_ptr()
+class Addressed(Protocol):
+    """What has a place of its own in memory."""
+
+    @property
+    def address(self) -> int:
+        """Where the library finds it."""
+
+
+Held = Tensor | Structure | Array[Any] | Addressed | None
+"""What an operation holds, which has to outlive it: weights, or how it computes."""
+
+
+def address(held: Held) -> int | None:
+    """Where the library finds something: a tensor's first element, or a structure. None: there is nothing."""
+    match held:
+        case None:
+            return None
+        case Tensor():
+            return held.data_ptr()
+        case Structure() | Array():
+            return addressof(held)
+        case _:
+            return held.address
 
 
 def panels(values: Tensor) -> Tensor:

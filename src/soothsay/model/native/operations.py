@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from ctypes import Array, Structure, addressof, c_float, c_int, c_int64, c_void_p
-from typing import Protocol
+from ctypes import Array, Structure, c_float, c_int, c_int64, c_void_p
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +16,7 @@ from soothsay.core.batch import Batch
 from soothsay.core.functions import UNGATED
 from soothsay.core.states import LayerStates
 from soothsay.core.strands import Strands
-from soothsay.model.native.native_linear import ACTIVATIONS
+from soothsay.model.native.native_linear import ACTIVATIONS, Held, address
 from soothsay.model.native.program import Reads
 from soothsay.model.ops.operands import PLAIN, HeadForm, Norm, Rotation, Scoring
 from soothsay.model.ops.state_ops import Recurrence, SelectiveScan, StateSpace, TokenRule
@@ -90,8 +89,7 @@ class StateSpaceWeights(Structure):
         c, scale = weights.spec, weights.scale
         parts = (weights.taps, weights.bias, weights.log_rates, weights.offsets, weights.skips)
         return cls(
-            *(part.data_ptr() for part in parts),
-            None if scale is None else scale.data_ptr(),
+            *map(address, (*parts, scale)),
             *(c.heads, c.groups, c.head_size, c.state_size, c.taps, c.norm_first, weights.eps),
         )
 
@@ -163,31 +161,6 @@ class LowRanks(Structure):
 
 
 NOTHING = Reads()
-
-
-class Addressed(Protocol):
-    """What has a place of its own in memory."""
-
-    @property
-    def address(self) -> int:
-        """Where the library finds it."""
-
-
-Held = Tensor | Structure | Array[LowRanks] | Addressed | None
-"""What an operation holds, which has to outlive it: weights, or how it computes."""
-
-
-def address_of(held: Held) -> int | None:
-    """Where the library finds what an operation holds."""
-    match held:
-        case None:
-            return None
-        case Tensor():
-            return held.data_ptr()
-        case Structure() | Array():
-            return addressof(held)
-        case _:
-            return held.address
 
 
 class NativeOperations(ABC):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from soothsay.model.native.operations import Held, address_of
+from soothsay.model.native.native_linear import Held, address
 from soothsay.model.native.program import SCRATCH, Op, Operand
 
 
@@ -82,9 +82,7 @@ class Recorded:
     def as_op(self) -> Op:
         """As the library reads it."""
         operands = [Operand() if value is None else value.operand() for value in self.operands]
-        return Op.of(
-            self.kind, operands, [address_of(part) for part in self.held], self.numbers, self.factors
-        )
+        return Op.of(self.kind, operands, [address(part) for part in self.held], self.numbers, self.factors)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from soothsay.model.native.native_linear import Mixture, NativeLinear
-from soothsay.model.native.operations import NOTHING, Held, NativeOperations
+from soothsay.model.native.native_linear import Held, Mixture, NativeLinear
+from soothsay.model.native.operations import NOTHING, NativeOperations
 from soothsay.model.native.program import EMBEDDING, INPUTS, SCRATCH, STREAM, Reads
 from soothsay.model.native.recorded import Buffer, Program, Recorded, RecordedBatch, RecordedPass, Value
 from soothsay.model.ops.kernels import StockKernels
