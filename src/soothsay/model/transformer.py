@@ -340,6 +340,13 @@ class Transformer(Entry):
             stage.copy_state(cache, source, target)
 
 
+def linear_shapes(spec: ModelSpec) -> dict[str, torch.Size]:
+    """The shape `[out, in]` of the weight of each linear layer of a model, by the layer's name."""
+    with torch.device("meta"):
+        model = Transformer(spec)
+    return {name: part.weight.shape for name, part in model.named_modules() if isinstance(part, Dense)}
+
+
 def _states(cache: KVPool) -> StatePool:
     if cache.states is None:
         raise ValueError("the model keeps states, and the pool has no room for them")

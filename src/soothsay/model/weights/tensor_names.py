@@ -68,6 +68,15 @@ class TensorNames:
             number = mixer.relative.layer
         return [f"{self.layers}.{number}.{name}".removesuffix(".") for name in names]
 
+    def rows(self, module: str, out: int) -> list[int]:
+        """How many of the `out` rows of a module each of its tensors has."""
+        count = len(self.of(module))
+        if module.endswith(".qkv") and count > 1:
+            attention = self._place(module)[1].attention
+            if isinstance(attention, AttentionSpec):
+                return attention.stored_rows
+        return [out // count] * count
+
     def row_order(self, module: str) -> Tensor | None:
         """For each row of a module, its number in the checkpoint; None if the order is the same."""
         if not module.startswith("blocks."):
