@@ -17,7 +17,7 @@ from soothsay.model.decoder.feed_forward import DenseAndExperts, part_dtype
 from soothsay.model.decoder.norm import RMSNorm, UnitNorm, Vector, build_norm
 from soothsay.model.decoder.parts import build_mixer, build_mlp
 from soothsay.model.decoder.sequence_block import SequenceBlock
-from soothsay.model.ops.kernels import Kernels, RecordedBlocks
+from soothsay.model.ops.kernels import BlocksPass, Kernels, RecordedBlocks
 from soothsay.model.ops.lora import AdaptedRows
 from soothsay.model.ops.operands import Ropes
 from soothsay.model.specs.model_spec import LayerSpec, ModelSpec, SequenceLayerSpec
@@ -163,7 +163,7 @@ class Blocks(nn.ModuleList):
         if adapted is not None:
             recorded, numbers = adapted.adapters.recorded, adapted.numbers
         if recorded is not None:
-            return recorded(x, ropes, batch, kv, layers, taps, None, embeddings, numbers)
+            return recorded(BlocksPass(x, ropes, batch, kv, layers, taps, embeddings, adapters=numbers))
         streams = {}
         for layer in layers:
             if layer in taps:

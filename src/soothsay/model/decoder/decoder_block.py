@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from soothsay.core.batch import Batch
 from soothsay.core.cache import KVAndStates, LayerMemory
 from soothsay.core.states import LayerStates
-from soothsay.model.ops.kernels import Kernels, RecordedBlocks
+from soothsay.model.ops.kernels import BlocksPass, Kernels, RecordedBlocks
 from soothsay.model.ops.operands import Rotation
 
 
@@ -93,7 +93,8 @@ class DecoderBlock(nn.Module, ABC):
         if self.recorded is None:
             return self.compute(self.kernels, x, LayerPass.of(batch, rope, kv, inputs, embedding))
         memory, own = None if kv is None else (kv,), None if embedding is None else embedding[None]
-        return self.recorded(x, (rope,) * (self.rope_number + 1), batch, memory, (0,), (), inputs, own)[1]
+        ropes = (rope,) * (self.rope_number + 1)
+        return self.recorded(BlocksPass(x, ropes, batch, memory, (0,), (), own, inputs))[1]
 
 
 class Stream(nn.Module):

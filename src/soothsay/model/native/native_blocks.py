@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import Array, addressof, byref, sizeof
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from soothsay.core.batch import Batch
 from soothsay.core.cache import LayerMemory
 from soothsay.model.decoder.decoder_block import DecoderBlock, parts_of
 from soothsay.model.native.layout import strand_plan
@@ -18,7 +17,7 @@ from soothsay.model.native.operations import States, places_of
 from soothsay.model.native.program import EMBEDDING, INPUTS, KV_FORMATS, SCRATCH, STREAM, LayerRun, Op, Pass
 from soothsay.model.native.recorded import Program, Recorded, Value
 from soothsay.model.native.recorder import record
-from soothsay.model.ops.operands import Ropes
+from soothsay.model.ops.kernels import BlocksPass
 
 WITH_STATES = ("delta", "state_space", "convolve", "convolved", "scan")
 """Operations that read the plan of the strands."""
@@ -140,19 +139,9 @@ class NativeBlocks:
             self._plans[inputs, layers] = _Plan(layers, [programs[layer] for layer in layers])
         return self._plans[inputs, layers]
 
-    def __call__(
-        self,
-        x: Tensor,
-        ropes: Ropes,
-        batch: Batch,
-        kv: Sequence[LayerMemory] | None,
-        layers: Sequence[int],
-        taps: Collection[int],
-        inputs: Tensor | None = None,
-        embeddings: Tensor | None = None,
-        adapters: Tensor | None = None,
-    ) -> dict[int, Tensor]:
+    def __call__(self, at: BlocksPass) -> dict[int, Tensor]:
         """See `RecordedBlocks`."""
+        x, ropes, batch, kv, layers, taps, embeddings, inputs, adapters = at
         plan = self._plan(None if inputs is None else inputs.dtype, tuple(layers))
         rows, stream = len(x), x.clone()
         scratch = torch.empty(rows * (plan.scratch + plan.kv_size), dtype=torch.uint8)

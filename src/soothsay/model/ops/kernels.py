@@ -5,7 +5,7 @@ A model holds one set of kernels and passes it on. `StockKernels` uses stock ope
 """
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -38,25 +38,24 @@ class PassModel(Protocol):
         """One pass, operation by operation; see `Transformer.run`."""
 
 
-class RecordedBlocks(Protocol):
-    """Decoder blocks as kernels run them: as few calls as there can be, with the bits of `Block.compute`."""
+class BlocksPass(NamedTuple):
+    """One pass through decoder blocks. The fields are arguments of `Blocks.forward`, but for two."""
 
-    def __call__(
-        self,
-        x: Tensor,
-        ropes: Ropes,
-        batch: Batch,
-        kv: Sequence[LayerMemory] | None,
-        layers: Sequence[int],
-        taps: Collection[int],
-        inputs: Tensor | None = None,
-        embeddings: Tensor | None = None,
-        adapters: Tensor | None = None,
-    ) -> dict[int, Tensor]:
-        """One pass. The arguments are those of `Blocks.forward`, and `inputs` of `Block.forward`.
+    x: Tensor
+    ropes: Ropes
+    batch: Batch
+    kv: Sequence[LayerMemory] | None
+    layers: Sequence[int]
+    taps: Collection[int] = ()
+    embeddings: Tensor | None = None
+    inputs: Tensor | None = None  # see `LayerPass`
+    adapters: Tensor | None = None  # numbers of rows' adapters, as in `Kernels.adapt`, if operations adapt
 
-        `adapters` are the numbers of rows' adapters, as in `Kernels.adapt`, if operations adapt.
-        """
+
+RecordedBlocks = Callable[[BlocksPass], dict[int, Tensor]]
+"""Decoder blocks as kernels run them: as few calls as there can be, with the bits of `Block.compute`.
+
+Returns what `Blocks.forward` returns."""
 
 
 class Kernels(LayoutOps, AttentionOps, StateOps, RoutingOps):
