@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from soothsay.core.batch import Batch
 from soothsay.core.cache import LayerMemory
 from soothsay.model.decoder.alternating import AlternatingBlock, Alternation
-from soothsay.model.decoder.decoder_block import DecoderBlock, LayerPass, Stream
+from soothsay.model.decoder.decoder_block import DecoderBlock, LayerPass, Stream, parts_of
 from soothsay.model.decoder.embedding import LayerInput
 from soothsay.model.decoder.feed_forward import DenseAndExperts, part_dtype
 from soothsay.model.decoder.norm import RMSNorm, UnitNorm, Vector, build_norm
@@ -176,7 +176,7 @@ class Blocks(nn.ModuleList):
                 x = block(x, rope, batch, own, None, embedding)
             else:
                 ops = adapted.adapters.over(block.kernels, numbers)
-                x = block.compute(ops, x, LayerPass.of(batch, rope, own, None, embedding))
+                x = block.compute(ops, x, LayerPass(batch, rope, *parts_of(own), None, embedding))
         return {**streams, len(self): x}
 
 

@@ -31,18 +31,6 @@ class LayerPass:
     embedding: Tensor | None = None
     """`[N, size]` float32, the layer's own embedding of each token."""
 
-    @classmethod
-    def of(
-        cls,
-        batch: Batch,
-        rope: Rotation,
-        memory: LayerMemory | None,
-        inputs: Tensor | None = None,
-        embedding: Tensor | None = None,
-    ) -> LayerPass:
-        """The pass of a layer with this memory; None: everything lives within the pass."""
-        return cls(batch, rope, *parts_of(memory), inputs, embedding)
-
     def keys(self, heads: int, size: int, like: Tensor) -> Tensor:
         """The keys and values. Within the pass, row i is in slot i, with the dtype of `like`."""
         return like.new_empty(heads, len(like), size) if self.kv is None else self.kv
@@ -91,7 +79,7 @@ class DecoderBlock(nn.Module, ABC):
     ) -> Tensor:
         """`[N, width] -> [N, width]`, float32. For the arguments see `LayerPass`."""
         if self.recorded is None:
-            return self.compute(self.kernels, x, LayerPass.of(batch, rope, kv, inputs, embedding))
+            return self.compute(self.kernels, x, LayerPass(batch, rope, *parts_of(kv), inputs, embedding))
         memory, own = None if kv is None else (kv,), None if embedding is None else embedding[None]
         ropes = (rope,) * (self.rope_number + 1)
         return self.recorded(BlocksPass(x, ropes, batch, memory, (0,), (), own, inputs))[1]

@@ -17,7 +17,7 @@ from soothsay.model.native.library import VARIANTS, Library
 from soothsay.model.native.native_blocks import NativeBlocks
 from soothsay.model.native.native_linear import ACTIVATIONS, Held, NativeLinear, Routing, address
 from soothsay.model.native.native_sampling import NativeSampling
-from soothsay.model.native.operations import NOTHING, LowRank, NativeOperations, States
+from soothsay.model.native.operations import NOTHING, LowRank, NativeOperations, States, places_of
 from soothsay.model.native.program import KV_FORMATS, LayerRun, Op, Operand, Reads
 from soothsay.model.ops.kernels import Kernels
 from soothsay.model.ops.linear import Parts
@@ -117,7 +117,7 @@ class NativeKernels(NativeOperations, Library, Kernels):
         first, places = operands[0], [address(part) for part in held]
         assert first is not None
         op = Op.of(kind, [Operand.of(x) for x in operands], places, numbers, factors)
-        states = None if reads.states is None else States.of(reads.states)
+        states = None if reads.states is None else States(*places_of(reads.states))
         run = LayerRun(ops=addressof(op), states=address(states), count=1)
         if reads.kv is not None:
             run.kv, run.format = reads.kv.data_ptr(), KV_FORMATS[reads.kv.dtype]

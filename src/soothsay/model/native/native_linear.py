@@ -289,10 +289,6 @@ class _Expert(Structure):
 
     _fields_ = [("gate_up", c_void_p), ("down", c_void_p)]
 
-    @classmethod
-    def of(cls, layers: tuple[NativeLinear, NativeLinear]) -> _Expert:
-        return cls(*(layer.address for layer in layers))
-
 
 class _Mixture(Structure):
     """`soothsay_mixture` of csrc/kernels.h."""
@@ -314,12 +310,10 @@ class Mixture:
         shared = native_layers(cast(DensePart, experts.shared)) if experts.mixes_shared else None
         vectors = [None if v is None else v.value for v in (experts.correction, experts.scales)]
         router = experts.router if isinstance(experts.router, NativeLinear) else None
-        each = (_Expert * len(layers))(*(_Expert.of(pair) for pair in layers))
-        beside = None if shared is None else _Expert.of(shared)
+        each = (_Expert * len(layers))(*(_Expert(*map(address, pair)) for pair in layers))
+        beside = None if shared is None else _Expert(*map(address, shared))
         self._struct = _Mixture(
-            None if router is None else router.address,
-            addressof(each),
-            None if beside is None else addressof(beside),
+            *map(address, (router, each, beside)),
             Routing.of(experts.spec.routing, *vectors),
             *(ACTIVATIONS[parts[0].activation], layers[0][1].dtype == torch.bfloat16),
             experts.ran.data_ptr(),
@@ -336,16 +330,11 @@ class Mixture:
         parts = [cast(DensePart, part) for part in experts.experts]
         shared = [] if experts.shared is None else [experts.shared]
         layers = [layer for part in (*parts, *shared) for layer in (part.first, part.down)]
-        router = [experts.router] if is_native(experts.router) else []
+        router = [experts.router] if isinstance(experts.router, NativeLinear) else []
         dtype = layers[0].dtype
-        return all(is_native(layer) and layer.dtype == dtype for layer in layers + router)
+        return all(isinstance(layer, NativeLinear) and layer.dtype == dtype for layer in layers + router)
 
 
 def native_layers(part: DensePart) -> tuple[NativeLinear, NativeLinear]:
     """The two layers of a part whose layers are the library's."""
     return cast(NativeLinear, part.first), cast(NativeLinear, part.down)
-
-
-def is_native(layer: nn.Module) -> bool:
-    """Whether the library multiplies by this layer."""
-    return isinstance(layer, NativeLinear)

@@ -23,28 +23,18 @@ from soothsay.model.ops.state_ops import Recurrence, SelectiveScan, StateSpace, 
 
 
 class Convolution(Structure):
-    """`soothsay_convolution` of csrc/kernels.h."""
+    """`soothsay_convolution` of csrc/kernels.h. The taps `[taps, channels]` of a layer are float32."""
 
     _fields_ = [("taps", c_void_p), *((name, c_int) for name in ("taps_count", "channels"))]
 
-    @classmethod
-    def of(cls, taps: Tensor) -> Convolution:
-        """The taps `[taps, channels]` float32 of a layer, which have to outlive it."""
-        return cls(taps.data_ptr(), *taps.shape)
-
 
 class States(Structure):
-    """`soothsay_states` of csrc/kernels.h."""
+    """`soothsay_states` of csrc/kernels.h. For the fields see `places_of`."""
 
     _fields_ = [
         *((name, c_void_p) for name in ("matrices", "inputs", "journal", "gates")),
         ("nodes", c_int64),
     ]
-
-    @classmethod
-    def of(cls, states: LayerStates) -> States:
-        """The states of a layer, which have to outlive it."""
-        return cls(*places_of(states))
 
 
 def places_of(states: LayerStates) -> tuple[int, ...]:
@@ -137,12 +127,6 @@ class LowRank(nn.Module):
         spans = torch.stack([used.argmax(1), used.shape[1] - used.flip(1).argmax(1)], dim=1)
         self.spans = nn.Parameter(STEP * spans.int(), requires_grad=False)
 
-    @property
-    def as_read(self) -> LowRanks:
-        """As the library reads it. The weights have to outlive it."""
-        places = (part.data_ptr() for part in (self.down, self.up, self.spans))
-        return LowRanks(*places, self.rank, self.up.dtype == torch.bfloat16)
-
 
 class LowRanks(Structure):
     """`soothsay_low_rank` of csrc/kernels.h."""
@@ -155,9 +139,12 @@ class LowRanks(Structure):
     @classmethod
     def of(cls, layers: Sequence[nn.Module | None]) -> Array[LowRanks]:
         """The weights of layers, which have to outlive it; None: of a layer that adds nothing."""
-        return (cls * len(layers))(
-            *(layer.as_read if isinstance(layer, LowRank) else cls() for layer in layers)
-        )
+        made = (cls * len(layers))()
+        for place, layer in enumerate(layers):
+            if isinstance(layer, LowRank):
+                parts = map(address, (layer.down, layer.up, layer.spans))
+                made[place] = cls(*parts, layer.rank, layer.up.dtype == torch.bfloat16)
+        return made
 
 
 NOTHING = Reads()
@@ -282,7 +269,9 @@ class NativeOperations(ABC):
     def _convolved(self, x: Tensor, taps: Tensor, reads: Reads, *, is_gated: bool) -> Tensor:
         x = self._whole(x)
         out = self._new(x, torch.float32, taps.shape[1])
-        self._emit("convolve", (x, out), (Convolution.of(taps),), (is_gated,), reads=reads)
+        self._emit(
+            "convolve", (x, out), (Convolution(taps.data_ptr(), *taps.shape),), (is_gated,), reads=reads
+        )
         return out
 
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
