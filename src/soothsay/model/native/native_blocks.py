@@ -14,8 +14,18 @@ from soothsay.model.decoder.decoder_block import DecoderBlock, parts_of
 from soothsay.model.native.layout import strand_plan
 from soothsay.model.native.native_linear import address
 from soothsay.model.native.operations import States, places_of
-from soothsay.model.native.program import EMBEDDING, INPUTS, KV_FORMATS, SCRATCH, STREAM, LayerRun, Op, Pass
-from soothsay.model.native.recorded import Program, Recorded, Value
+from soothsay.model.native.program import (
+    EMBEDDING,
+    INPUTS,
+    KV_FORMATS,
+    SCRATCH,
+    STREAM,
+    LayerRun,
+    Op,
+    Operation,
+    Pass,
+)
+from soothsay.model.native.recorded import Program, Value
 from soothsay.model.native.recorder import record
 from soothsay.model.ops.kernels import BlocksPass
 
@@ -28,7 +38,7 @@ class _Segment(NamedTuple):
 
     ops: int  # their address
     size: int  # number of them
-    cut: Recorded | None
+    cut: Operation | None
 
 
 class NativeProgram:
@@ -37,7 +47,7 @@ class NativeProgram:
     def __init__(self, program: Program):
         self.program = program  # has what the library reads
         self.has_states = any(op.kind in WITH_STATES for op in program.ops)
-        parts, cuts = [list[Op]()], list[Recorded | None]()
+        parts, cuts = [list[Op]()], list[Operation | None]()
         for op in program.ops:
             if op.function is None:
                 parts[-1].append(op.as_op())
@@ -54,7 +64,7 @@ class _Call(NamedTuple):
 
     begin: int
     end: int
-    cut: Recorded | None
+    cut: Operation | None
     layer: int
 
 
@@ -192,7 +202,7 @@ def _program(block: DecoderBlock, inputs: torch.dtype | None, adapt: Callable[[A
     return NativeProgram(record(compute, block.width, block.rope_number, own, block.embedding_size))
 
 
-def _compute(cut: Recorded, rows: int, bases: Mapping[int, Tensor | None]) -> None:
+def _compute(cut: Operation, rows: int, bases: Mapping[int, Tensor | None]) -> None:
     """Compute an operation by stock operations."""
     *inputs, out = (_tensor(value, rows, bases) for value in cut.operands if value is not None)
     assert cut.function is not None
