@@ -1,11 +1,11 @@
 """Families with layer norms: those of the years before Llama, and later ones that kept them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from soothsay.model.families.decoder import ACTIVATIONS, attentions, decoder, dense
+from soothsay.model.families.decoder import dense, llama_like
 from soothsay.model.families.fields import require, require_only, usual_keys
-from soothsay.model.families.layer_fields import Raw, Windows, every, rotations, windows
+from soothsay.model.families.layer_fields import Raw, every, rotations, windows
 from soothsay.model.specs.attention_spec import HeadRotation
 from soothsay.model.specs.model_spec import EmbeddingSpec, ModelSpec, NormSpec, PositionsSpec
 
@@ -34,25 +34,17 @@ def _usual(raw: Raw, *, biased: bool = True, **defaults: Any) -> Raw:
     return {"intermediate_size": size, **raw, "attention_bias": biased, "mlp_bias": biased}
 
 
-def _decoder(
-    raw: Raw,
-    rotated: Sequence[HeadRotation] | None = None,
-    windowed: Windows | None = None,
-    *,
-    known: Mapping[str, str] = UNGATED,
-    norm: NormSpec = LAYER_NORM,
-    attention: Mapping[str, Any] | None = None,
-    **own: Any,
-) -> ModelSpec:
-    mixers = attentions(raw, windowed, rotated, **(attention or {}))
-    return decoder(raw, mixers, dense(raw, known), norm=norm, **own)
+def _decoder(raw: Raw, rotated: Sequence[HeadRotation] | None = None, **layer: Any) -> ModelSpec:
+    """A decoder with layer norms, whose feed-forward parts have no gate."""
+    return llama_like(raw, None, rotated, dense(raw, UNGATED), {"norm": LAYER_NORM, **layer})
 
 
 def starcoder2(raw: Raw) -> ModelSpec:
     """A `sliding_window` holds for all layers."""
     biased = bool(raw.get("use_bias", True))
     raw = _usual(raw, biased=biased, hidden_act="gelu_pytorch_tanh", tie_word_embeddings=True)
-    return _decoder(raw, windowed=windows(raw, every, reads_types=False))
+    windowed = windows(raw, every, reads_types=False)
+    return llama_like(raw, windowed, mlps=dense(raw, UNGATED), layer={"norm": LAYER_NORM})
 
 
 def jais2(raw: Raw) -> ModelSpec:
@@ -72,9 +64,10 @@ def gpt_neox(raw: Raw) -> ModelSpec:
     biased, both = bool(raw.get("attention_bias", True)), bool(raw.get("use_parallel_residual", True))
     theta = raw.get("rotary_emb_base", 1e4)
     raw = {**_usual(raw, hidden_act="gelu", rope_theta=theta), "attention_bias": biased}
-    by_head = {"by_key_head": bool(raw.get("qkv_by_head", True))}
     rotated = rotations(raw, share=raw.get("rotary_pct", 0.25))
-    return _decoder(raw, rotated, attention=by_head, parallel=both, parallel_norms=both)
+    layer = {"norm": LAYER_NORM, "parallel": both, "parallel_norms": both}
+    by_head = bool(raw.get("qkv_by_head", True))
+    return llama_like(raw, None, rotated, dense(raw, UNGATED), layer, by_key_head=by_head)
 
 
 def gpt2(raw: Raw) -> ModelSpec:
@@ -120,17 +113,18 @@ def falcon(raw: Raw) -> ModelSpec:
     raw = _usual(raw, biased=biased, hidden_act="gelu")
     if not newer and raw.get("multi_query", True):
         raw = {**raw, "num_key_value_heads": 1}
-    by_head = {"by_key_head": bool(raw.get("qkv_by_head", True))}
-    return _decoder(raw, attention=by_head, parallel=newer or bool(raw.get("parallel_attn", True)))
+    layer = {"norm": LAYER_NORM, "parallel": newer or bool(raw.get("parallel_attn", True))}
+    by_head = bool(raw.get("qkv_by_head", True))
+    return llama_like(raw, mlps=dense(raw, UNGATED), layer=layer, by_key_head=by_head)
 
 
 def stablelm(raw: Raw) -> ModelSpec:
     """StableLM: Llama with layer norms. A quarter of each head rotates."""
     require_only(raw, qk_layernorm=False)
     raw = _usual(raw, biased=False)
-    biased = {"bias": bool(raw.get("use_qkv_bias", False))}
-    both = bool(raw.get("use_parallel_residual", False))
-    return _decoder(raw, rotations(raw, share=0.25), known=ACTIVATIONS, attention=biased, parallel=both)
+    layer = {"norm": LAYER_NORM, "parallel": bool(raw.get("use_parallel_residual", False))}
+    biased, rotated = bool(raw.get("use_qkv_bias", False)), rotations(raw, share=0.25)
+    return llama_like(raw, rotated=rotated, layer=layer, bias=biased)
 
 
 def nemotron(raw: Raw) -> ModelSpec:
@@ -142,6 +136,5 @@ def nemotron(raw: Raw) -> ModelSpec:
 
 def olmo(raw: Raw) -> ModelSpec:
     """OLMo 1: norms have no weights. Numbers of queries, keys and values may be clipped."""
-    clip = {"clip": raw.get("clip_qkv")}
-    raw = {**raw, "rms_norm_eps": 1e-5}
-    return _decoder(raw, known=ACTIVATIONS, attention=clip, norm=NormSpec(centred=True, learned=False))
+    layer = {"norm": NormSpec(centred=True, learned=False)}
+    return llama_like({**raw, "rms_norm_eps": 1e-5}, layer=layer, clip=raw.get("clip_qkv"))

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from soothsay.errors import ModelError
@@ -334,7 +335,18 @@ def llama_like(
     windowed: Windows | None = None,
     rotated: Sequence[HeadRotation] | None = None,
     mlps: Sequence[MLPSpec] | None = None,
+    layer: Mapping[str, Any] = MappingProxyType({}),
     **own: Any,
 ) -> ModelSpec:
-    """A decoder as Llama. `own`: fields of attention in which the family differs."""
-    return decoder(raw, attentions(raw, windowed, rotated, **own), dense(raw) if mlps is None else mlps)
+    """A decoder as Llama.
+
+    Args:
+        raw: the file.
+        windowed: see `attentions`.
+        rotated: see `attentions`.
+        mlps: the feed-forward part of each layer; None: dense ones.
+        layer: arguments of `decoder` in which the family differs.
+        own: fields of attention in which it differs.
+    """
+    mixers = attentions(raw, windowed, rotated, **own)
+    return decoder(raw, mixers, dense(raw) if mlps is None else mlps, **layer)

@@ -36,7 +36,10 @@ from soothsay.model.families.layer_fields import (
 )
 from soothsay.model.specs.attention_spec import AttentionSpec, HeadRotation
 from soothsay.model.specs.feed_forward_spec import CLIPPED, GATED_SQUARED_RELU, SQUARED_RELU, XIELU
-from soothsay.model.specs.model_spec import MLPSpec, ModelSpec, NormSpec
+from soothsay.model.specs.model_spec import ModelSpec, NormSpec
+
+AFTER = {"pre_norms": False, "post_norms": True}
+"""Norms stand after each part, and none before."""
 
 
 def phi3(raw: Raw) -> ModelSpec:
@@ -140,9 +143,7 @@ def _cohere(raw: Raw, windowed: Windows, unrotated: Sequence[bool]) -> ModelSpec
     defaults = {"tie_word_embeddings": True, "logit_scale": 0.0625}
     raw = {**defaults, **raw, "rms_norm_eps": raw.get("layer_norm_eps", 1e-5)}
     rotated = rotations(raw, neighbours=True, unrotated=unrotated)
-    return decoder(
-        raw, attentions(raw, windowed, rotated), dense(raw), parallel=True, norm=NormSpec(centred=True)
-    )
+    return llama_like(raw, windowed, rotated, layer={"parallel": True, "norm": NormSpec(centred=True)})
 
 
 def arcee(raw: Raw) -> ModelSpec:
@@ -186,14 +187,15 @@ def hunyuan_keys(raw: Raw) -> Raw:
 def olmo2(raw: Raw) -> ModelSpec:
     """All queries are normed together, and all keys."""
     raw = {"rms_norm_eps": 1e-5, **raw}
-    return normed_after(raw, windows(raw), rotations(raw), over_heads=True)
+    return llama_like(raw, norms=head_norms(raw, over_heads=True), layer=AFTER)
 
 
 def olmo3(raw: Raw) -> ModelSpec:
     """OLMo 2 with windows, whose layers rotate without scaling."""
     raw = {"rms_norm_eps": 1e-5, "rope_theta": 5e5, **raw}
     windowed = windows(raw, partial(all_but_each, 4))
-    return normed_after(raw, windowed, rotations(raw, local=windowed), over_heads=True)
+    norms = head_norms(raw, over_heads=True)
+    return llama_like(raw, windowed, rotations(raw, local=windowed), norms=norms, layer=AFTER)
 
 
 def exaone(raw: Raw) -> ModelSpec:
@@ -206,7 +208,7 @@ def exaone(raw: Raw) -> ModelSpec:
 def exaone4(raw: Raw) -> ModelSpec:
     """EXAONE 4."""
     raw = {"rms_norm_eps": 1e-5, **raw}
-    return normed_after(raw, *exaone_layers(raw))
+    return llama_like(raw, *exaone_layers(raw), norms=head_norms(raw), layer=AFTER)
 
 
 def exaone_layers(raw: Raw) -> tuple[Windows, list[HeadRotation]]:
@@ -228,23 +230,11 @@ def exaone_layers(raw: Raw) -> tuple[Windows, list[HeadRotation]]:
     return windowed, rotations(raw, unrotated=unrotated)
 
 
-def normed_after(
-    raw: Raw,
-    windowed: Windows,
-    rotated: Sequence[HeadRotation],
-    mlps: Sequence[MLPSpec] | None = None,
-    **norms: bool,
-) -> ModelSpec:
-    """A decoder whose norms stand after each part, and normed heads. `norms`: see `head_norms`."""
-    mixers = attentions(raw, windowed, rotated, norms=head_norms(raw, **norms))
-    return decoder(raw, mixers, dense(raw) if mlps is None else mlps, pre_norms=False, post_norms=True)
-
-
 def glm(raw: Raw, **layer: Any) -> ModelSpec:
     """Half of each head rotates, by pairs of neighbours."""
     raw = {"attention_bias": True, "rms_norm_eps": 1.5625e-7, **raw}
     rotated = rotations(raw, share=0.5, neighbours=bool(raw.get("rope_interleave", True)))
-    return decoder(raw, attentions(raw, rotated=rotated, o_bias=False), dense(raw), **layer)
+    return llama_like(raw, rotated=rotated, layer=layer, o_bias=False)
 
 
 def glm4(raw: Raw) -> ModelSpec:

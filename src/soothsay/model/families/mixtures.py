@@ -8,7 +8,7 @@ from soothsay.model.families.classic import LAYER_NORM
 from soothsay.model.families.decoder import attentions, decoder, experts, head_norms, llama_like
 from soothsay.model.families.fields import require, require_only
 from soothsay.model.families.layer_fields import Raw, all_but_each, count, every, last, rotations, windows
-from soothsay.model.families.llama import ernie_keys, exaone_layers, hunyuan_keys, normed_after
+from soothsay.model.families.llama import AFTER, ernie_keys, exaone_layers, hunyuan_keys
 from soothsay.model.specs.model_spec import EmbeddingSpec, ModelSpec
 
 corrected = partial(experts, correction="e_score_correction_bias")
@@ -32,8 +32,8 @@ def phimoe(raw: Raw) -> ModelSpec:
         require(factor == scaling.get("short_mscale"), "short_mscale and long_mscale should be equal")
         raw = {**raw, key: {**scaling, "attention_factor": factor}}
     mlps = experts(raw, routing={"within": 2 * float(raw.get("router_jitter_noise", 0.01))})
-    mixers = attentions(raw, windows(raw, every, reads_types=False))
-    return decoder(raw, mixers, mlps, norm=LAYER_NORM, head_bias=bool(raw.get("lm_head_bias", False)))
+    layer = {"norm": LAYER_NORM, "head_bias": bool(raw.get("lm_head_bias", False))}
+    return llama_like(raw, windows(raw, every, reads_types=False), mlps=mlps, layer=layer)
 
 
 def minimax_m2(raw: Raw) -> ModelSpec:
@@ -56,7 +56,7 @@ def olmoe(raw: Raw) -> ModelSpec:
 def flex_olmo(raw: Raw) -> ModelSpec:
     """FlexOLMo: OLMo 2 with experts."""
     raw = {"rope_theta": 5e5, "num_experts_per_tok": 5, **raw}
-    return normed_after(raw, windows(raw), rotations(raw), experts(raw), over_heads=True)
+    return llama_like(raw, mlps=experts(raw), norms=head_norms(raw, over_heads=True), layer=AFTER)
 
 
 def glm4_moe(raw: Raw) -> ModelSpec:
@@ -74,9 +74,9 @@ def bailing_moe(raw: Raw) -> ModelSpec:
     require_only(raw, norm_head=False, multi_gate=False, norm_softmax=False)
     is_second = raw.get("score_function") == "sigmoid"
     mlps = experts(raw, correction="expert_bias" if is_second else None)
-    own = {"bias": bool(raw.get("use_qkv_bias")), "o_bias": bool(raw.get("use_bias"))}
+    bias, o_bias = bool(raw.get("use_qkv_bias")), bool(raw.get("use_bias"))
     norms = head_norms(raw) if raw.get("use_qk_norm", is_second) else None
-    return llama_like(raw, None, rotations(raw, share=1.0), mlps, norms=norms, **own)
+    return llama_like(raw, None, rotations(raw, share=1.0), mlps, norms=norms, bias=bias, o_bias=o_bias)
 
 
 def solar_open(raw: Raw) -> ModelSpec:
