@@ -23,6 +23,14 @@ _STREAMS = {  # of Gemma 3n; {} stands for the number in a stack
     "altup_proj": "model.altup_projections.{}",
     "altup_unembd_proj": "model.altup_unembed_projections.{}",
 }
+
+
+def _feed_forward(end: str, module: str) -> dict[str, str]:
+    """Parts of a dense part, or of all experts, whose names end so, and our module."""
+    gate_up, down = f"{module}.gate_up", f"{module}.down"
+    return {f"ffn_gate{end}": f"{gate_up}:0", f"ffn_up{end}": f"{gate_up}:-1", f"ffn_down{end}": down}
+
+
 _BLOCK_PARTS = {
     "attn_norm": "attention_norm",
     "attn_q": "attention.qkv:0",
@@ -32,9 +40,7 @@ _BLOCK_PARTS = {
     "attn_q_norm": "attention.q_norm",
     "attn_k_norm": "attention.k_norm",
     "ffn_norm": "mlp_norm",
-    "ffn_gate": "mlp.gate_up:0",
-    "ffn_up": "mlp.gate_up:-1",
-    "ffn_down": "mlp.down",
+    **_feed_forward("", "mlp"),
 }
 """Parts of most files."""
 
@@ -62,16 +68,10 @@ AFTER = {"post_attention_norm": "attention_post_norm", "post_ffw_norm": "mlp_pos
 BEFORE_MLP = {"post_attention_norm": "mlp_norm"}
 EXPERTS = {
     "ffn_gate_inp": "mlp.router",
-    "ffn_gate_exps": "mlp.experts.gate_up:0",
-    "ffn_up_exps": "mlp.experts.gate_up:-1",
-    "ffn_down_exps": "mlp.experts.down",
+    **_feed_forward("_exps", "mlp.experts"),
 }
 CORRECTED_EXPERTS = {**EXPERTS, "exp_probs_b.bias": "mlp.correction:0:.e_score_correction_bias"}
-_SHARED = {
-    "ffn_gate_shexp": "mlp.shared.gate_up:0",
-    "ffn_up_shexp": "mlp.shared.gate_up:-1",
-    "ffn_down_shexp": "mlp.shared.down",
-}
+_SHARED = _feed_forward("_shexp", "mlp.shared")
 EXPERTS_AND_SHARED = {**EXPERTS, **_SHARED}
 CORRECTED_AND_SHARED = {**CORRECTED_EXPERTS, **_SHARED}
 GLM4_MOE = {**BEFORE_MLP, **CORRECTED_AND_SHARED}
@@ -179,9 +179,7 @@ GEMMA4 = {
     "layer_output_scale.weight": "=layer_scalar",
     "ffn_gate_inp": "mlp.mixture.router",
     "ffn_gate_inp.scale": "mlp.router_norm:0:.scale",
-    "ffn_gate_exps": "mlp.mixture.experts.gate_up:0",
-    "ffn_up_exps": "mlp.mixture.experts.gate_up:1",
-    "ffn_down_exps": "mlp.mixture.experts.down",
+    **_feed_forward("_exps", "mlp.mixture.experts"),
     "ffn_down_exps.scale": "mlp.mixture.scales:0:.per_expert_scale",
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from ctypes import addressof, c_void_p
+from ctypes import c_void_p
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -68,7 +68,8 @@ class Recorder(NativeOperations):
         each = [layer for layer in layers if isinstance(layer, NativeLinear)]
         out = self._new(x, cast(torch.dtype, layers[0].dtype), len(layers), cast(int, layers[0].out_features))
         if len(each) == len(layers):
-            self._emit(Operation("linear_heads", (self._whole(x), out), (_Addresses(each),)))
+            addresses = (c_void_p * len(each))(*(layer.address for layer in each))
+            self._emit(Operation("linear_heads", (self._whole(x), out), (addresses,)))
         else:
             self.ops.append(Operation("", (x, out), function=partial(StockKernels().apply_heads, layers)))
         return out
@@ -206,12 +207,3 @@ def _room(live: set[Buffer], size: int) -> int:
 
 def _aligned(size: int) -> int:
     return -(-size // ALIGNED) * ALIGNED
-
-
-class _Addresses:
-    """The addresses of layers, one after the other, at an `address`."""
-
-    def __init__(self, layers: Sequence[NativeLinear]):
-        self._layers = layers
-        self._addresses = (c_void_p * len(layers))(*(layer.address for layer in layers))
-        self.address = addressof(self._addresses)

@@ -7,6 +7,13 @@ from collections.abc import Mapping
 Names = dict[str, tuple[str, ...]]
 """A module of a block -> the tensors whose rows in order are its rows. {} stands for an expert's number."""
 
+
+def _feed_forward(ours: str, theirs: str) -> Names:
+    """The names of a dense part, or of an expert, whose own names are these."""
+    gate, up = f"{theirs}.gate_proj", f"{theirs}.up_proj"
+    return {f"{ours}.gate_up": (gate, up), f"{ours}.up": (up,), f"{ours}.down": (f"{theirs}.down_proj",)}
+
+
 BLOCK_NAMES: Names = {
     "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "attention.o": ("self_attn.o_proj",),
@@ -18,26 +25,19 @@ BLOCK_NAMES: Names = {
     "attention_post_norm": ("post_attention_layernorm",),
     "mlp_norm": ("post_attention_layernorm",),
     "mlp_post_norm": ("post_feedforward_layernorm",),
-    "mlp.gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-    "mlp.up": ("mlp.up_proj",),
-    "mlp.down": ("mlp.down_proj",),
+    **_feed_forward("mlp", "mlp"),
     "mlp.inner_norm": ("mlp.ffn_sub_norm",),
     "mlp.learned": ("mlp.act_fn",),
     # experts
     "mlp.router": ("mlp.gate",),
     "mlp.correction": ("mlp.gate",),
-    "mlp.shared.gate_up": ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
-    "mlp.shared.up": ("mlp.shared_experts.up_proj",),
-    "mlp.shared.down": ("mlp.shared_experts.down_proj",),
+    **_feed_forward("mlp.shared", "mlp.shared_experts"),
     "mlp.shared_gate": ("mlp.shared_expert_gate",),
-    "mlp.experts.gate_up": ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"),
-    "mlp.experts.up": ("mlp.experts.{}.up_proj",),
-    "mlp.experts.down": ("mlp.experts.{}.down_proj",),
+    **_feed_forward("mlp.experts", "mlp.experts.{}"),
     "mlp.latent_in": ("mlp.fc1_latent_proj",),
     "mlp.latent_out": ("mlp.fc2_latent_proj",),
     # a dense part beside experts
-    "mlp.dense.gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-    "mlp.dense.down": ("mlp.down_proj",),
+    **_feed_forward("mlp.dense", "mlp"),
     "mlp.dense_norm": ("pre_feedforward_layernorm",),
     "mlp.dense_post_norm": ("post_feedforward_layernorm_1",),
     "mlp.experts_norm": ("pre_feedforward_layernorm_2",),
@@ -45,8 +45,7 @@ BLOCK_NAMES: Names = {
     "mlp.router_norm": ("router",),
     "mlp.mixture.router": ("router.proj",),
     "mlp.mixture.scales": ("router",),
-    "mlp.mixture.experts.gate_up": ("experts.{}.gate_proj", "experts.{}.up_proj"),
-    "mlp.mixture.experts.down": ("experts.{}.down_proj",),
+    **_feed_forward("mlp.mixture.experts", "experts.{}"),
     # latent attention
     "attention.q": ("self_attn.q_proj",),
     "attention.q_a": ("self_attn.q_a_proj",),
