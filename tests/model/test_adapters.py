@@ -67,6 +67,12 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, float]]] =
     "rotates_neighbours": ("cohere", {}, {}, {"": 2.0}),
     "rotates_a_part": ("glm", {"targets": ("q_proj", "k_proj")}, {}, {"": 2.0}),
     "gates_of_heads": ("qwen3_5", {"targets": ("q_proj", "v_proj", "out_proj")}, {}, {"": 2.0}),
+    "gates_apart": (
+        "afmoe",
+        {"targets": ("q_proj", "k_proj", "v_proj", "self_attn.gate_proj")},
+        {},
+        {"": 2.0},
+    ),
     "keys_are_values": ("gemma4_keys_are_values", {"size": 0.3}, {}, {"": 2.0}),
     "latent": ("deepseek_v3", {"targets": LATENT}, {}, {"": 2.0}),
     "beside_experts": ("qwen3_moe", {"targets": ("q_proj", "o_proj")}, {}, {"": 2.0}),

@@ -619,5 +619,5 @@ def test_a_number_for_each_head_of_one_head(tmp_path: Path) -> None:
     random_oracle("kimi_linear", linear_num_heads=1).save_pretrained(tmp_path)
     held = load_file(tmp_path / "model.safetensors")["model.layers.0.self_attn.A_log"]
     assert held.shape == (1, 1, 1, 1)
-    loaded = load_model(open_checkpoint(tmp_path)).blocks.get_parameter("0.attention.recurrence.log_rates")
+    loaded = load_model(open_checkpoint(tmp_path)).blocks.get_parameter("0.attention.rule.log_rates")
     assert torch.equal(loaded, held.flatten())

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -22,6 +22,17 @@ class PoolSize:
     is_filled: bool = False  # with noise, as memory in use is; else with zeros
 
 
+class StagePass(NamedTuple):
+    """One pass through some consecutive layers."""
+
+    x: Tensor  # [N, hidden] float32, the first layer's input
+    batch: Batch  # N rows
+    cache: KVPool | None  # keys and values; None: they live within the pass
+    layers: Sequence[int]  # the layers to run, ascending; at least one
+    taps: Collection[int]  # those of `layers` whose input is returned, and others, which are ignored
+    embeddings: Tensor | None  # [layers, N, size] float32, if these layers read embeddings of their own
+
+
 class Layers(Protocol):
     """Consecutive layers of a model. `soothsay.model.transformer.LocalStage` has them in this process."""
 
@@ -29,28 +40,8 @@ class Layers(Protocol):
     def layers(self) -> range:
         """The numbers of the layers."""
 
-    def run(
-        self,
-        x: Tensor,
-        batch: Batch,
-        cache: KVPool | None,
-        layers: Sequence[int],
-        taps: Collection[int],
-        embeddings: Tensor | None,
-    ) -> dict[int, Tensor]:
-        """One pass through some of the layers.
-
-        Args:
-            x: `[N, hidden]` float32, the first layer's input.
-            batch: N rows.
-            cache: keys and values; None: they live within the pass.
-            layers: the layers to run, ascending; at least one.
-            taps: those of `layers` whose input is returned, and others, which are ignored.
-            embeddings: `[layers, N, size]` float32 of these layers, if they read embeddings of their own.
-
-        Returns:
-            `[N, hidden]` float32 inputs by tap, and the last output by `self.layers.stop`.
-        """
+    def run(self, at: StagePass) -> dict[int, Tensor]:
+        """Return `[N, hidden]` float32 inputs by tap, and the last output by `self.layers.stop`."""
 
     def commit(self, cache: KVPool, moves: Sequence[Move]) -> None:
         """Take in the accepted nodes of the last pass: their KV, and what they do to states."""

@@ -4,7 +4,7 @@ It serves decoding, verification, drafting and training. The residual stream, no
 Linear layers and the KV pool have the model's dtype, or the pool has a type of its own.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import cast
 
@@ -28,7 +28,7 @@ from soothsay.model.ops.kernels import Kernels, Outputs, StockKernels
 from soothsay.model.ops.linear import Dense, normal
 from soothsay.model.ops.lora import NO_ADAPTERS
 from soothsay.model.specs.model_spec import ModelSpec
-from soothsay.model.stage import Layers, PoolSize, Stage
+from soothsay.model.stage import Layers, PoolSize, Stage, StagePass
 
 
 def finished_logits(logits: Tensor, scale: float, softcap: float | None) -> Tensor:
@@ -95,16 +95,9 @@ class LocalStage:
             cache.fill()
         return cache
 
-    def run(
-        self,
-        x: Tensor,
-        batch: Batch,
-        cache: KVPool | None,
-        layers: Sequence[int],
-        taps: Collection[int],
-        embeddings: Tensor | None,
-    ) -> dict[int, Tensor]:
+    def run(self, at: StagePass) -> dict[int, Tensor]:
         """See `Layers`. Raises `ValueError` as `Transformer.forward` does."""
+        x, batch, cache, layers, taps, embeddings = at
         available = len(x) if cache is None else cache.num_slots
         if batch.num_slots > available:  # kernels do not check bounds
             raise ValueError(f"the batch uses {batch.num_slots} slots, and {available} are available")
@@ -287,7 +280,7 @@ class Transformer(Entry):
         for stage in self.stages:
             if part := [layer for layer in layers if layer in stage.layers]:
                 embeddings = None if own is None else own[stage.layers.start : stage.layers.stop]
-                streams |= stage.run(x, batch, cache, part, taps, embeddings)
+                streams |= stage.run(StagePass(x, batch, cache, part, taps, embeddings))
                 x = streams.pop(stage.layers.stop)
         tapped = (self.stream.tap(streams[tap]) if tap != last else self.stream.leave(x) for tap in taps)
         return self.final(x), tuple(tapped)
@@ -338,6 +331,13 @@ class Transformer(Entry):
         """Copy a state from slot to slot, in all layers."""
         for stage in self.stages:
             stage.copy_state(cache, source, target)
+
+
+def linear_shapes(spec: ModelSpec) -> dict[str, torch.Size]:
+    """The shape `[out, in]` of the weight of each linear layer of a model, by the layer's name."""
+    with torch.device("meta"):
+        model = Transformer(spec)
+    return {name: part.weight.shape for name, part in model.named_modules() if isinstance(part, Dense)}
 
 
 def _states(cache: KVPool) -> StatePool:

@@ -22,7 +22,7 @@ from soothsay.model.formats.compressed_tensors import Scheme
 from soothsay.model.formats.weight_format import STAY_PLAIN, Reader
 from soothsay.model.ops.linear import Dense
 from soothsay.model.specs.model_spec import ModelSpec
-from soothsay.model.transformer import Transformer
+from soothsay.model.transformer import Transformer, linear_shapes
 from soothsay.model.weights.quantized import Quantized
 from soothsay.model.weights.tensor_names import TensorNames
 
@@ -239,13 +239,8 @@ class QuantizedLayer:
 
 def layers_to_quantize(config: ModelSpec) -> dict[str, int]:
     """Our names of the layers that become integers, in order, and the number of inputs of each."""
-    with torch.device("meta"):
-        model = Transformer(config)
-    return {
-        name: module.weight.shape[1]
-        for name, module in model.named_modules()
-        if isinstance(module, Dense) and name.startswith("blocks.") and not name.endswith(STAY_PLAIN)
-    }
+    inner = ((name, size) for name, (_, size) in linear_shapes(config).items() if name.startswith("blocks."))
+    return {name: size for name, size in inner if not name.endswith(STAY_PLAIN)}
 
 
 def round_layers(names: TensorNames, scheme: Scheme, modules: Sequence[str]) -> Iterator[QuantizedLayer]:

@@ -175,12 +175,7 @@ def _pieces(text: str, tokenizer: Tokenizer, max_tokens: int) -> Iterator[Exampl
     """Cut a text into pieces of `max_tokens`. A last piece of one token is dropped: it teaches nothing."""
     ids = encode_text(text, tokenizer)
     while len(tokens := list(islice(ids, max_tokens))) > 1:
-        yield _text_example(tokens)
-
-
-def _text_example(tokens: Sequence[int]) -> Example:
-    """An example in which every token is to be learned."""
-    return Example(np.array(tokens, dtype=np.int64), np.ones(len(tokens), dtype=np.bool_))
+        yield Example(np.array(tokens, dtype=np.int64), np.ones(len(tokens), dtype=np.bool_))
 
 
 def split(examples: Sequence[Example], held_out: int, seed: int) -> tuple[list[Example], list[Example]]:

@@ -139,13 +139,15 @@ class _Distillation(torch.autograd.Function):
             values, error = _diverge(tokens[rows], p[rows], log_q, divergence)
             loss += values.sum()
             gradient.add(rows, error)
-        gradient.keep(ctx, hidden, weight)
-        count = max(len(hidden), 1)
-        return loss / count, agree / count
+        ctx.save_for_backward(gradient.hidden, gradient.weight)
+        ctx.count, ctx.dtypes = max(len(hidden), 1), (hidden.dtype, weight.dtype)
+        return loss / ctx.count, agree / ctx.count
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> Any:
-        return *_Gradient.give(ctx, grad), None, None, None
+        scale, kept = grad / ctx.count, zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        given = (None if part is None else (part * scale).to(dtype) for part, dtype in kept)
+        return *given, None, None, None
 
 
 def _diverge(tokens: Tensor, p: Tensor, log_q: Tensor, divergence: Divergence) -> tuple[Tensor, Tensor]:
@@ -196,20 +198,6 @@ class _Gradient:
             self.hidden[rows] = error @ self.w
         if self.weight is not None:
             self.weight += error.t() @ self.x[rows]
-
-    def keep(self, ctx: Any, hidden: Tensor, weight: Tensor) -> None:
-        """Save the gradients in autograd's context."""
-        ctx.save_for_backward(self.hidden, self.weight)
-        ctx.count, ctx.dtypes = max(len(hidden), 1), (hidden.dtype, weight.dtype)
-
-    @staticmethod
-    def give(ctx: Any, grad: Tensor) -> list[Tensor | None]:
-        """Return the saved gradients times `grad`, of `hidden` and of `weight`."""
-        scale = grad / ctx.count
-        return [
-            None if part is None else (part * scale).to(dtype)
-            for part, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
-        ]
 
 
 def product_dtype(x: Tensor) -> torch.dtype:

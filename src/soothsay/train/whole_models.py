@@ -159,27 +159,18 @@ def write_model(model: Transformer, like: Checkpoint, config: Mapping[str, Any],
 def named_tensors(model: Transformer, checkpoint: Checkpoint) -> dict[str, Tensor]:
     """Return the weights of `model` under their names in `checkpoint`, from which the model was loaded."""
     names = TensorNames(model.spec, checkpoint)
-    rows = {"attention.qkv": _heads(model.spec.parts(AttentionSpec)[0]), "gate_up": [0.5, 0.5]}
     out: dict[str, Tensor] = {}
     for full, tensor in model.state_dict().items():
         module, _, suffix = full.rpartition(".")
         if module == "head" and model.spec.head.tied:
             continue
-        parts = names.of(module)
-        shares = next((share for end, share in rows.items() if module.endswith(end)), [1.0])
-        sizes = [round(share * tensor.shape[0]) for share in shares] if len(parts) > 1 else [len(tensor)]
         if (order := names.row_order(module)) is not None:
             tensor = tensor[order.argsort()]
         values = tensor - 1 if model.spec.zero_centred_norms and full.endswith("norm.weight") else tensor
-        for part, value in zip(parts, values.split(sizes), strict=True):
+        parts = values.split(names.rows(module, len(tensor)))
+        for part, value in zip(names.of(module), parts, strict=True):
             out[f"{part}.{suffix}"] = value.detach().clone()
     return out
-
-
-def _heads(c: AttentionSpec) -> list[float]:
-    """The shares of queries, keys and values in the rows of their common matrix."""
-    total = c.heads + 2 * c.kv_heads
-    return [c.heads / total, c.kv_heads / total, c.kv_heads / total]
 
 
 ON_POLICY_TOKENS = 48

@@ -92,12 +92,9 @@ def named_special(settings: Mapping[str, Any]) -> dict[str, str]:
 
 def _special_texts(settings: Mapping[str, Any]) -> set[str]:
     """The texts of all special tokens that settings name."""
-    more = settings.get("additional_special_tokens")
-    texts = (
-        {one.get("content") if isinstance(one, dict) else one for one in more if isinstance(one, dict | str)}
-        if isinstance(more, list)
-        else set()
-    )
+    given = settings.get("additional_special_tokens")
+    more = given if isinstance(given, list) else []
+    texts = [one.get("content") if isinstance(one, dict) else one for one in more]
     return {text for text in (*named_special(settings).values(), *texts) if isinstance(text, str) and text}
 
 

@@ -6,7 +6,7 @@ too many for a loop in Python, so numpy compares hashes of all parts at once.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import overload
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -72,13 +72,7 @@ class Merges(Sequence[tuple[str, str]]):
     def __len__(self) -> int:
         return len(self._left)
 
-    @overload
-    def __getitem__(self, index: int) -> tuple[str, str]: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[tuple[str, str]]: ...
-
-    def __getitem__(self, index: int | slice) -> tuple[str, str] | Sequence[tuple[str, str]]:
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return list(self)[index]
         return self._tokens[self._left[index]], self._tokens[self._right[index]]

@@ -12,6 +12,7 @@ from kernels import STOCK
 from torch import Tensor
 
 from soothsay.model.native.native_kernels import NativeKernels, load_native
+from soothsay.model.native.program import Operation
 
 native = load_native()
 pytestmark = pytest.mark.skipif(native is None, reason="the kernels are not compiled")
@@ -56,7 +57,7 @@ def test_threads_write_each_row_and_nothing_after_the_last(two_threads: None, ro
     n = 1024
     x = torch.randn(rows + 8, 2 * n)
     out = torch.full((rows + 8, n), torch.nan)
-    native._emit("gated", (x[:rows], out[:rows]), numbers=(0,))
+    native._emit(Operation("gated", (x[:rows], out[:rows]), numbers=(0,)))
     assert out[rows:].isnan().all()
     torch.testing.assert_close(out[:rows], STOCK.gated(x[:rows], "silu"))
 

@@ -24,7 +24,7 @@ from soothsay.model.decoder.norm import RMSNorm, Vector
 from soothsay.model.decoder.rope import Rope
 from soothsay.model.native.native_blocks import NativeBlocks
 from soothsay.model.native.native_kernels import NativeKernels
-from soothsay.model.ops.kernels import Kernels, StockKernels
+from soothsay.model.ops.kernels import BlocksPass, Kernels, StockKernels
 from soothsay.model.ops.linear import Dense, Packed
 from soothsay.model.specs.attention_spec import HeadRotation, QueryGrowthSpec, RopeSpec
 from soothsay.model.specs.state_specs import ConvolutionSpec, DeltaSpec
@@ -173,7 +173,7 @@ def assert_recorded(
     expected = forward(kernels, x, LayerPass(rows, rope))
     blocks = kernels.record([Formula(forward, x.shape[1])])
     assert cuts(blocks)[0] <= most
-    assert torch.equal(blocks(x, (rope, rope), rows, None, (0,), ())[1], expected)
+    assert torch.equal(blocks(BlocksPass(x, (rope, rope), rows, None, (0,)))[1], expected)
     assert torch.equal(x, before)
     return expected
 
@@ -353,7 +353,7 @@ PARTS: dict[str, Forward] = {
         [ops.split(x, [48, 16])[0], ops.split(x, [16, 48])[0]], x.dtype
     ),
     "parts of heads in another order": lambda ops, x, at: ops.flat(
-        ops.cat_heads(ops.split_heads(ops.heads(x, 32), [8, 24])[::-1], torch.float32)
+        ops.cat(ops.split(ops.heads(x, 32), [8, 24], 2)[::-1], torch.float32, 2)
     ),
     "heads in another order": lambda ops, x, at: ops.flat(
         ops.cat(ops.split(ops.heads(x, 16), [1, 3])[::-1], torch.float32)
@@ -412,6 +412,6 @@ def test_a_cut_in_a_program(tiny: Callable[..., Transformer], kernels: NativeKer
     rope = (torch.empty(0), torch.empty(0))
     at = LayerPass(rows, rope)
     once = forward(kernels, x, at)
-    found = blocks(x, (rope, rope), rows, None, (0, 1), (1,))
+    found = blocks(BlocksPass(x, (rope, rope), rows, None, (0, 1), (1,)))
     assert torch.equal(found[1], once)
     assert torch.equal(found[2], forward(kernels, once, at))

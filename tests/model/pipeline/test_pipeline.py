@@ -33,7 +33,7 @@ from soothsay.model.pipeline import pipeline, stage_process
 from soothsay.model.pipeline.frames import Frame, read_moves, receive, send
 from soothsay.model.pipeline.pipeline import RemoteStage, StageAddress, load_pipeline, read_key, split_layers
 from soothsay.model.pipeline.stage_process import ServedStage, serve_engine
-from soothsay.model.stage import PoolSize
+from soothsay.model.stage import PoolSize, StagePass
 from soothsay.model.timing.pass_measuring import measure_passes
 from soothsay.model.weights.checkpoint import open_checkpoint, read_model_config
 
@@ -176,10 +176,8 @@ def test_a_failing_step_is_blamed_on_its_request_alone(llm: LLM, monkeypatch: py
     """An error in a stage is like one here: the others get their answers."""
     run = RemoteStage.run
 
-    def run_badly(self: RemoteStage, x: torch.Tensor, batch: object, *rest: object) -> object:
-        if 31 in batch.tokens.tolist():  # type: ignore[attr-defined]
-            x = x[:, 1:]
-        return run(self, x, batch, *rest)  # type: ignore[arg-type]
+    def run_badly(self: RemoteStage, at: StagePass) -> object:
+        return run(self, at._replace(x=at.x[:, 1:]) if 31 in at.batch.tokens.tolist() else at)
 
     monkeypatch.setattr(RemoteStage, "run", run_badly)
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
@@ -364,11 +362,11 @@ def test_layers_of_another_stage_are_refused(llm: LLM) -> None:
     first, last = llm.model.own.layers[0], llm.model.spec.num_layers - 1
     for layers in ([first], [first, last], [last + 1], []):
         with pytest.raises(RuntimeError, match=r"layers \[.*\] of range"):
-            stage.run(torch.zeros(4, size), batch, None, layers, [], None)
+            stage.run(StagePass(torch.zeros(4, size), batch, None, layers, [], None))
     for shape in ((5, size), (3, size), (4, size + 1)):
         with pytest.raises(RuntimeError, match=r"hidden states of the shape .* for 4 rows"):
-            stage.run(torch.zeros(shape), batch, None, [last], [], None)
-    assert stage.run(torch.zeros(4, size), batch, None, [last], [], None)
+            stage.run(StagePass(torch.zeros(shape), batch, None, [last], [], None))
+    assert stage.run(StagePass(torch.zeros(4, size), batch, None, [last], [], None))
 
 
 def test_a_stage_that_has_said_what_is_no_frame_is_not_heard_any_more() -> None:

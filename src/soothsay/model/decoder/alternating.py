@@ -14,7 +14,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from soothsay.model.decoder.decoder_block import DecoderBlock, LayerPass, Stream, dtype_of
+from soothsay.model.decoder.decoder_block import DecoderBlock, LayerPass, Stream
 from soothsay.model.decoder.embedding import LayerInput
 from soothsay.model.decoder.feed_forward import moments
 from soothsay.model.decoder.norm import RMSNorm, Vector
@@ -113,11 +113,6 @@ class AlternatingBlock(DecoderBlock):
         self.attention_norm, self.attention_post_norm, self.laurel_norm = norm(), norm(), norm()
         self.mlp_norm, self.mlp_post_norm = norm(), norm()
         self.layer_input = LayerInput(spec.input, hidden, spec.norm, kernels)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """See `DecoderBlock`."""
-        return dtype_of(self.attention.o)
 
     def compute(self, ops: Kernels, x: Tensor, at: LayerPass) -> Tensor:
         """See `DecoderBlock`."""

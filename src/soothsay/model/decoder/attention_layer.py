@@ -286,7 +286,7 @@ class LatentAttention(nn.Module):
     def __init__(self, spec: LatentSpec, hidden: int, kernels: Kernels, in_features: int | None = None):
         super().__init__()
         self.spec = c = spec
-        self.kernels, self.window, heads, bias = kernels, spec.window, spec.heads, spec.bias
+        self.kernels, heads, bias = kernels, spec.heads, spec.bias
         size, queries = in_features or hidden, heads * (c.plain + c.rotated)
         if c.query_rank is None:
             self.q: nn.Module = Dense.random(size, queries)
@@ -311,12 +311,12 @@ class LatentAttention(nn.Module):
         kv = at.keys(1, c.rank + c.rotated, read)
         ops.store(ops.cat([latent, key], read.dtype), kv, at.batch.slots)
         queries = ops.heads(self._queries(ops, x), c.plain + c.rotated)
-        plain, turning = ops.split_heads(queries, [c.plain, c.rotated])
+        plain, turning = ops.split(queries, [c.plain, c.rotated], 2)
         turned = ops.rotate(ops.cast(turning, float32), at.rope)
-        q = ops.scale(ops.cat_heads([self.kv_b.queries(ops, plain), turned], float32), c.scale)
+        q = ops.scale(ops.cat([self.kv_b.queries(ops, plain), turned], float32, 2), c.scale)
         q = _grown(self.growth, ops, q, at)
-        out = ops.attend(q, kv, at.batch, Scoring(c.softcap, self.window))
-        kept, _ = ops.split_heads(ops.heads(out, c.rank + c.rotated), [c.rank, c.rotated])
+        out = ops.attend(q, kv, at.batch, Scoring(c.softcap, c.window))
+        kept, _ = ops.split(ops.heads(out, c.rank + c.rotated), [c.rank, c.rotated], 2)
         return ops.apply(self.o, ops.flat(self.kv_b.values(ops, kept)))
 
     def _queries(self, ops: Kernels, x: Tensor) -> Tensor:

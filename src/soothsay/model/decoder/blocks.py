@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from soothsay.core.batch import Batch
 from soothsay.core.cache import LayerMemory
 from soothsay.model.decoder.alternating import AlternatingBlock, Alternation
-from soothsay.model.decoder.decoder_block import DecoderBlock, LayerPass, Stream, dtype_of
+from soothsay.model.decoder.decoder_block import DecoderBlock, LayerPass, Stream, parts_of
 from soothsay.model.decoder.embedding import LayerInput
 from soothsay.model.decoder.feed_forward import DenseAndExperts, part_dtype
 from soothsay.model.decoder.norm import RMSNorm, UnitNorm, Vector, build_norm
 from soothsay.model.decoder.parts import build_mixer, build_mlp
 from soothsay.model.decoder.sequence_block import SequenceBlock
-from soothsay.model.ops.kernels import Kernels, RecordedBlocks
+from soothsay.model.ops.kernels import BlocksPass, Kernels, RecordedBlocks
 from soothsay.model.ops.lora import AdaptedRows
 from soothsay.model.ops.operands import Ropes
 from soothsay.model.specs.model_spec import LayerSpec, ModelSpec, SequenceLayerSpec
@@ -61,11 +61,6 @@ class Block(DecoderBlock):
         self.layer_input = None if spec.input is None else LayerInput(spec.input, hidden, spec.norm, kernels)
         self.scalar = Vector("layer_scalar", 1) if spec.scalar else None
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """See `DecoderBlock`."""
-        return dtype_of(self.attention.o)
-
     def compute(self, ops: Kernels, x: Tensor, at: LayerPass) -> Tensor:
         """See `DecoderBlock`."""
         dtype, inputs = self.dtype, at.inputs
@@ -99,7 +94,7 @@ class SinglePart(DecoderBlock):
     @property
     def dtype(self) -> torch.dtype:
         """See `DecoderBlock`."""
-        return part_dtype(cast(nn.Module, self.mlp)) if self.attention is None else dtype_of(self.attention.o)
+        return part_dtype(cast(nn.Module, self.mlp)) if self.attention is None else super().dtype
 
     def compute(self, ops: Kernels, x: Tensor, at: LayerPass) -> Tensor:
         """See `DecoderBlock`."""
@@ -168,7 +163,7 @@ class Blocks(nn.ModuleList):
         if adapted is not None:
             recorded, numbers = adapted.adapters.recorded, adapted.numbers
         if recorded is not None:
-            return recorded(x, ropes, batch, kv, layers, taps, None, embeddings, numbers)
+            return recorded(BlocksPass(x, ropes, batch, kv, layers, taps, embeddings, adapters=numbers))
         streams = {}
         for layer in layers:
             if layer in taps:
@@ -181,7 +176,7 @@ class Blocks(nn.ModuleList):
                 x = block(x, rope, batch, own, None, embedding)
             else:
                 ops = adapted.adapters.over(block.kernels, numbers)
-                x = block.compute(ops, x, LayerPass.of(batch, rope, own, None, embedding))
+                x = block.compute(ops, x, LayerPass(batch, rope, *parts_of(own), None, embedding))
         return {**streams, len(self): x}
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from soothsay.core.batch import Batch
 from soothsay.core.cache import KVAndStates, LayerMemory
 from soothsay.core.states import LayerStates
-from soothsay.model.ops.kernels import Kernels, RecordedBlocks
+from soothsay.model.ops.kernels import BlocksPass, Kernels, RecordedBlocks
 from soothsay.model.ops.operands import Rotation
 
 
@@ -30,18 +30,6 @@ class LayerPass:
     """`[N, in]`, what attention reads in place of the normed stream."""
     embedding: Tensor | None = None
     """`[N, size]` float32, the layer's own embedding of each token."""
-
-    @classmethod
-    def of(
-        cls,
-        batch: Batch,
-        rope: Rotation,
-        memory: LayerMemory | None,
-        inputs: Tensor | None = None,
-        embedding: Tensor | None = None,
-    ) -> LayerPass:
-        """The pass of a layer with this memory; None: everything lives within the pass."""
-        return cls(batch, rope, *parts_of(memory), inputs, embedding)
 
     def keys(self, heads: int, size: int, like: Tensor) -> Tensor:
         """The keys and values. Within the pass, row i is in slot i, with the dtype of `like`."""
@@ -72,9 +60,9 @@ class DecoderBlock(nn.Module, ABC):
     """Size of the layer's own embedding of each token, if it has one."""
 
     @property
-    @abstractmethod
     def dtype(self) -> torch.dtype:
         """Element type of its linear layers' outputs."""
+        return cast(torch.dtype, cast(nn.Module, cast(nn.Module, self.attention).o).dtype)
 
     @abstractmethod
     def compute(self, ops: Kernels, x: Tensor, at: LayerPass) -> Tensor:
@@ -91,14 +79,10 @@ class DecoderBlock(nn.Module, ABC):
     ) -> Tensor:
         """`[N, width] -> [N, width]`, float32. For the arguments see `LayerPass`."""
         if self.recorded is None:
-            return self.compute(self.kernels, x, LayerPass.of(batch, rope, kv, inputs, embedding))
+            return self.compute(self.kernels, x, LayerPass(batch, rope, *parts_of(kv), inputs, embedding))
         memory, own = None if kv is None else (kv,), None if embedding is None else embedding[None]
-        return self.recorded(x, (rope,) * (self.rope_number + 1), batch, memory, (0,), (), inputs, own)[1]
-
-
-def dtype_of(layer: nn.Module) -> torch.dtype:
-    """Element type of a linear layer's outputs."""
-    return cast(torch.dtype, layer.dtype)
+        ropes = (rope,) * (self.rope_number + 1)
+        return self.recorded(BlocksPass(x, ropes, batch, memory, (0,), (), own, inputs))[1]
 
 
 class Stream(nn.Module):

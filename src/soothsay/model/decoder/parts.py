@@ -1,5 +1,7 @@
 """Builds the parts of layers from their specs: the one place that knows which module a spec stands for."""
 
+from collections.abc import Callable, Mapping
+
 from torch import nn
 
 from soothsay.model.decoder.attention_layer import (
@@ -31,29 +33,25 @@ from soothsay.model.specs.state_specs import (
 
 Mixer = Attention | LatentAttention | RecurrentLayer
 
+MIXERS: Mapping[type, Callable[..., Mixer]] = {
+    AttentionSpec: Attention,
+    LatentSpec: LatentAttention,
+    DeltaSpec: DeltaLayer,
+    KimiDeltaSpec: KimiDeltaLayer,
+    ConvolutionSpec: ConvolutionLayer,
+    StateSpaceSpec: StateSpaceLayer,
+    SelectiveSpec: SelectiveLayer,
+    BesideStatesSpec: AttentionBesideStates,
+}
+"""The modules of specs."""
+
 
 def build_mixer(spec: MixerSpec, hidden: int, kernels: Kernels, in_features: int | None = None) -> Mixer:
     """The part of a layer in which tokens read what came before them.
 
     It adds to a stream of `hidden` numbers. `in_features` is the size of its input rows; None: `hidden`.
     """
-    match spec:
-        case AttentionSpec():
-            return Attention(spec, hidden, kernels, in_features)
-        case LatentSpec():
-            return LatentAttention(spec, hidden, kernels, in_features)
-        case KimiDeltaSpec():
-            return KimiDeltaLayer(spec, hidden, kernels, in_features)
-        case DeltaSpec():
-            return DeltaLayer(spec, hidden, kernels, in_features)
-        case ConvolutionSpec():
-            return ConvolutionLayer(spec, hidden, kernels, in_features)
-        case StateSpaceSpec():
-            return StateSpaceLayer(spec, hidden, kernels, in_features)
-        case SelectiveSpec():
-            return SelectiveLayer(spec, hidden, kernels, in_features)
-        case BesideStatesSpec():
-            return AttentionBesideStates(spec, hidden, kernels, in_features)
+    return MIXERS[type(spec)](spec, hidden, kernels, in_features)
 
 
 def build_mlp(spec: MLPSpec, hidden: int, norm: NormSpec, kernels: Kernels) -> nn.Module:

@@ -21,7 +21,7 @@ from soothsay.model.loaded_part import FloatPart
 from soothsay.model.ops.kernels import Kernels
 from soothsay.model.ops.linear import Dense
 from soothsay.model.ops.operands import Norm
-from soothsay.model.ops.state_ops import Recurrence, SelectiveScan, StateSpace
+from soothsay.model.ops.state_ops import Recurrence, SelectiveScan, StateSpace, TokenRule
 from soothsay.model.specs.state_specs import (
     ConvolutionSpec,
     DeltaSpec,
@@ -31,15 +31,25 @@ from soothsay.model.specs.state_specs import (
 )
 
 
-class DeltaLayer(nn.Module):
-    """The gated delta rule between two products. See `soothsay.model.ops.state_ops`."""
+class RuleLayer(nn.Module):
+    """A layer whose states change by a rule for each token."""
 
-    window = None
+    kernels: Kernels
+    rule: TokenRule
+
+    def commit(self, states: LayerStates, accepted: Accepted) -> None:
+        """Advance states by accepted rows of trees, from the journal."""
+        rows, gates = states.journal[accepted.rows], states.gates[accepted.rows]
+        self.kernels.token_rule(rows, gates, self.rule, states, accepted.strands)
+
+
+class DeltaLayer(RuleLayer):
+    """The gated delta rule between two products. See `soothsay.model.ops.state_ops`."""
 
     def __init__(self, spec: DeltaSpec, hidden: int, kernels: Kernels, in_features: int | None = None):
         super().__init__()
         self.spec, self.kernels = spec, kernels
-        self.recurrence = Recurrence(spec)
+        self.rule = Recurrence(spec)
         self.o: nn.Module = Dense.random(spec.values, hidden)
         self._add_products(in_features or hidden)
 
@@ -55,13 +65,8 @@ class DeltaLayer(nn.Module):
     def forward(self, ops: Kernels, x: Tensor, at: LayerPass) -> Tensor:
         """`[N, in] -> [N, hidden]`. Advances the states of the pass by the rows of committed tokens."""
         rows, gates = self._products(ops, x)
-        out = ops.token_rule(rows, gates, self.recurrence, at.states, at.batch.strands)
+        out = ops.token_rule(rows, gates, self.rule, at.states, at.batch.strands)
         return ops.apply(self.o, out)
-
-    def commit(self, states: LayerStates, accepted: Accepted) -> None:
-        """Advance states by accepted rows of trees, from the journal."""
-        rows, gates = states.journal[accepted.rows], states.gates[accepted.rows]
-        self.kernels.token_rule(rows, gates, self.recurrence, states, accepted.strands)
 
 
 class KimiDeltaLayer(DeltaLayer):
@@ -84,10 +89,8 @@ class KimiDeltaLayer(DeltaLayer):
         return rows, ops.cat([b, ops.apply(self.decays, decays)], low.dtype)
 
 
-class StateSpaceLayer(nn.Module):
+class StateSpaceLayer(RuleLayer):
     """Mamba-2 between two products. See `soothsay.model.ops.state_ops`."""
-
-    window = None
 
     def __init__(self, spec: StateSpaceSpec, hidden: int, kernels: Kernels, in_features: int | None = None):
         super().__init__()
@@ -108,16 +111,11 @@ class StateSpaceLayer(nn.Module):
         rows = ops.cat([xbc, z], zxbct.dtype)
         return ops.apply(self.o, ops.token_rule(rows, steps, self.rule, at.states, at.batch.strands))
 
-    def commit(self, states: LayerStates, accepted: Accepted) -> None:
-        """Advance states by accepted rows of trees, from the journal."""
-        rows, steps = states.journal[accepted.rows], states.gates[accepted.rows]
-        self.kernels.token_rule(rows, steps, self.rule, states, accepted.strands)
 
-
-class SelectiveLayer(nn.Module):
+class SelectiveLayer(RuleLayer):
     """Mamba: what changes a state is a product of what the convolution gives."""
 
-    window = None
+    rule: SelectiveScan
 
     def __init__(self, spec: SelectiveSpec, hidden: int, kernels: Kernels, in_features: int | None = None):
         super().__init__()
@@ -147,11 +145,6 @@ class SelectiveLayer(nn.Module):
         gates = ops.cat([ops.apply(self.steps, steps), b, c], dtype)
         return ops.apply(self.o, ops.token_rule(xz, gates, self.rule, at.states, strands))
 
-    def commit(self, states: LayerStates, accepted: Accepted) -> None:
-        """Advance states by accepted rows of trees, from the journal."""
-        rows, gates = states.journal[accepted.rows], states.gates[accepted.rows]
-        self.kernels.token_rule(rows, gates, self.rule, states, accepted.strands)
-
 
 class Taps(FloatPart):
     """The weights of a convolution, random ones at first. Float32."""
@@ -165,8 +158,6 @@ class Taps(FloatPart):
 
 class ConvolutionLayer(nn.Module):
     """A convolution over the last tokens, between two gates and two products."""
-
-    window = None
 
     def __init__(self, spec: ConvolutionSpec, hidden: int, kernels: Kernels, in_features: int | None = None):
         super().__init__()

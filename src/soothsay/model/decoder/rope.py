@@ -85,11 +85,8 @@ def inverse_frequencies(config: RopeSpec, head_dim: int) -> Tensor:
 
 def _yarn_dimension(config: RopeSpec, head_dim: int, turns: float) -> float:
     """The dimension that makes `turns` full turns over the original context."""
-    return (
-        head_dim
-        * math.log(config.original_max_positions / (turns * 2 * math.pi))
-        / (2 * math.log(config.theta))
-    )
+    positions = config.original_max_positions / (turns * 2 * math.pi)
+    return head_dim * math.log(positions) / (2 * math.log(config.theta))
 
 
 def attention_scale(config: RopeSpec) -> float:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from soothsay.model.decoder.decoder_block import DecoderBlock, LayerPass, dtype_of
+from soothsay.model.decoder.decoder_block import DecoderBlock, LayerPass
 from soothsay.model.decoder.norm import build_norm
 from soothsay.model.decoder.parts import build_mixer, build_mlp
 from soothsay.model.ops.kernels import Kernels
@@ -55,11 +55,6 @@ class SequenceBlock(DecoderBlock):
         self.mlp = build_mlp(spec.mlp, hidden, spec.norm, kernels)
         self.mlp_norm = None if spec.norms == "between" else build_norm(spec.norm, hidden)
         self.norms_first = spec.norms == "before"
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """See `DecoderBlock`."""
-        return dtype_of(self.attention.o)
 
     def compute(self, ops: Kernels, x: Tensor, at: LayerPass) -> Tensor:
         """See `DecoderBlock`."""

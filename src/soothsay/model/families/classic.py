@@ -1,12 +1,11 @@
 """Families with layer norms: those of the years before Llama, and later ones that kept them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from soothsay.errors import ModelError
-from soothsay.model.families.decoder import ACTIVATIONS, attentions, decoder, dense
-from soothsay.model.families.fields import require
-from soothsay.model.families.layer_fields import Raw, Windows, every, rotations, windows
+from soothsay.model.families.decoder import dense, llama_like
+from soothsay.model.families.fields import require, require_only, usual_keys
+from soothsay.model.families.layer_fields import Raw, every, rotations, windows
 from soothsay.model.specs.attention_spec import HeadRotation
 from soothsay.model.specs.model_spec import EmbeddingSpec, ModelSpec, NormSpec, PositionsSpec
 
@@ -30,37 +29,22 @@ KEYS = {
 
 def _usual(raw: Raw, *, biased: bool = True, **defaults: Any) -> Raw:
     """The file with the usual keys. `biased`: linear layers have biases, whatever the file says."""
-    raw = {"rms_norm_eps": 1e-5, **defaults, **raw, **{KEYS[key]: raw[key] for key in raw if key in KEYS}}
+    raw = {"rms_norm_eps": 1e-5, **defaults, **raw, **usual_keys(raw, KEYS)}
     size = 4 * int(raw["hidden_size"])
     return {"intermediate_size": size, **raw, "attention_bias": biased, "mlp_bias": biased}
 
 
-def _only(raw: Raw, **supported: Any) -> None:
-    """Raises `ModelError` for other values than these."""
-    for key, value in supported.items():
-        if raw.get(key, value) != value:
-            raise ModelError(f"config.json: {key} {raw[key]!r:.40} is not supported, only {value}")
-
-
-def _decoder(
-    raw: Raw,
-    rotated: Sequence[HeadRotation] | None = None,
-    windowed: Windows | None = None,
-    *,
-    known: Mapping[str, str] = UNGATED,
-    norm: NormSpec = LAYER_NORM,
-    attention: Mapping[str, Any] | None = None,
-    **own: Any,
-) -> ModelSpec:
-    mixers = attentions(raw, windowed, rotated, **(attention or {}))
-    return decoder(raw, mixers, dense(raw, known), norm=norm, **own)
+def _decoder(raw: Raw, rotated: Sequence[HeadRotation] | None = None, **layer: Any) -> ModelSpec:
+    """A decoder with layer norms, whose feed-forward parts have no gate."""
+    return llama_like(raw, None, rotated, dense(raw, UNGATED), {"norm": LAYER_NORM, **layer})
 
 
 def starcoder2(raw: Raw) -> ModelSpec:
     """A `sliding_window` holds for all layers."""
     biased = bool(raw.get("use_bias", True))
     raw = _usual(raw, biased=biased, hidden_act="gelu_pytorch_tanh", tie_word_embeddings=True)
-    return _decoder(raw, windowed=windows(raw, every, reads_types=False))
+    windowed = windows(raw, every, reads_types=False)
+    return llama_like(raw, windowed, mlps=dense(raw, UNGATED), layer={"norm": LAYER_NORM})
 
 
 def jais2(raw: Raw) -> ModelSpec:
@@ -70,7 +54,7 @@ def jais2(raw: Raw) -> ModelSpec:
 
 def phi(raw: Raw) -> ModelSpec:
     """Phi-1, Phi-1.5 and Phi-2: half of each head rotates, and both parts read the same normed stream."""
-    _only(raw, qk_layernorm=False)
+    require_only(raw, qk_layernorm=False)
     raw = _usual(raw, hidden_act="gelu_new")
     return _decoder(raw, rotations(raw, share=0.5), parallel=True, head_bias=True)
 
@@ -80,22 +64,25 @@ def gpt_neox(raw: Raw) -> ModelSpec:
     biased, both = bool(raw.get("attention_bias", True)), bool(raw.get("use_parallel_residual", True))
     theta = raw.get("rotary_emb_base", 1e4)
     raw = {**_usual(raw, hidden_act="gelu", rope_theta=theta), "attention_bias": biased}
-    by_head = {"by_key_head": bool(raw.get("qkv_by_head", True))}
     rotated = rotations(raw, share=raw.get("rotary_pct", 0.25))
-    return _decoder(raw, rotated, attention=by_head, parallel=both, parallel_norms=both)
+    layer = {"norm": LAYER_NORM, "parallel": both, "parallel_norms": both}
+    by_head = bool(raw.get("qkv_by_head", True))
+    return llama_like(raw, None, rotated, dense(raw, UNGATED), layer, by_key_head=by_head)
 
 
 def gpt2(raw: Raw) -> ModelSpec:
     """Positions are learned, and nothing rotates."""
-    _only(raw, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
+    require_only(
+        raw, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False
+    )
     raw = _usual(raw, hidden_act="gelu_new", tie_word_embeddings=True)
     return _learned_positions(raw, shift=0)
 
 
 def opt(raw: Raw) -> ModelSpec:
     """OPT: as GPT-2, with a plain ReLU. The first two rows of the table of positions are not used."""
-    _only(raw, do_layer_norm_before=True, _remove_final_layer_norm=False)
-    _only(raw, word_embed_proj_dim=raw["hidden_size"])
+    require_only(raw, do_layer_norm_before=True, _remove_final_layer_norm=False)
+    require_only(raw, word_embed_proj_dim=raw["hidden_size"])
     affine, biased = (bool(raw.get(key, True)) for key in ("layer_norm_elementwise_affine", "enable_bias"))
     raw = _usual({**raw, "norm_eps": 1e-5}, biased=biased, hidden_act="relu", tie_word_embeddings=True)
     return _learned_positions(raw, shift=2, norm=NormSpec(centred=True, biased=affine, learned=affine))
@@ -116,7 +103,7 @@ def gptj(raw: Raw) -> ModelSpec:
 
 def falcon(raw: Raw) -> ModelSpec:
     """Falcon: one head of keys, or several in the newer architecture."""
-    _only(raw, alibi=False)
+    require_only(raw, alibi=False)
     newer, biased = bool(raw.get("new_decoder_architecture", False)), bool(raw.get("bias", False))
     require(
         not newer or raw.get("num_ln_in_parallel_attn") == 1,
@@ -126,17 +113,18 @@ def falcon(raw: Raw) -> ModelSpec:
     raw = _usual(raw, biased=biased, hidden_act="gelu")
     if not newer and raw.get("multi_query", True):
         raw = {**raw, "num_key_value_heads": 1}
-    by_head = {"by_key_head": bool(raw.get("qkv_by_head", True))}
-    return _decoder(raw, attention=by_head, parallel=newer or bool(raw.get("parallel_attn", True)))
+    layer = {"norm": LAYER_NORM, "parallel": newer or bool(raw.get("parallel_attn", True))}
+    by_head = bool(raw.get("qkv_by_head", True))
+    return llama_like(raw, mlps=dense(raw, UNGATED), layer=layer, by_key_head=by_head)
 
 
 def stablelm(raw: Raw) -> ModelSpec:
     """StableLM: Llama with layer norms. A quarter of each head rotates."""
-    _only(raw, qk_layernorm=False)
+    require_only(raw, qk_layernorm=False)
     raw = _usual(raw, biased=False)
-    biased = {"bias": bool(raw.get("use_qkv_bias", False))}
-    both = bool(raw.get("use_parallel_residual", False))
-    return _decoder(raw, rotations(raw, share=0.25), known=ACTIVATIONS, attention=biased, parallel=both)
+    layer = {"norm": LAYER_NORM, "parallel": bool(raw.get("use_parallel_residual", False))}
+    biased, rotated = bool(raw.get("use_qkv_bias", False)), rotations(raw, share=0.25)
+    return llama_like(raw, rotated=rotated, layer=layer, bias=biased)
 
 
 def nemotron(raw: Raw) -> ModelSpec:
@@ -148,6 +136,5 @@ def nemotron(raw: Raw) -> ModelSpec:
 
 def olmo(raw: Raw) -> ModelSpec:
     """OLMo 1: norms have no weights. Numbers of queries, keys and values may be clipped."""
-    clip = {"clip": raw.get("clip_qkv")}
-    raw = {**raw, "rms_norm_eps": 1e-5}
-    return _decoder(raw, known=ACTIVATIONS, attention=clip, norm=NormSpec(centred=True, learned=False))
+    layer = {"norm": NormSpec(centred=True, learned=False)}
+    return llama_like({**raw, "rms_norm_eps": 1e-5}, layer=layer, clip=raw.get("clip_qkv"))

@@ -3,10 +3,11 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from soothsay.errors import ModelError
-from soothsay.model.families.fields import require
+from soothsay.model.families.fields import require, require_only
 from soothsay.model.families.layer_fields import (
     Raw,
     Windows,
@@ -212,7 +213,7 @@ def _sparse(raw: Raw) -> list[bool]:
     ]
 
 
-def delta(raw: Raw, norm_eps: float, by_key_head: tuple[str, ...]) -> DeltaSpec:
+def delta(raw: Raw, by_key_head: tuple[str, ...]) -> DeltaSpec:
     """A gated delta rule."""
     key_heads, value_heads = int(raw["linear_num_key_heads"]), int(raw["linear_num_value_heads"])
     require(
@@ -226,13 +227,13 @@ def delta(raw: Raw, norm_eps: float, by_key_head: tuple[str, ...]) -> DeltaSpec:
         key_size=int(raw["linear_key_head_dim"]),
         value_size=int(raw["linear_value_head_dim"]),
         taps=int(raw["linear_conv_kernel_dim"]),
-        norm_eps=norm_eps,
+        norm_eps=norm_eps(raw),
         tiled=bool(raw.get("linear_heads_tiled", False)),
         by_key_head=by_key_head,
     )
 
 
-def state_space(raw: Raw, norm_eps: float) -> StateSpaceSpec:
+def state_space(raw: Raw) -> StateSpaceSpec:
     """Mamba-2."""
     heads, groups = int(raw["mamba_n_heads"]), int(raw["mamba_n_groups"])
     size = int(raw.get("mamba_d_ssm") or int(raw["mamba_expand"]) * int(raw["hidden_size"]))
@@ -244,10 +245,7 @@ def state_space(raw: Raw, norm_eps: float) -> StateSpaceSpec:
         raise ModelError(
             f"config.json: mamba_d_head is {raw['mamba_d_head']!r:.40}, and {heads} heads share {size}"
         )
-    require(
-        raw.get("mamba_conv_bias", True) and not raw.get("mamba_proj_bias"),
-        "mamba_conv_bias is supported only as true, and mamba_proj_bias as false",
-    )
+    require_only(raw, mamba_conv_bias=True, mamba_proj_bias=False)
     require(not _is_limited(raw.get("time_step_limit")), "time_step_limit is supported only as 0 to infinity")
     require_silu(raw, "mamba_hidden_act" if "mamba_hidden_act" in raw else "hidden_act")
     return StateSpaceSpec(
@@ -256,7 +254,7 @@ def state_space(raw: Raw, norm_eps: float) -> StateSpaceSpec:
         groups=groups,
         state_size=int(raw["mamba_d_state"]),
         taps=int(raw["mamba_d_conv"]),
-        norm_eps=norm_eps,
+        norm_eps=norm_eps(raw),
     )
 
 
@@ -337,7 +335,18 @@ def llama_like(
     windowed: Windows | None = None,
     rotated: Sequence[HeadRotation] | None = None,
     mlps: Sequence[MLPSpec] | None = None,
+    layer: Mapping[str, Any] = MappingProxyType({}),
     **own: Any,
 ) -> ModelSpec:
-    """A decoder as Llama. `own`: fields of attention in which the family differs."""
-    return decoder(raw, attentions(raw, windowed, rotated, **own), dense(raw) if mlps is None else mlps)
+    """A decoder as Llama.
+
+    Args:
+        raw: the file.
+        windowed: see `attentions`.
+        rotated: see `attentions`.
+        mlps: the feed-forward part of each layer; None: dense ones.
+        layer: arguments of `decoder` in which the family differs.
+        own: fields of attention in which it differs.
+    """
+    mixers = attentions(raw, windowed, rotated, **own)
+    return decoder(raw, mixers, dense(raw) if mlps is None else mlps, **layer)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from soothsay.model.families.decoder import attentions, decoder, dense, experts, latent_attentions, norm_eps
-from soothsay.model.families.fields import require
-from soothsay.model.families.layer_fields import Raw, are, count
+from soothsay.model.families.fields import require, require_only, usual_keys
+from soothsay.model.families.layer_fields import Raw, count, mixed
 from soothsay.model.specs.attention_spec import NO_ROTATION, HeadRotation
 from soothsay.model.specs.model_spec import EmbeddingSpec, MixerSpec, ModelSpec
 from soothsay.model.specs.state_specs import KimiDeltaSpec
@@ -19,7 +19,7 @@ def deepseek_v2(raw: Raw) -> ModelSpec:
         method in ("greedy", "group_limited_greedy"),
         f"topk_method {method!r} is not supported in DeepSeek-V2",
     )
-    require(not raw.get("norm_topk_prob"), "norm_topk_prob is not supported in DeepSeek-V2")
+    require_only(raw, norm_topk_prob=False)
     if method == "greedy":
         raw = {**raw, "n_group": 1, "topk_group": 1}
     return decoder(raw, latent_attentions(raw), experts(raw))
@@ -46,13 +46,19 @@ def glm_moe_dsa(raw: Raw) -> ModelSpec:
 
 
 KIMI_KEYS = {
-    "max_position_embeddings": "model_max_length",
-    "norm_topk_prob": "moe_renormalize",
-    "n_group": "num_expert_group",
-    "num_experts_per_tok": "num_experts_per_token",
-    "n_shared_experts": "num_shared_experts",
+    "model_max_length": "max_position_embeddings",
+    "moe_renormalize": "norm_topk_prob",
+    "num_expert_group": "n_group",
+    "num_experts_per_token": "num_experts_per_tok",
+    "num_shared_experts": "n_shared_experts",
 }
-"""The usual names of what Kimi Linear's files call otherwise."""
+"""Keys that Kimi Linear's files have in place of the usual ones."""
+
+KIMI_PARTS = {
+    **{"num_heads": "linear_num_heads", "head_dim": "linear_head_dim"},
+    "short_conv_kernel_size": "linear_conv_kernel_dim",
+}
+"""The same in the object `linear_attn_config`."""
 
 KIMI_DEFAULTS: Raw = {
     **{"max_position_embeddings": 2**20, "rms_norm_eps": 1e-5, "v_head_dim": 128, "norm_topk_prob": True},
@@ -65,36 +71,20 @@ KIMI_DEFAULTS: Raw = {
 KIMI_K3 = "attn_res_block_size", "gate_lower_bound"
 """Keys of Kimi K3, whose layers read older layers and whose decays are bounded."""
 
-KIMI_ONLY = {"mla_use_nope": True, "hidden_act": "silu", "moe_router_activation_func": "sigmoid"}
-"""The values that are supported."""
-
 
 def kimi_linear(raw: Raw) -> ModelSpec:
     """Kimi Delta Attention, and in each fourth layer latent attention that does not rotate."""
+    own = raw.get("linear_attn_config", {})
     for key in KIMI_K3:
-        require(
-            key not in {**raw, **raw.get("linear_attn_config", {})}, f"{key} (of Kimi K3) is not supported"
-        )
-    for key, only in KIMI_ONLY.items():
-        require(raw.get(key, only) == only, f"{key} is supported only as {only}")
-    usual = {name: raw[own] for name, own in KIMI_KEYS.items() if own in raw}
-    raw = {**KIMI_DEFAULTS, **raw, **usual, **_kimi_layers(raw)}
+        require(key not in raw and key not in own, f"{key} (of Kimi K3) is not supported")
+    require_only(raw, mla_use_nope=True, hidden_act="silu", moe_router_activation_func="sigmoid")
+    raw = {**KIMI_DEFAULTS, **raw, **usual_keys(raw, KIMI_KEYS), **usual_keys(own, KIMI_PARTS)}
+    attending = own.get("full_attn_layers", range(5, count(raw) + 1, 4))  # the first layer is 1
     heads, size, eps = int(raw["linear_num_heads"]), int(raw["linear_head_dim"]), norm_eps(raw)
     delta = KimiDeltaSpec(heads, heads, size, size, int(raw["linear_conv_kernel_dim"]), eps, rank=size)
     still = [replace(one, rotation=HeadRotation(NO_ROTATION, one.rotated)) for one in latent_attentions(raw)]
-    mixers = [delta if own else one for own, one in zip(are("linear_attention", raw), still, strict=True)]
+    mixers = mixed(raw, delta, still, lambda layer: layer + 1 in attending)
     return decoder(raw, mixers, experts(raw, correction="e_score_correction_bias"))
-
-
-def _kimi_layers(raw: Raw) -> Raw:
-    """The layers' types and the sizes of the delta rule, where they are in an object of their own."""
-    layers, own = count(raw), raw.get("linear_attn_config", {})
-    attending = own.get("full_attn_layers", range(5, layers + 1, 4))  # the first layer is 1
-    kinds = ["full_attention" if i + 1 in attending else "linear_attention" for i in range(layers)]
-    keys = {"linear_num_heads": "num_heads", "linear_head_dim": "head_dim"}
-    keys["linear_conv_kernel_dim"] = "short_conv_kernel_size"
-    found = {usual: own[key] for usual, key in keys.items() if key in own}
-    return {"layer_types": raw.get("layer_types", kinds), **found}
 
 
 def mistral4(raw: Raw) -> ModelSpec:

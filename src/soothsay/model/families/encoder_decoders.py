@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from soothsay.model.families.classic import UNGATED
 from soothsay.model.families.decoder import activation, norm_eps
-from soothsay.model.families.fields import require
+from soothsay.model.families.fields import require, usual_keys
 from soothsay.model.families.layer_fields import Raw, count, heads_of
 from soothsay.model.specs.attention_spec import NO_ROTATION, AttentionSpec, HeadRotation, RelativeSpec
 from soothsay.model.specs.feed_forward_spec import DenseSpec
@@ -57,7 +57,7 @@ def _scaled(raw: Raw) -> bool:
 
 
 def _t5(raw: Raw, *, scaled: bool, shares: bool = True) -> ModelSpec:
-    raw = {**raw, **{KEYS[key]: raw[key] for key in raw if key in KEYS}}
+    raw = {**raw, **usual_keys(raw, KEYS)}
     hidden, (heads, _, size) = int(raw["hidden_size"]), heads_of(raw)
     norm = NormSpec(norm_eps(raw))
     plain = AttentionSpec(heads, heads, HeadRotation(NO_ROTATION, size), scale=1.0)

@@ -258,6 +258,17 @@ def require(condition: object, message: str) -> None:
         raise ModelError(f"config.json: {message}")
 
 
+def require_only(raw: Mapping[str, Any], **supported: Any) -> None:
+    """Raise `ModelError` if a field has another value than the one that is supported."""
+    for key, only in supported.items():
+        require(raw.get(key, only) == only, f"{key} {raw.get(key)!r:.40} is not supported, only {only}")
+
+
+def usual_keys(raw: Mapping[str, Any], keys: Mapping[str, str]) -> dict[str, Any]:
+    """The fields that a file has under other keys, by the usual ones. `keys`: from those to these."""
+    return {usual: raw[own] for own, usual in keys.items() if own in raw}
+
+
 def _refusal(name: str, value: Any, wanted: str) -> ModelError:
     return ModelError(
         f"{name} is {reprlib.repr(value)}, and should be {wanted}; the file is damaged, or of a model that "

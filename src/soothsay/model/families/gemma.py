@@ -8,7 +8,7 @@ from typing import Any
 
 from soothsay.errors import ModelError
 from soothsay.model.families.decoder import activation, attentions, decoder, dense, head_norms
-from soothsay.model.families.fields import require
+from soothsay.model.families.fields import require, require_only
 from soothsay.model.families.layer_fields import (
     Raw,
     all_but_each,
@@ -77,8 +77,8 @@ UNIFIED_DEFAULTS: Raw = {
 
 def gemma(raw: Raw) -> ModelSpec:
     """Gemma 1: norms stand before each part alone."""
-    raw = gemma_keys({"head_dim": 256, **raw})
-    return decoder(raw, attentions(raw), dense(raw), embedding=scaled_embedding(raw), zero_centred_norms=True)
+    raw = {"head_dim": 256, **raw}
+    return _gemma(raw, attentions(raw), post_norms=False)
 
 
 def gemma2(raw: Raw) -> ModelSpec:
@@ -86,12 +86,12 @@ def gemma2(raw: Raw) -> ModelSpec:
     return _gemma(raw, attentions(raw, windows(raw, even)))
 
 
-def vault_gemma(raw: Raw) -> ModelSpec:
+def vaultgemma(raw: Raw) -> ModelSpec:
     """VaultGemma: Gemma 2 without norms after the parts."""
     return _gemma(raw, attentions(raw, windows(raw, even)), post_norms=False)
 
 
-def gemma3(raw: Raw) -> ModelSpec:
+def gemma3_text(raw: Raw) -> ModelSpec:
     """Layers with a window rotate by a base of their own, without scaling."""
     raw = {**GEMMA3_DEFAULTS, **raw}
     windowed = windows(raw, partial(all_but_each, 6))
@@ -128,7 +128,7 @@ def scaled_embedding(raw: Raw) -> EmbeddingSpec:
     return EmbeddingSpec(int(raw["hidden_size"]) ** 0.5, scale_rounded=True)
 
 
-def gemma4(raw: Raw, defaults: Raw = GEMMA4_DEFAULTS) -> ModelSpec:
+def gemma4_text(raw: Raw, defaults: Raw = GEMMA4_DEFAULTS) -> ModelSpec:
     """Layers without a window have heads of their own, and may have values that are their keys.
 
     The last layers may read keys and values of layers before them.
@@ -165,9 +165,9 @@ def gemma4(raw: Raw, defaults: Raw = GEMMA4_DEFAULTS) -> ModelSpec:
     )
 
 
-def gemma4_unified(raw: Raw) -> ModelSpec:
+def gemma4_unified_text(raw: Raw) -> ModelSpec:
     """Gemma 4 whose images and sounds are read by the decoder itself."""
-    return gemma4(raw, UNIFIED_DEFAULTS)
+    return gemma4_text(raw, UNIFIED_DEFAULTS)
 
 
 def sharing(raw: Raw, mixers: Sequence[AttentionSpec]) -> list[AttentionSpec]:
@@ -243,9 +243,9 @@ def _experts(raw: Raw) -> ExpertsSpec:
     return ExpertsSpec(RoutingSpec(count, chosen), expert, scaled=True)
 
 
-def gemma3n(raw: Raw) -> ModelSpec:
+def gemma3n_text(raw: Raw) -> ModelSpec:
     """The stream has several parts, and the last layers read keys and values of layers before them."""
-    require(raw.get("altup_active_idx", 0) == 0, "altup_active_idx is supported only as 0")
+    require_only(raw, altup_active_idx=0)
     raw = gemma_keys({**GEMMA3N_DEFAULTS, **raw})
     layers, size = count(raw), int(raw["hidden_size_per_layer_input"])
     windowed = windows(raw, partial(all_but_each, 5))

@@ -17,8 +17,8 @@ from soothsay.model.families.decoder import (
     require_silu,
     state_space,
 )
-from soothsay.model.families.fields import require
-from soothsay.model.families.layer_fields import Raw, are, count, every, rotations, sizes
+from soothsay.model.families.fields import require, require_only
+from soothsay.model.families.layer_fields import Raw, count, every, mixed, rotations, sizes
 from soothsay.model.specs.attention_spec import AttentionSpec, HeadRotation
 from soothsay.model.specs.feed_forward_spec import SQUARED_RELU
 from soothsay.model.specs.model_spec import EmbeddingSpec, MixerSpec, MLPSpec, ModelSpec
@@ -40,12 +40,12 @@ def granite(raw: Raw) -> ModelSpec:
     return _scaled(raw, _attentions(raw), dense(raw))
 
 
-def granite_moe(raw: Raw) -> ModelSpec:
+def granitemoe(raw: Raw) -> ModelSpec:
     """Granite 3 with experts."""
     return _scaled(raw, _attentions(raw), _experts(raw))
 
 
-def granite_hybrid(raw: Raw) -> ModelSpec:
+def granitemoehybrid(raw: Raw) -> ModelSpec:
     """Granite 4: most layers are Mamba-2's. The others do not rotate, unless the file says so.
 
     Bamba's files in GGUF are of this kind, too. A part of their heads rotates.
@@ -61,7 +61,7 @@ def granite_hybrid(raw: Raw) -> ModelSpec:
         )
         raw = {**raw, "intermediate_size": raw["shared_intermediate_size"]}
     still = [raw.get("position_embedding_type") != "rope"] * count(raw)
-    mixers = _mixed(raw, _attentions(raw, rotations(raw, share=1.0, unrotated=still)))
+    mixers = mixed(raw, state_space(raw), _attentions(raw, rotations(raw, share=1.0, unrotated=still)))
     return _scaled(raw, mixers, _experts(raw))
 
 
@@ -88,26 +88,13 @@ def _scaled(raw: Raw, mixers: Sequence[MixerSpec], mlps: Sequence[MLPSpec]) -> M
 def bamba(raw: Raw) -> ModelSpec:
     """Bamba: Mamba-2, and attention in some layers, half of whose heads' dimensions rotate."""
     raw = {**MAMBA_DEFAULTS, "rms_norm_eps": 1e-5, **raw}
-    if "layer_types" not in raw:
-        attends = raw.get("attn_layer_indices") or ()
-        kinds = ["full_attention" if i in attends else "linear_attention" for i in range(count(raw))]
-        raw = {**raw, "layer_types": kinds}
-    return decoder(raw, _mixed(raw, attentions(raw, rotated=rotations(raw, share=0.5))), dense(raw))
-
-
-def _mixed(raw: Raw, read: Sequence[AttentionSpec]) -> list[MixerSpec]:
-    """Mamba-2 in the layers of its type, and attention in the others."""
-    own, is_own = state_space(raw, norm_eps(raw)), are("linear_attention", raw)
-    return [own if kept else other for kept, other in zip(is_own, read, strict=True)]
-
-
-BIASES = ("attention_bias", "mlp_bias", "projectors_bias")
+    read, attending = attentions(raw, rotated=rotations(raw, share=0.5)), raw.get("attn_layer_indices", ())
+    return decoder(raw, mixed(raw, state_space(raw), read, lambda layer: layer in attending), dense(raw))
 
 
 def falcon_h1(raw: Raw) -> ModelSpec:
     """All layers have Mamba-2 beside attention."""
-    if biased := [name for name in BIASES if raw.get(name)]:
-        raise ModelError(f"config.json: {biased[0]} is supported only as false")
+    require_only(raw, attention_bias=False, mlp_bias=False, projectors_bias=False)
     raw = {**MAMBA_DEFAULTS, "rms_norm_eps": 1e-5, **raw}
 
     def number(name: str) -> float:
@@ -121,7 +108,7 @@ def falcon_h1(raw: Raw) -> ModelSpec:
     inputs, (gates, outputs) = number("attention_in"), numbers("mlp", 2)
     own = tuple(number("ssm_in") * part for part in numbers("ssm", 5))
     states = replace(
-        state_space(raw, norm_eps(raw)),
+        state_space(raw),
         normed=bool(raw.get("mamba_rms_norm", False)),
         norm_first=bool(raw.get("mamba_norm_before_gate", True)),
         multipliers=() if set(own) == {1.0} else own,
@@ -173,7 +160,7 @@ def nemotron_h(raw: Raw) -> ModelSpec:
     """Each layer is one part, and none rotates."""
     raw = {**NEMOTRON_DEFAULTS, **raw}
     kinds = _kinds(raw)
-    require(not raw.get("attention_bias"), "attention_bias is supported only as false")
+    require_only(raw, attention_bias=False)
     raw = {
         **raw,
         "num_hidden_layers": len(kinds),
@@ -184,7 +171,7 @@ def nemotron_h(raw: Raw) -> ModelSpec:
     still = rotations(raw, unrotated=every(raw))
     parts: dict[str, Sequence[Any]] = {
         "full_attention": attentions(raw, rotated=still),
-        "linear_attention": [state_space(raw, norm_eps(raw))] * len(kinds),
+        "linear_attention": [state_space(raw)] * len(kinds),
         "mlp": dense(raw, KNOWN),
         "moe": _nemotron_experts(raw) if "moe" in kinds else (),
     }
@@ -216,7 +203,7 @@ def mamba2(raw: Raw) -> ModelSpec:
     """Mamba-2 alone: no layer has attention or a feed-forward part."""
     raw = {"num_heads": 128, "head_dim": 64, "n_groups": 8, "state_size": 128, "conv_kernel": 4, **raw}
     raw = {**raw, **_mamba2_keys(raw, "num_heads", "head_dim", "state_size")}
-    return _states_alone(raw, state_space(raw, norm_eps(raw)))
+    return _states_alone(raw, state_space(raw))
 
 
 def mamba(raw: Raw) -> ModelSpec:
@@ -242,10 +229,7 @@ def _selective(raw: Raw, expand: str, states: str, taps: str, rank: str) -> Sele
     """Mamba. The names are the file's own keys."""
     hidden, given = int(raw["hidden_size"]), raw.get(rank, "auto")
     require_silu(raw, "hidden_act")
-    for key in ("use_conv_bias", "mamba_conv_bias"):
-        require(raw.get(key, True), f"{key} is supported only as true")
-    for key in ("use_bias", "mamba_proj_bias"):
-        require(not raw.get(key), f"{key} is supported only as false")
+    require_only(raw, use_conv_bias=True, mamba_conv_bias=True, use_bias=False, mamba_proj_bias=False)
     return SelectiveSpec(
         size=int(raw.get("mamba_d_inner") or int(raw.get(expand, 2)) * hidden),
         state_size=int(raw.get(states, 16)),
@@ -271,9 +255,7 @@ def jamba(raw: Raw) -> ModelSpec:
     own = _selective(raw, "mamba_expand", "mamba_d_state", "mamba_d_conv", "mamba_dt_rank")
     own = replace(own, norm_eps=norm_eps(raw), learned=True)
     read = attentions(raw, rotated=rotations(raw, unrotated=every(raw)))
-    kinds = ["full_attention" if has else "linear_attention" for has in turns("attn")]
-    is_own = are("linear_attention", {"layer_types": kinds, **raw})
-    mixers = [own if kept else other for kept, other in zip(is_own, read, strict=True)]
+    mixers = mixed(raw, own, read, turns("attn").__getitem__)
     if raw["num_experts"] < 2:
         return decoder(raw, mixers, dense(raw))
     sparse = raw.get("mlp_layer_types") or ["sparse" if has else "dense" for has in turns("expert")]
@@ -337,17 +319,14 @@ def lfm2_moe(raw: Raw) -> ModelSpec:
 
 
 def _convolutions(raw: Raw, mlps: Sequence[MLPSpec]) -> ModelSpec:
-    require(not raw.get("conv_bias"), "conv_bias (convolutions with a bias) is not supported")
-    full = raw.get("full_attn_idxs")
-    kinds = ["full_attention" if full is None or i in full else "conv" for i in range(count(raw))]
+    require_only(raw, conv_bias=False)
     raw = {
         **LFM2_DEFAULTS,
         **raw,
         "rms_norm_eps": raw.get("norm_eps", 1e-5),
-        "layer_types": raw.get("layer_types") or kinds,
         "tie_word_embeddings": raw.get("tie_embedding", raw.get("tie_word_embeddings", True)),
     }
     own = ConvolutionSpec(int(raw["hidden_size"]), int(raw["conv_L_cache"]))
     read = attentions(raw, norms=head_norms(raw))
-    mixers = [own if kept else other for kept, other in zip(are("conv", raw), read, strict=True)]
-    return decoder(raw, mixers, mlps)
+    full = raw.get("full_attn_idxs", range(count(raw)))
+    return decoder(raw, mixed(raw, own, read, lambda layer: layer in full, "conv"), mlps)

@@ -4,7 +4,7 @@ Functions return a value for every layer, and raise `ModelError`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from soothsay.errors import ModelError
 from soothsay.model.families.fields import MAX_POSITIONS, require
@@ -15,6 +15,8 @@ Raw = Mapping[str, Any]
 
 Windows = Sequence[int | None]
 Chooser = Callable[[Raw], Sequence[bool]]
+Own = TypeVar("Own")
+Other = TypeVar("Other")
 
 
 def count(raw: Raw) -> int:
@@ -100,15 +102,30 @@ def unrotated(raw: Raw) -> list[bool]:
     return [not rotates for rotates in rotated[:layers]]
 
 
-def are(wanted: str, raw: Raw) -> list[bool]:
-    """Layers of a type. All others should have full attention."""
-    kinds, layers = raw["layer_types"], count(raw)
-    if len(kinds) != layers or not set(kinds) <= {wanted, "full_attention"}:
+def mixed(
+    raw: Raw,
+    own: Own,
+    others: Sequence[Other],
+    attends: Callable[[int], bool] = lambda layer: True,
+    kind: str = "linear_attention",
+) -> list[Own | Other]:
+    """One part for the layers of a type, and other parts for those with full attention.
+
+    Args:
+        raw: the file.
+        own: the part of layers of type `kind`.
+        others: the part of each layer, if it has full attention. No layer should have a third type.
+        attends: whether a layer has full attention, by its number, where the file does not say so.
+        kind: the type.
+    """
+    layers = range(count(raw))
+    kinds = raw.get("layer_types", ["full_attention" if attends(layer) else kind for layer in layers])
+    if len(kinds) != len(layers) or not set(kinds) <= {kind, "full_attention"}:
         raise ModelError(
-            f"config.json: layer_types should be {wanted} or full_attention for each of {layers} "
+            f"config.json: layer_types should be {kind} or full_attention for each of {len(layers)} "
             f"layers; it has {len(kinds)} entries: {', '.join(sorted(set(kinds)))}"
         )
-    return [kind == wanted for kind in kinds]
+    return [own if found == kind else other for found, other in zip(kinds, others, strict=True)]
 
 
 KINDS = ("default", "linear", "llama3", "yarn", "longrope", "proportional")

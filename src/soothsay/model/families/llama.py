@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from soothsay.errors import ModelError
 from soothsay.model.families.decoder import (
     attentions,
     decoder,
@@ -19,7 +18,7 @@ from soothsay.model.families.decoder import (
     norm_eps,
     query_growth,
 )
-from soothsay.model.families.fields import require
+from soothsay.model.families.fields import require, require_only, usual_keys
 from soothsay.model.families.layer_fields import (
     Raw,
     Windows,
@@ -37,7 +36,10 @@ from soothsay.model.families.layer_fields import (
 )
 from soothsay.model.specs.attention_spec import AttentionSpec, HeadRotation
 from soothsay.model.specs.feed_forward_spec import CLIPPED, GATED_SQUARED_RELU, SQUARED_RELU, XIELU
-from soothsay.model.specs.model_spec import MLPSpec, ModelSpec, NormSpec
+from soothsay.model.specs.model_spec import ModelSpec, NormSpec
+
+AFTER = {"pre_norms": False, "post_norms": True}
+"""Norms stand after each part, and none before."""
 
 
 def phi3(raw: Raw) -> ModelSpec:
@@ -69,7 +71,7 @@ def smollm3(raw: Raw) -> ModelSpec:
     return llama_like(raw, windows(raw, unrotated, has_switch=True), rotated)
 
 
-def ernie(raw: Raw) -> ModelSpec:
+def ernie4_5(raw: Raw) -> ModelSpec:
     """ERNIE 4.5: neighbours rotate together."""
     raw = ernie_keys({"head_dim": 128, **raw})
     return llama_like(raw, rotated=rotations(raw, neighbours=True))
@@ -108,15 +110,13 @@ def apertus(raw: Raw) -> ModelSpec:
 
 def seed_oss(raw: Raw) -> ModelSpec:
     """Seed-OSS: attention's output has no bias."""
-    require(not raw.get("attention_out_bias"), "attention_out_bias is supported only as false")
+    require_only(raw, attention_out_bias=False)
     return llama_like({"attention_bias": True, "head_dim": 128, **raw}, o_bias=False)
 
 
 def gpt_oss(raw: Raw) -> ModelSpec:
     """gpt-oss: sinks, windows in every other layer, experts with biases and an own activation."""
-    for key, value in {"swiglu_limit": 7.0, "swiglu_alpha": 1.702}.items():
-        if raw.get(key, value) != value:
-            raise ModelError(f"config.json: {key} {raw[key]!r:.80} is not supported, only {value}")
+    require_only(raw, swiglu_limit=7.0, swiglu_alpha=1.702)
     defaults = {"attention_bias": True, "rope_theta": 1.5e5, "rms_norm_eps": 1e-5}
     raw = {**defaults, "head_dim": 64, "sliding_window": 128, **raw, "mlp_bias": True}
     # the weights are the softmax of the chosen scores alone
@@ -143,9 +143,7 @@ def _cohere(raw: Raw, windowed: Windows, unrotated: Sequence[bool]) -> ModelSpec
     defaults = {"tie_word_embeddings": True, "logit_scale": 0.0625}
     raw = {**defaults, **raw, "rms_norm_eps": raw.get("layer_norm_eps", 1e-5)}
     rotated = rotations(raw, neighbours=True, unrotated=unrotated)
-    return decoder(
-        raw, attentions(raw, windowed, rotated), dense(raw), parallel=True, norm=NormSpec(centred=True)
-    )
+    return llama_like(raw, windowed, rotated, layer={"parallel": True, "norm": NormSpec(centred=True)})
 
 
 def arcee(raw: Raw) -> ModelSpec:
@@ -168,7 +166,7 @@ def bitnet(raw: Raw) -> ModelSpec:
     return llama_like(raw, mlps=mlps, inner_eps=eps)
 
 
-def hunyuan(raw: Raw) -> ModelSpec:
+def hunyuan_v1_dense(raw: Raw) -> ModelSpec:
     """Hunyuan: norms of queries and keys come after the rotation."""
     raw = hunyuan_keys(raw)
     return llama_like(raw, norms=head_norms(raw, last=True))
@@ -189,27 +187,28 @@ def hunyuan_keys(raw: Raw) -> Raw:
 def olmo2(raw: Raw) -> ModelSpec:
     """All queries are normed together, and all keys."""
     raw = {"rms_norm_eps": 1e-5, **raw}
-    return normed_after(raw, windows(raw), rotations(raw), over_heads=True)
+    return llama_like(raw, norms=head_norms(raw, over_heads=True), layer=AFTER)
 
 
 def olmo3(raw: Raw) -> ModelSpec:
     """OLMo 2 with windows, whose layers rotate without scaling."""
     raw = {"rms_norm_eps": 1e-5, "rope_theta": 5e5, **raw}
     windowed = windows(raw, partial(all_but_each, 4))
-    return normed_after(raw, windowed, rotations(raw, local=windowed), over_heads=True)
+    norms = head_norms(raw, over_heads=True)
+    return llama_like(raw, windowed, rotations(raw, local=windowed), norms=norms, layer=AFTER)
 
 
 def exaone(raw: Raw) -> ModelSpec:
     """EXAONE 3 and 3.5: Llama with other keys."""
     keys = {"num_layers": "num_hidden_layers", "layer_norm_epsilon": "rms_norm_eps"}
     keys["activation_function"] = "hidden_act"
-    return llama_like({"rms_norm_eps": 1e-5, **{keys.get(key, key): raw[key] for key in raw}})
+    return llama_like({"rms_norm_eps": 1e-5, **raw, **usual_keys(raw, keys)})
 
 
 def exaone4(raw: Raw) -> ModelSpec:
     """EXAONE 4."""
     raw = {"rms_norm_eps": 1e-5, **raw}
-    return normed_after(raw, *exaone_layers(raw))
+    return llama_like(raw, *exaone_layers(raw), norms=head_norms(raw), layer=AFTER)
 
 
 def exaone_layers(raw: Raw) -> tuple[Windows, list[HeadRotation]]:
@@ -231,23 +230,11 @@ def exaone_layers(raw: Raw) -> tuple[Windows, list[HeadRotation]]:
     return windowed, rotations(raw, unrotated=unrotated)
 
 
-def normed_after(
-    raw: Raw,
-    windowed: Windows,
-    rotated: Sequence[HeadRotation],
-    mlps: Sequence[MLPSpec] | None = None,
-    **norms: bool,
-) -> ModelSpec:
-    """A decoder whose norms stand after each part, and normed heads. `norms`: see `head_norms`."""
-    mixers = attentions(raw, windowed, rotated, norms=head_norms(raw, **norms))
-    return decoder(raw, mixers, dense(raw) if mlps is None else mlps, pre_norms=False, post_norms=True)
-
-
 def glm(raw: Raw, **layer: Any) -> ModelSpec:
     """Half of each head rotates, by pairs of neighbours."""
     raw = {"attention_bias": True, "rms_norm_eps": 1.5625e-7, **raw}
     rotated = rotations(raw, share=0.5, neighbours=bool(raw.get("rope_interleave", True)))
-    return decoder(raw, attentions(raw, rotated=rotated, o_bias=False), dense(raw), **layer)
+    return llama_like(raw, rotated=rotated, layer=layer, o_bias=False)
 
 
 def glm4(raw: Raw) -> ModelSpec:
@@ -265,7 +252,7 @@ LLAMA4_DEFAULTS = {
 }
 
 
-def llama4(raw: Raw) -> ModelSpec:
+def llama4_text(raw: Raw) -> ModelSpec:
     """`moe_layers` have experts, and other layers a size of their own.
 
     Most layers rotate, norm their heads and see chunks. The others do not, and their queries grow with the

@@ -6,9 +6,9 @@ from functools import partial
 
 from soothsay.model.families.classic import LAYER_NORM
 from soothsay.model.families.decoder import attentions, decoder, experts, head_norms, llama_like
-from soothsay.model.families.fields import require
+from soothsay.model.families.fields import require, require_only
 from soothsay.model.families.layer_fields import Raw, all_but_each, count, every, last, rotations, windows
-from soothsay.model.families.llama import ernie_keys, exaone_layers, hunyuan_keys, normed_after
+from soothsay.model.families.llama import AFTER, ernie_keys, exaone_layers, hunyuan_keys
 from soothsay.model.specs.model_spec import EmbeddingSpec, ModelSpec
 
 corrected = partial(experts, correction="e_score_correction_bias")
@@ -32,8 +32,8 @@ def phimoe(raw: Raw) -> ModelSpec:
         require(factor == scaling.get("short_mscale"), "short_mscale and long_mscale should be equal")
         raw = {**raw, key: {**scaling, "attention_factor": factor}}
     mlps = experts(raw, routing={"within": 2 * float(raw.get("router_jitter_noise", 0.01))})
-    mixers = attentions(raw, windows(raw, every, reads_types=False))
-    return decoder(raw, mixers, mlps, norm=LAYER_NORM, head_bias=bool(raw.get("lm_head_bias", False)))
+    layer = {"norm": LAYER_NORM, "head_bias": bool(raw.get("lm_head_bias", False))}
+    return llama_like(raw, windows(raw, every, reads_types=False), mlps=mlps, layer=layer)
 
 
 def minimax_m2(raw: Raw) -> ModelSpec:
@@ -56,7 +56,7 @@ def olmoe(raw: Raw) -> ModelSpec:
 def flex_olmo(raw: Raw) -> ModelSpec:
     """FlexOLMo: OLMo 2 with experts."""
     raw = {"rope_theta": 5e5, "num_experts_per_tok": 5, **raw}
-    return normed_after(raw, windows(raw), rotations(raw), experts(raw), over_heads=True)
+    return llama_like(raw, mlps=experts(raw), norms=head_norms(raw, over_heads=True), layer=AFTER)
 
 
 def glm4_moe(raw: Raw) -> ModelSpec:
@@ -68,16 +68,15 @@ def glm4_moe(raw: Raw) -> ModelSpec:
     return llama_like(raw, None, rotations(raw, share=0.5), mlps, norms=norms, o_bias=False)
 
 
-def bailing(raw: Raw) -> ModelSpec:
+def bailing_moe(raw: Raw) -> ModelSpec:
     """Ling and Ring, whose code comes with their weights: since 2.0 as GLM-4.5, before by a softmax."""
     raw = {"norm_topk_prob": True, "num_shared_experts": 0, **raw}
-    for key in ("norm_head", "multi_gate", "norm_softmax"):
-        require(not raw.get(key), f"{key} is supported only as false")
+    require_only(raw, norm_head=False, multi_gate=False, norm_softmax=False)
     is_second = raw.get("score_function") == "sigmoid"
     mlps = experts(raw, correction="expert_bias" if is_second else None)
-    own = {"bias": bool(raw.get("use_qkv_bias")), "o_bias": bool(raw.get("use_bias"))}
+    bias, o_bias = bool(raw.get("use_qkv_bias")), bool(raw.get("use_bias"))
     norms = head_norms(raw) if raw.get("use_qk_norm", is_second) else None
-    return llama_like(raw, None, rotations(raw, share=1.0), mlps, norms=norms, **own)
+    return llama_like(raw, None, rotations(raw, share=1.0), mlps, norms=norms, bias=bias, o_bias=o_bias)
 
 
 def solar_open(raw: Raw) -> ModelSpec:
@@ -93,7 +92,7 @@ def dots1(raw: Raw) -> ModelSpec:
     return llama_like(raw, windows(raw, last), mlps=corrected(raw), norms=head_norms(raw))
 
 
-def hy3(raw: Raw) -> ModelSpec:
+def hy_v3(raw: Raw) -> ModelSpec:
     """Hunyuan 3: all layers but the first have experts."""
     defaults = {"rms_norm_eps": 1e-5, "rope_theta": 11_158_840.0, "head_dim": 128, "first_k_dense_replace": 1}
     raw = {
@@ -106,7 +105,7 @@ def hy3(raw: Raw) -> ModelSpec:
     return llama_like(raw, mlps=mlps, norms=head_norms(raw))
 
 
-def hunyuan_moe(raw: Raw) -> ModelSpec:
+def hunyuan_v1_moe(raw: Raw) -> ModelSpec:
     """Hunyuan with experts, which are as large as the part beside them."""
     raw = hunyuan_keys({**raw, "num_experts_per_tok": raw["moe_topk"]})
     mlps = experts(raw, shared_size=int(raw["intermediate_size"]), routing={"normalize": True})
@@ -141,9 +140,9 @@ def afmoe(raw: Raw) -> ModelSpec:
     return decoder(raw, mixers, mlps, embedding=EmbeddingSpec(scale), post_norms=True)
 
 
-def ernie_moe(raw: Raw) -> ModelSpec:
+def ernie4_5_moe(raw: Raw) -> ModelSpec:
     """ERNIE 4.5 with experts, from `moe_layer_start_index` to `moe_layer_end_index`."""
-    require(not raw.get("use_bias"), "use_bias is supported only as false")
+    require_only(raw, use_bias=False)
     raw = ernie_keys(raw)
     end = int(raw.get("moe_layer_end_index", -1))
     end = count(raw) - 1 if end < 0 else end

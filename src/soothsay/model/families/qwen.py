@@ -8,9 +8,8 @@ from soothsay.model.families.decoder import (
     experts,
     head_norms,
     llama_like,
-    norm_eps,
 )
-from soothsay.model.families.layer_fields import Raw, are, count, every, last, no_layer, rotations, windows
+from soothsay.model.families.layer_fields import Raw, every, last, mixed, no_layer, rotations, windows
 from soothsay.model.specs.model_spec import ModelSpec
 
 HYBRID_DEFAULTS = {  # which files may leave out, as those of transformers do
@@ -41,7 +40,7 @@ def qwen3(raw: Raw) -> ModelSpec:
     return llama_like(raw, windows(raw, last, has_switch=True), norms=head_norms(raw))
 
 
-def qwen3_vl(raw: Raw) -> ModelSpec:
+def qwen3_vl_text(raw: Raw) -> ModelSpec:
     """The text part of Qwen3-VL."""
     raw = {"rope_theta": 5e5, **raw}
     return llama_like(raw, norms=head_norms(raw))
@@ -62,7 +61,7 @@ def qwen3_moe(raw: Raw) -> ModelSpec:
     return llama_like(raw, windowed, mlps=experts(raw), norms=head_norms(raw))
 
 
-def qwen3_vl_moe(raw: Raw) -> ModelSpec:
+def qwen3_vl_moe_text(raw: Raw) -> ModelSpec:
     """The text part of Qwen3-VL with experts."""
     raw = {"rope_theta": 5e5, **raw}
     windowed = windows(raw, no_layer, reads_types=False)
@@ -93,14 +92,10 @@ def qwen3_5_moe(raw: Raw) -> ModelSpec:
 def _hybrid(raw: Raw, *, has_experts: bool, by_key_head: tuple[str, ...] = ()) -> ModelSpec:
     """Most layers have a delta rule, the others gated attention. Norms are stored around 0."""
     interval = int(raw.get("full_attention_interval") or 4)
-    kinds = ["linear_attention" if (i + 1) % interval else "full_attention" for i in range(count(raw))]
-    raw = {"layer_types": kinds, **raw}
     rotated = rotations(raw, share=0.25)
     attention = attentions(raw, rotated=rotated, norms=head_norms(raw), gated=True)
-    rule = delta(raw, norm_eps(raw), by_key_head)
-    mixers = [
-        rule if own else other for own, other in zip(are("linear_attention", raw), attention, strict=True)
-    ]
+    rule = delta(raw, by_key_head)
+    mixers = mixed(raw, rule, attention, lambda layer: (layer + 1) % interval == 0)
     shared = int(raw["shared_expert_intermediate_size"]) if has_experts else 0
     mlps = experts(raw, shared_size=shared, shared_gate=True) if has_experts else dense(raw)
     return decoder(raw, mixers, mlps, zero_centred_norms=True)

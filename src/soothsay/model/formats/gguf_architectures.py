@@ -33,7 +33,6 @@ class Architecture:
     family: str  # its `model_type`
     blocks: Mapping[str, str] = field(default_factory=dict)  # parts of blocks, beside the usual ones
     own: Callable[[Metadata, Config, Shapes], Config] = _nothing  # keys that not all files have
-    changes: Mapping[str, Change] = field(default_factory=dict)  # by part of a block
     yarn: Own = _nothing  # what a `rope_scaling` of YaRN has besides
     numbers: Mapping[str, str] = field(default_factory=dict)  # tensors of a block, by key of the metadata
     modules: parts.ModuleNames | None = None  # names of MTP modules
@@ -138,44 +137,39 @@ def _norm_eps(data: Metadata, kind: Architecture) -> Any:
 
 
 def _log_rates(rates: Tensor) -> Tensor:
-    """A from the stored -e^A. Raises `ModelError` for rates at which a state would grow."""
+    """A from the stored -e^A, one for each head or channel, or a row for each channel.
+
+    Raises `ModelError` for rates at which a state would grow.
+    """
     if not bool((rates < 0).all()):
         raise ModelError("a tensor ssm_a has rates that are not below 0; the file is damaged")
-    return (-rates.float()).log()
+    logs = (-rates.float()).log()
+    return logs.flatten() if 1 in logs.shape else logs
 
 
-_GATE_CHANGE: dict[str, Change] = {"ffn_gate_inp_shexp": lambda gate: gate.reshape(1, -1)}
-_QWEN3_5_CHANGES: dict[str, Change] = {
-    **_GATE_CHANGE,
+def _taps(stored: Tensor) -> Tensor:
+    """The taps of a convolution, `[channels, 1, taps]`, or its bias."""
+    return stored.reshape(-1, 1, stored.shape[-1]) if stored.ndim > 1 else stored
+
+
+CHANGES: Mapping[str, Change] = {
+    "ffn_gate_inp_shexp": lambda gate: gate.reshape(1, -1),
     "ssm_a": _log_rates,
-    "ssm_conv1d": lambda taps: taps[:, None],
+    **dict.fromkeys(("ssm_conv1d", *(f"ssm_conv1d_{part}" for part in "qkv"), "shortconv.conv"), _taps),
+    **dict.fromkeys(("ssm_d", "ssm_norm"), Tensor.flatten),
 }
-_MAMBA_CHANGES: dict[str, Change] = {
-    "ssm_a": _log_rates,
-    "ssm_conv1d": lambda stored: stored[:, None] if stored.ndim == 2 else stored,  # or the bias
-}
-_MAMBA2_CHANGES: dict[str, Change] = {
-    **_MAMBA_CHANGES,
-    "ssm_a": lambda rates: _log_rates(rates).flatten(),
-    "ssm_d": lambda skips: skips.flatten(),
-    "ssm_norm": lambda scale: scale.flatten(),
-}
-_KIMI_CHANGES: dict[str, Change] = {
-    "ssm_a": lambda rates: _log_rates(rates).flatten(),
-    **{f"ssm_conv1d_{part}": lambda taps: taps.reshape(-1, 1, taps.shape[-1]) for part in "qkv"},
-}
-_LFM2_CHANGES: dict[str, Change] = {"shortconv.conv": lambda taps: taps[:, None]}
+"""By part of a block."""
 
 _MIXTRAL = Architecture("mixtral", parts.EXPERTS, keys.mixtral, interleaved=True)
 _OLMO3 = Architecture("olmo3", parts.AFTER, keys.typed_windows)
 _NEMOTRON_H = Architecture(
-    *("nemotron_h", parts.NEMOTRON_H, hybrid.nemotron_h, _MAMBA2_CHANGES),
+    *("nemotron_h", parts.NEMOTRON_H, hybrid.nemotron_h),
     modules=parts.IN_LAYERS,
     eps="layer_norm_epsilon",
     varied=True,
 )
-_QWEN3_5 = partial(Architecture, changes=_QWEN3_5_CHANGES, modules=parts.IN_MTP, centred=True, partial=True)
-_LFM2 = partial(Architecture, blocks=parts.LFM2, changes=_LFM2_CHANGES, eps="norm_eps", varied=True)
+_QWEN3_5 = partial(Architecture, modules=parts.IN_MTP, centred=True, partial=True)
+_LFM2 = partial(Architecture, blocks=parts.LFM2, eps="norm_eps", varied=True)
 
 
 def _t5(blocks: Mapping[str, str], *, gated: bool) -> Architecture:
@@ -199,7 +193,7 @@ ARCHITECTURES = {
     "qwen2vl": Architecture("qwen2"),  # text has one position in all three axes
     "qwen3vl": Architecture("qwen3"),
     "qwen3vlmoe": Architecture("qwen3_moe", parts.EXPERTS, keys.qwen3_moe),
-    "qwen2moe": Architecture("qwen2_moe", parts.GATED_SHARED, keys.qwen2_moe, _GATE_CHANGE),
+    "qwen2moe": Architecture("qwen2_moe", parts.GATED_SHARED, keys.qwen2_moe),
     "phi2": Architecture("phi", own=keys.acting("gelu_new"), eps="layer_norm_eps", partial=True),
     "phi3": Architecture("phi3", parts.FUSED_QKV, keys.windowed, partial=True),
     "phimoe": Architecture("phimoe", parts.EXPERTS, keys.phimoe),
@@ -222,15 +216,15 @@ ARCHITECTURES = {
     "internlm2": Architecture("llama", interleaved=True),
     "granitemoe": Architecture("granitemoe_gguf", parts.GRANITE, keys.granite_moe, interleaved=True),
     "granitehybrid": Architecture(
-        *("granitemoehybrid_gguf", parts.GRANITE, hybrid.granite_hybrid, _MAMBA2_CHANGES),
+        *("granitemoehybrid_gguf", parts.GRANITE, hybrid.granite_hybrid),
         interleaved=True,
         varied=True,
         partial=True,  # Bamba
     ),
-    "falcon-h1": Architecture("falcon_h1", parts.FALCON_H1, hybrid.falcon_h1, _MAMBA2_CHANGES),
-    "mamba2": Architecture("mamba2", parts.MAMBA2, hybrid.mamba2, _MAMBA2_CHANGES, eps="layer_norm_epsilon"),
-    "mamba": Architecture("mamba", parts.MAMBA, hybrid.mamba, _MAMBA_CHANGES, eps="layer_norm_epsilon"),
-    "jamba": Architecture("jamba", parts.JAMBA, hybrid.jamba, _MAMBA_CHANGES, varied=True),
+    "falcon-h1": Architecture("falcon_h1", parts.FALCON_H1, hybrid.falcon_h1),
+    "mamba2": Architecture("mamba2", parts.MAMBA2, hybrid.mamba2, eps="layer_norm_epsilon"),
+    "mamba": Architecture("mamba", parts.MAMBA, hybrid.mamba, eps="layer_norm_epsilon"),
+    "jamba": Architecture("jamba", parts.JAMBA, hybrid.jamba, varied=True),
     "nemotron_h": _NEMOTRON_H,
     "nemotron_h_moe": _NEMOTRON_H,
     "ernie4_5": Architecture("ernie4_5"),
@@ -254,9 +248,7 @@ ARCHITECTURES = {
     "glm4moe": Architecture("glm4_moe", parts.GLM4_MOE, keys.glm4_moe, modules=parts.IN_LAYERS, partial=True),
     **dict.fromkeys(("deepseek2", "deepseek32", "glm-dsa"), _LATENT),
     "minicpm3": Architecture("minicpm3", parts.LATENT, keys.minicpm3),
-    "kimi-linear": Architecture(
-        "kimi_linear", parts.KIMI_LINEAR, hybrid.kimi_linear, _KIMI_CHANGES, varied=True
-    ),
+    "kimi-linear": Architecture("kimi_linear", parts.KIMI_LINEAR, hybrid.kimi_linear, varied=True),
     "command-r": Architecture("cohere", own=keys.cohere, eps="layer_norm_eps"),
     "cohere2": Architecture("cohere2", own=keys.cohere2, eps="layer_norm_eps"),
     "gemma": Architecture("gemma", own=keys.acting("gelu_pytorch_tanh"), centred=True),

@@ -73,9 +73,8 @@ class BlockRows:
 
     def take(self, rows: Tensor | slice) -> Quantized:
         """Some rows: `[n]` int64, their numbers, or a run where none are interleaved."""
-        if (
-            isinstance(rows, Tensor) and self.heads
-        ):  # row (head, half, i) of ours is (head, i, half) of the file
+        if self.heads and isinstance(rows, Tensor):
+            # row (head, half, i) of ours is (head, i, half) of the file
             size = self.shape[0] // self.heads
             head, half, i = rows // size, rows % size // (size // 2), rows % (size // 2)
             rows = head * size + 2 * i + half

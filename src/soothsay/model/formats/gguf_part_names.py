@@ -23,6 +23,14 @@ _STREAMS = {  # of Gemma 3n; {} stands for the number in a stack
     "altup_proj": "model.altup_projections.{}",
     "altup_unembd_proj": "model.altup_unembed_projections.{}",
 }
+
+
+def _feed_forward(end: str, module: str) -> dict[str, str]:
+    """Parts of a dense part, or of all experts, whose names end so, and our module."""
+    gate_up, down = f"{module}.gate_up", f"{module}.down"
+    return {f"ffn_gate{end}": f"{gate_up}:0", f"ffn_up{end}": f"{gate_up}:-1", f"ffn_down{end}": down}
+
+
 _BLOCK_PARTS = {
     "attn_norm": "attention_norm",
     "attn_q": "attention.qkv:0",
@@ -32,9 +40,7 @@ _BLOCK_PARTS = {
     "attn_q_norm": "attention.q_norm",
     "attn_k_norm": "attention.k_norm",
     "ffn_norm": "mlp_norm",
-    "ffn_gate": "mlp.gate_up:0",
-    "ffn_up": "mlp.gate_up:-1",
-    "ffn_down": "mlp.down",
+    **_feed_forward("", "mlp"),
 }
 """Parts of most files."""
 
@@ -62,16 +68,10 @@ AFTER = {"post_attention_norm": "attention_post_norm", "post_ffw_norm": "mlp_pos
 BEFORE_MLP = {"post_attention_norm": "mlp_norm"}
 EXPERTS = {
     "ffn_gate_inp": "mlp.router",
-    "ffn_gate_exps": "mlp.experts.gate_up:0",
-    "ffn_up_exps": "mlp.experts.gate_up:-1",
-    "ffn_down_exps": "mlp.experts.down",
+    **_feed_forward("_exps", "mlp.experts"),
 }
 CORRECTED_EXPERTS = {**EXPERTS, "exp_probs_b.bias": "mlp.correction:0:.e_score_correction_bias"}
-_SHARED = {
-    "ffn_gate_shexp": "mlp.shared.gate_up:0",
-    "ffn_up_shexp": "mlp.shared.gate_up:-1",
-    "ffn_down_shexp": "mlp.shared.down",
-}
+_SHARED = _feed_forward("_shexp", "mlp.shared")
 EXPERTS_AND_SHARED = {**EXPERTS, **_SHARED}
 CORRECTED_AND_SHARED = {**CORRECTED_EXPERTS, **_SHARED}
 GLM4_MOE = {**BEFORE_MLP, **CORRECTED_AND_SHARED}
@@ -95,7 +95,7 @@ DELTA = {
     "attn_gate": "attention.qkvz:1",
     "ssm_beta": "attention.gates:0",
     "ssm_alpha": "attention.gates:-1",
-    **_states("attention.recurrence"),
+    **_states("attention.rule"),
 }
 DELTA_AND_EXPERTS = {**DELTA, **GATED_SHARED}
 QWEN3_NEXT = {**DELTA_AND_EXPERTS, "ssm_ba": "attention.gates"}
@@ -149,15 +149,15 @@ _INDEXER = "attn_q_b", "attn_k", "k_norm", "proj"
 SPARSE_LATENT = {**LATENT, **{f"indexer.{part}": f"=self_attn.indexer.{part}" for part in _INDEXER}}
 KIMI_LINEAR = {
     **LATENT,
-    **{f"ssm_conv1d_{part}": f"attention.recurrence:0:.{part}_conv1d" for part in "qkv"},
+    **{f"ssm_conv1d_{part}": f"attention.rule:0:.{part}_conv1d" for part in "qkv"},
     "ssm_f_a": "attention.low:0",
     "ssm_g_a": "attention.low:1",
     "ssm_beta": "attention.low:2",
     "ssm_f_b": "attention.decays",
     "ssm_g_b": "attention.z",
-    "ssm_a": "attention.recurrence:0:.A_log",
-    "ssm_dt.bias": "attention.recurrence:0:.dt_bias",
-    "ssm_norm": "attention.recurrence:0:.o_norm",
+    "ssm_a": "attention.rule:0:.A_log",
+    "ssm_dt.bias": "attention.rule:0:.dt_bias",
+    "ssm_norm": "attention.rule:0:.o_norm",
 }
 _LAYER_INPUTS = {
     "inp_gate": "layer_input.gate",
@@ -185,9 +185,7 @@ GEMMA4 = {
     "layer_output_scale.weight": "=layer_scalar",
     "ffn_gate_inp": "mlp.mixture.router",
     "ffn_gate_inp.scale": "mlp.router_norm:0:.scale",
-    "ffn_gate_exps": "mlp.mixture.experts.gate_up:0",
-    "ffn_up_exps": "mlp.mixture.experts.gate_up:1",
-    "ffn_down_exps": "mlp.mixture.experts.down",
+    **_feed_forward("_exps", "mlp.mixture.experts"),
     "ffn_down_exps.scale": "mlp.mixture.scales:0:.per_expert_scale",
 }
 

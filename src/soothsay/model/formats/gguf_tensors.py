@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from soothsay.errors import ModelError
-from soothsay.model.formats.gguf_architectures import Architecture, Change
+from soothsay.model.formats.gguf_architectures import CHANGES, Architecture, Change
 from soothsay.model.formats.gguf_blocks import DECODERS, BlockRows
 from soothsay.model.formats.gguf_header import MAX_TENSORS, TensorPlace
 from soothsay.model.formats.gguf_metadata import Metadata
@@ -212,7 +212,7 @@ class Renaming:
                 raise ModelError(f"{self._data.path}: {full} has {tensor.shape[0]} rows for {heads} heads")
             tensor = replace(tensor, heads=heads)
         is_norm = full.endswith("norm.weight") and not full.endswith("ssm_norm.weight")
-        centred, change = self._kind.centred and is_norm, self._kind.changes.get(part)
+        centred, change = self._kind.centred and is_norm, CHANGES.get(part)
         tensor = replace(tensor, centred=centred, change=change)
         if "{}" not in targets[0]:
             renamed[targets[0]] = tensor

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import Array, addressof, byref, sizeof
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from soothsay.core.batch import Batch
 from soothsay.core.cache import LayerMemory
 from soothsay.model.decoder.decoder_block import DecoderBlock, parts_of
 from soothsay.model.native.layout import strand_plan
 from soothsay.model.native.native_linear import address
 from soothsay.model.native.operations import States, places_of
-from soothsay.model.native.program import EMBEDDING, INPUTS, KV_FORMATS, SCRATCH, STREAM, LayerRun, Op, Pass
-from soothsay.model.native.recorded import Program, Recorded, Value
+from soothsay.model.native.program import (
+    EMBEDDING,
+    INPUTS,
+    KV_FORMATS,
+    SCRATCH,
+    STREAM,
+    LayerRun,
+    Op,
+    Operation,
+    Pass,
+)
+from soothsay.model.native.recorded import Program, Value
 from soothsay.model.native.recorder import record
-from soothsay.model.ops.operands import Ropes
+from soothsay.model.ops.kernels import BlocksPass
 
 WITH_STATES = ("delta", "state_space", "convolve", "convolved", "scan")
 """Operations that read the plan of the strands."""
@@ -29,7 +38,7 @@ class _Segment(NamedTuple):
 
     ops: int  # their address
     size: int  # number of them
-    cut: Recorded | None
+    cut: Operation | None
 
 
 class NativeProgram:
@@ -38,7 +47,7 @@ class NativeProgram:
     def __init__(self, program: Program):
         self.program = program  # has what the library reads
         self.has_states = any(op.kind in WITH_STATES for op in program.ops)
-        parts, cuts = [list[Op]()], list[Recorded | None]()
+        parts, cuts = [list[Op]()], list[Operation | None]()
         for op in program.ops:
             if op.function is None:
                 parts[-1].append(op.as_op())
@@ -55,7 +64,7 @@ class _Call(NamedTuple):
 
     begin: int
     end: int
-    cut: Recorded | None
+    cut: Operation | None
     layer: int
 
 
@@ -140,19 +149,9 @@ class NativeBlocks:
             self._plans[inputs, layers] = _Plan(layers, [programs[layer] for layer in layers])
         return self._plans[inputs, layers]
 
-    def __call__(
-        self,
-        x: Tensor,
-        ropes: Ropes,
-        batch: Batch,
-        kv: Sequence[LayerMemory] | None,
-        layers: Sequence[int],
-        taps: Collection[int],
-        inputs: Tensor | None = None,
-        embeddings: Tensor | None = None,
-        adapters: Tensor | None = None,
-    ) -> dict[int, Tensor]:
+    def __call__(self, at: BlocksPass) -> dict[int, Tensor]:
         """See `RecordedBlocks`."""
+        x, ropes, batch, kv, layers, taps, embeddings, inputs, adapters = at
         plan = self._plan(None if inputs is None else inputs.dtype, tuple(layers))
         rows, stream = len(x), x.clone()
         scratch = torch.empty(rows * (plan.scratch + plan.kv_size), dtype=torch.uint8)
@@ -203,7 +202,7 @@ def _program(block: DecoderBlock, inputs: torch.dtype | None, adapt: Callable[[A
     return NativeProgram(record(compute, block.width, block.rope_number, own, block.embedding_size))
 
 
-def _compute(cut: Recorded, rows: int, bases: Mapping[int, Tensor | None]) -> None:
+def _compute(cut: Operation, rows: int, bases: Mapping[int, Tensor | None]) -> None:
     """Compute an operation by stock operations."""
     *inputs, out = (_tensor(value, rows, bases) for value in cut.operands if value is not None)
     assert cut.function is not None

@@ -15,10 +15,10 @@ from soothsay.model.loaded_part import Table
 from soothsay.model.native.layout import native_batch
 from soothsay.model.native.library import VARIANTS, Library
 from soothsay.model.native.native_blocks import NativeBlocks
-from soothsay.model.native.native_linear import ACTIVATIONS, NativeLinear, Routing
+from soothsay.model.native.native_linear import ACTIVATIONS, NativeLinear, Routing, address
 from soothsay.model.native.native_sampling import NativeSampling
-from soothsay.model.native.operations import NOTHING, Held, LowRank, NativeOperations, States, address_of
-from soothsay.model.native.program import KV_FORMATS, LayerRun, Op, Operand, Reads
+from soothsay.model.native.operations import NOTHING, LowRank, NativeOperations, States, places_of
+from soothsay.model.native.program import KV_FORMATS, LayerRun, Operation, Reads
 from soothsay.model.ops.kernels import Kernels
 from soothsay.model.ops.linear import Parts
 from soothsay.model.specs.attention_spec import AttentionSpec, LatentSpec
@@ -105,23 +105,12 @@ class NativeKernels(NativeOperations, Library, Kernels):
     def _whole(self, x: Tensor) -> Tensor:
         return x.contiguous()
 
-    def _emit(
-        self,
-        kind: str,
-        operands: Sequence[Tensor | None],
-        held: Sequence[Held] = (),
-        numbers: Sequence[int] = (),
-        factors: Sequence[float] = (),
-        reads: Reads = NOTHING,
-    ) -> None:
-        first, places = operands[0], [address_of(part) for part in held]
-        assert first is not None
-        op = Op.of(kind, [Operand.of(x) for x in operands], places, numbers, factors)
-        states = None if reads.states is None else States.of(reads.states)
-        run = LayerRun(ops=addressof(op), states=address_of(states), count=1)
+    def _emit(self, op: Operation, reads: Reads = NOTHING) -> None:
+        made, states = op.as_op(), None if reads.states is None else States(*places_of(reads.states))
+        run = LayerRun(ops=addressof(made), states=address(states), count=1)
         if reads.kv is not None:
             run.kv, run.format = reads.kv.data_ptr(), KV_FORMATS[reads.kv.dtype]
-        self._run(byref(run), 1, byref(reads.as_pass(len(first))))
+        self._run(byref(run), 1, byref(reads.as_pass(len(op.operands[0]))))
 
     def route(
         self,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ctypes import Structure, addressof, c_float, c_int, c_void_p
-from typing import Protocol, cast
+from ctypes import Array, Structure, addressof, c_float, c_int, c_void_p
+from typing import Any, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -223,9 +223,29 @@ def _pointers(values: Tensor | None, units: Tensor | None) -> _Factors:
     return _Factors(values.data_ptr(), address(units), values.dtype == torch.float16, span)
 
 
-def address(part: Tensor | None) -> int | None:
-    """The address of a tensor's first element; None for no tensor."""
-    return None if part is None else part.data_ptr()
+class Addressed(Protocol):
+    """What has a place of its own in memory."""
+
+    @property
+    def address(self) -> int:
+        """Where the library finds it."""
+
+
+Held = Tensor | Structure | Array[Any] | Addressed | None
+"""What an operation holds, which has to outlive it: weights, or how it computes."""
+
+
+def address(held: Held) -> int | None:
+    """Where the library finds something: a tensor's first element, or a structure. None: there is nothing."""
+    match held:
+        case None:
+            return None
+        case Tensor():
+            return held.data_ptr()
+        case Structure() | Array():
+            return addressof(held)
+        case _:
+            return held.address
 
 
 def panels(values: Tensor) -> Tensor:
@@ -269,10 +289,6 @@ class _Expert(Structure):
 
     _fields_ = [("gate_up", c_void_p), ("down", c_void_p)]
 
-    @classmethod
-    def of(cls, layers: tuple[NativeLinear, NativeLinear]) -> _Expert:
-        return cls(*(layer.address for layer in layers))
-
 
 class _Mixture(Structure):
     """`soothsay_mixture` of csrc/kernels.h."""
@@ -294,12 +310,10 @@ class Mixture:
         shared = native_layers(cast(DensePart, experts.shared)) if experts.mixes_shared else None
         vectors = [None if v is None else v.value for v in (experts.correction, experts.scales)]
         router = experts.router if isinstance(experts.router, NativeLinear) else None
-        each = (_Expert * len(layers))(*(_Expert.of(pair) for pair in layers))
-        beside = None if shared is None else _Expert.of(shared)
+        each = (_Expert * len(layers))(*(_Expert(*map(address, pair)) for pair in layers))
+        beside = None if shared is None else _Expert(*map(address, shared))
         self._struct = _Mixture(
-            None if router is None else router.address,
-            addressof(each),
-            None if beside is None else addressof(beside),
+            *map(address, (router, each, beside)),
             Routing.of(experts.spec.routing, *vectors),
             *(ACTIVATIONS[parts[0].activation], layers[0][1].dtype == torch.bfloat16),
             experts.ran.data_ptr(),
@@ -316,16 +330,11 @@ class Mixture:
         parts = [cast(DensePart, part) for part in experts.experts]
         shared = [] if experts.shared is None else [experts.shared]
         layers = [layer for part in (*parts, *shared) for layer in (part.first, part.down)]
-        router = [experts.router] if is_native(experts.router) else []
+        router = [experts.router] if isinstance(experts.router, NativeLinear) else []
         dtype = layers[0].dtype
-        return all(is_native(layer) and layer.dtype == dtype for layer in layers + router)
+        return all(isinstance(layer, NativeLinear) and layer.dtype == dtype for layer in layers + router)
 
 
 def native_layers(part: DensePart) -> tuple[NativeLinear, NativeLinear]:
     """The two layers of a part whose layers are the library's."""
     return cast(NativeLinear, part.first), cast(NativeLinear, part.down)
-
-
-def is_native(layer: nn.Module) -> bool:
-    """Whether the library multiplies by this layer."""
-    return isinstance(layer, NativeLinear)

@@ -16,6 +16,13 @@ from soothsay.model.native.native_linear import address
 _ZERO = array("q", [0])
 
 
+def _room(x: Tensor, count: int) -> tuple[tuple[int, int, int], Tensor, Tensor]:
+    """Rows, their width, and how many numbers are looked for; room for these, and for their places."""
+    rows, width = x.shape
+    count = min(count, width)
+    return (rows, width, count), torch.empty(rows, count), torch.empty(rows, count, dtype=torch.int64)
+
+
 class NativeSampling(Library, RacingOps):
     """`SamplingOps` in C."""
 
@@ -57,15 +64,9 @@ class NativeSampling(Library, RacingOps):
         if count > NUCLEUS_WIDTH:
             return super().largest(x, count, factors)
         x = x.contiguous()
-        rows, width = x.shape
-        count = min(count, width)
-        values, places = torch.empty(rows, count), torch.empty(rows, count, dtype=torch.int64)
+        sizes, values, places = _room(x, count)
         self._library.soothsay_largest(
-            x.data_ptr(),
-            address(factors),
-            *(rows, width, count),
-            values.data_ptr(),
-            places.data_ptr(),
+            x.data_ptr(), address(factors), *sizes, values.data_ptr(), places.data_ptr()
         )
         return values, places
 
@@ -76,13 +77,10 @@ class NativeSampling(Library, RacingOps):
     def race(self, x: Tensor, temperatures: Tensor, keys: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """See `SamplingOps`."""
         x, keys = x.contiguous(), keys.contiguous()
-        rows, width = x.shape
-        count = min(count, width)
-        values, places = torch.empty(rows, count), torch.empty(rows, count, dtype=torch.int64)
+        sizes, values, places = _room(x, count)
         self._library.soothsay_race(
             *(x.data_ptr(), temperatures.data_ptr(), keys.data_ptr()),
-            *(rows, width, count),
-            *(values.data_ptr(), places.data_ptr()),
+            *(*sizes, values.data_ptr(), places.data_ptr()),
         )
         return values, places
 

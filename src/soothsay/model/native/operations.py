@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from ctypes import Array, Structure, addressof, c_float, c_int, c_int64, c_void_p
-from typing import Protocol
+from ctypes import Array, Structure, c_float, c_int, c_int64, c_void_p
 
 import torch
 from torch import Tensor, nn
@@ -17,35 +16,25 @@ from soothsay.core.batch import Batch
 from soothsay.core.functions import UNGATED
 from soothsay.core.states import LayerStates
 from soothsay.core.strands import Strands
-from soothsay.model.native.native_linear import ACTIVATIONS
-from soothsay.model.native.program import Reads
+from soothsay.model.native.native_linear import ACTIVATIONS, address
+from soothsay.model.native.program import Operation, Reads
 from soothsay.model.ops.operands import PLAIN, HeadForm, Norm, Rotation, Scoring
 from soothsay.model.ops.state_ops import Recurrence, SelectiveScan, StateSpace, TokenRule
 
 
 class Convolution(Structure):
-    """`soothsay_convolution` of csrc/kernels.h."""
+    """`soothsay_convolution` of csrc/kernels.h. The taps `[taps, channels]` of a layer are float32."""
 
     _fields_ = [("taps", c_void_p), *((name, c_int) for name in ("taps_count", "channels"))]
 
-    @classmethod
-    def of(cls, taps: Tensor) -> Convolution:
-        """The taps `[taps, channels]` float32 of a layer, which have to outlive it."""
-        return cls(taps.data_ptr(), *taps.shape)
-
 
 class States(Structure):
-    """`soothsay_states` of csrc/kernels.h."""
+    """`soothsay_states` of csrc/kernels.h. For the fields see `places_of`."""
 
     _fields_ = [
         *((name, c_void_p) for name in ("matrices", "inputs", "journal", "gates")),
         ("nodes", c_int64),
     ]
-
-    @classmethod
-    def of(cls, states: LayerStates) -> States:
-        """The states of a layer, which have to outlive it."""
-        return cls(*places_of(states))
 
 
 def places_of(states: LayerStates) -> tuple[int, ...]:
@@ -90,8 +79,7 @@ class StateSpaceWeights(Structure):
         c, scale = weights.spec, weights.scale
         parts = (weights.taps, weights.bias, weights.log_rates, weights.offsets, weights.skips)
         return cls(
-            *(part.data_ptr() for part in parts),
-            None if scale is None else scale.data_ptr(),
+            *map(address, (*parts, scale)),
             *(c.heads, c.groups, c.head_size, c.state_size, c.taps, c.norm_first, weights.eps),
         )
 
@@ -139,12 +127,6 @@ class LowRank(nn.Module):
         spans = torch.stack([used.argmax(1), used.shape[1] - used.flip(1).argmax(1)], dim=1)
         self.spans = nn.Parameter(STEP * spans.int(), requires_grad=False)
 
-    @property
-    def as_read(self) -> LowRanks:
-        """As the library reads it. The weights have to outlive it."""
-        places = (part.data_ptr() for part in (self.down, self.up, self.spans))
-        return LowRanks(*places, self.rank, self.up.dtype == torch.bfloat16)
-
 
 class LowRanks(Structure):
     """`soothsay_low_rank` of csrc/kernels.h."""
@@ -157,37 +139,15 @@ class LowRanks(Structure):
     @classmethod
     def of(cls, layers: Sequence[nn.Module | None]) -> Array[LowRanks]:
         """The weights of layers, which have to outlive it; None: of a layer that adds nothing."""
-        return (cls * len(layers))(
-            *(layer.as_read if isinstance(layer, LowRank) else cls() for layer in layers)
-        )
+        made = (cls * len(layers))()
+        for place, layer in enumerate(layers):
+            if isinstance(layer, LowRank):
+                parts = map(address, (layer.down, layer.up, layer.spans))
+                made[place] = cls(*parts, layer.rank, layer.up.dtype == torch.bfloat16)
+        return made
 
 
 NOTHING = Reads()
-
-
-class Addressed(Protocol):
-    """What has a place of its own in memory."""
-
-    @property
-    def address(self) -> int:
-        """Where the library finds it."""
-
-
-Held = Tensor | Structure | Array[LowRanks] | Addressed | None
-"""What an operation holds, which has to outlive it: weights, or how it computes."""
-
-
-def address_of(held: Held) -> int | None:
-    """Where the library finds what an operation holds."""
-    match held:
-        case None:
-            return None
-        case Tensor():
-            return held.data_ptr()
-        case Structure() | Array():
-            return addressof(held)
-        case _:
-            return held.address
 
 
 class NativeOperations(ABC):
@@ -202,15 +162,7 @@ class NativeOperations(ABC):
         """Room for as many rows as `like` has, of `shape`; without one, of the shape that `like` has."""
 
     @abstractmethod
-    def _emit(
-        self,
-        kind: str,
-        operands: Sequence[Tensor | None],
-        held: Sequence[Held] = (),
-        numbers: Sequence[int] = (),
-        factors: Sequence[float] = (),
-        reads: Reads = NOTHING,
-    ) -> None:
+    def _emit(self, op: Operation, reads: Reads = NOTHING) -> None:
         """Run or record an operation; see `soothsay_kind` of csrc/kernels.h."""
 
     @abstractmethod
@@ -221,9 +173,9 @@ class NativeOperations(ABC):
         """See `Kernels`."""
         x, out = self._whole(x), self._new(x, dtype)
         if norm.centred:
-            self._emit("centred_norm", (x, out), (norm.weight, norm.bias), factors=(norm.eps,))
+            self._emit(Operation("centred_norm", (x, out), (norm.weight, norm.bias), factors=(norm.eps,)))
         else:
-            self._emit("add_norm", (x, None, None, out), (None, norm.weight), factors=(norm.eps,))
+            self._emit(Operation("add_norm", (x, None, None, out), (None, norm.weight), factors=(norm.eps,)))
         return out
 
     def add(self, x: Tensor, delta: Tensor, post: Norm | None) -> Tensor:
@@ -231,7 +183,7 @@ class NativeOperations(ABC):
         x, delta = self._whole(x), self._whole(delta)
         total = self._new(x, torch.float32)
         held, eps = (None, 0.0) if post is None else (post.weight, post.eps)
-        self._emit("add_norm", (x, delta, total), (held,), factors=(eps,))
+        self._emit(Operation("add_norm", (x, delta, total), (held,), factors=(eps,)))
         return total
 
     def add_norm(
@@ -244,7 +196,7 @@ class NativeOperations(ABC):
         x, delta = self._whole(x), self._whole(delta)
         total, out = self._new(x, torch.float32), self._new(x, dtype)
         held = None if post is None else post.weight, norm.weight
-        self._emit("add_norm", (x, delta, total, out), held, factors=(norm.eps,))
+        self._emit(Operation("add_norm", (x, delta, total, out), held, factors=(norm.eps,)))
         return total, out
 
     def rotate_store(self, qkv: Tensor, rope: Rotation, kv: Tensor, slots: Tensor, form: HeadForm) -> Tensor:
@@ -257,7 +209,7 @@ class NativeOperations(ABC):
         eps = next((norm.eps for norm in own if norm is not None), 0.0)
         reads = Reads(rope=rope, slots=slots, kv=kv)
         numbers = queries, form.gates, keys, d
-        self._emit("rotate_store", (qkv, q), held, numbers, (eps, form.scale), reads)
+        self._emit(Operation("rotate_store", (qkv, q), held, numbers, (eps, form.scale)), reads)
         return q
 
     def attend(self, q: Tensor, kv: Tensor, batch: Batch, how: Scoring = PLAIN) -> Tensor:
@@ -268,13 +220,14 @@ class NativeOperations(ABC):
         out = self._new(q, torch.float32, queries * d)
         numbers = heads, values, queries // heads, d, how.window or 0, most
         reads = Reads(positions=batch.positions, kv=kv, batch=batch)
-        self._emit("attend", (q, out), (how.sinks, how.relative), numbers, (how.softcap or 0.0,), reads)
+        op = Operation("attend", (q, out), (how.sinks, how.relative), numbers, (how.softcap or 0.0,))
+        self._emit(op, reads)
         return out
 
     def sigmoid_gate(self, x: Tensor, gates: Tensor) -> Tensor:
         """See `Kernels`."""
         out = self._new(x, torch.float32)
-        self._emit("sigmoid_gate", (x, gates, out))
+        self._emit(Operation("sigmoid_gate", (x, gates, out)))
         return out
 
     def token_rule(
@@ -285,7 +238,7 @@ class NativeOperations(ABC):
         gates = self._whole(self.cast(gates, rows.dtype))
         out = self._new(rows, torch.float32, rule.outputs) if rows.shape[1] > rule.shape.channels else None
         kind, held = rule_structure(rule)
-        self._emit(kind, (rows, gates, out), (held,), reads=Reads(states=states, strands=strands))
+        self._emit(Operation(kind, (rows, gates, out), (held,)), Reads(states=states, strands=strands))
         return torch.empty(0) if out is None else out
 
     def convolved(
@@ -293,7 +246,7 @@ class NativeOperations(ABC):
     ) -> Tensor:
         """See `Kernels`."""
         out, reads = self._new(x, torch.float32), Reads(states=states, strands=strands)
-        self._emit("convolved", (x, out), (SelectiveWeights.of(rule),), reads=reads)
+        self._emit(Operation("convolved", (x, out), (SelectiveWeights.of(rule),)), reads)
         return out
 
     def convolve(self, x: Tensor, taps: Tensor, states: LayerStates | None, strands: Strands) -> Tensor:
@@ -309,7 +262,8 @@ class NativeOperations(ABC):
     def _convolved(self, x: Tensor, taps: Tensor, reads: Reads, *, is_gated: bool) -> Tensor:
         x = self._whole(x)
         out = self._new(x, torch.float32, taps.shape[1])
-        self._emit("convolve", (x, out), (Convolution.of(taps),), (is_gated,), reads=reads)
+        held = Convolution(taps.data_ptr(), *taps.shape)
+        self._emit(Operation("convolve", (x, out), (held,), (is_gated,)), reads)
         return out
 
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
@@ -317,7 +271,7 @@ class NativeOperations(ABC):
         gate_up = self._whole(gate_up)
         size = gate_up.shape[1] // (1 if activation in UNGATED else 2)
         out = self._new(gate_up, gate_up.dtype, size)
-        self._emit("gated", (gate_up, out), numbers=(ACTIVATIONS[activation],))
+        self._emit(Operation("gated", (gate_up, out), numbers=(ACTIVATIONS[activation],)))
         return out
 
     def cast(self, x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -325,50 +279,52 @@ class NativeOperations(ABC):
         if x.dtype == dtype:
             return x
         out = self._new(x, dtype)
-        self._emit("copy", (x, out))
+        self._emit(Operation("copy", (x, out)))
         return out
 
     def scale(self, x: Tensor, factor: float | Tensor) -> Tensor:
         """See `Kernels`."""
         x, out = self._whole(x), self._new(x, x.dtype)
         if isinstance(factor, Tensor) and factor.numel() > 1:
-            self._emit("scale", (x, out), (factor,))
+            self._emit(Operation("scale", (x, out), (factor,)))
         else:
-            self._emit("scale", (x, out), factors=(factor.item() if isinstance(factor, Tensor) else factor,))
+            number = factor.item() if isinstance(factor, Tensor) else factor
+            self._emit(Operation("scale", (x, out), factors=(number,)))
         return out
 
     def blend(self, x: Tensor, a: float, y: Tensor, b: float) -> Tensor:
         """See `Kernels`."""
         out = self._new(x, torch.float32)
-        self._emit("blend", (self._whole(x), self._whole(y), out), factors=(a, b))
+        self._emit(Operation("blend", (self._whole(x), self._whole(y), out), factors=(a, b)))
         return out
 
     def add_gated(self, x: Tensor, gates: Tensor, y: Tensor) -> Tensor:
         """See `Kernels`."""
         out = self._new(x, torch.float32)
-        self._emit("add_gated", (self._whole(x), self._whole(gates), self._whole(y), out))
+        self._emit(Operation("add_gated", (self._whole(x), self._whole(gates), self._whole(y), out)))
         return out
 
     def grow(self, q: Tensor, factors: Tensor, span: int, shift: int, positions: Tensor) -> Tensor:
         """See `Kernels`."""
         q, out = self._whole(q), self._new(q, torch.float32)
         numbers = span, shift, len(factors) - 1
-        self._emit("grow", (q, out), (factors,), numbers, reads=Reads(positions=positions))
+        self._emit(Operation("grow", (q, out), (factors,), numbers), Reads(positions=positions))
         return out
 
     def rotate(self, x: Tensor, rope: Rotation) -> Tensor:
         """See `Kernels`."""
         out = self._new(x, torch.float32)
-        self._emit("rotate", (x, out), reads=Reads(rope=rope))
+        self._emit(Operation("rotate", (x, out)), Reads(rope=rope))
         return out
 
     def store(self, rows: Tensor, kv: Tensor, slots: Tensor) -> None:
         """See `Kernels`."""
-        self._emit("store", (self._whole(rows),), reads=Reads(kv=kv, slots=slots))
+        self._emit(Operation("store", (self._whole(rows),)), Reads(kv=kv, slots=slots))
 
     def adapt(
         self, out: Tensor, x: Tensor, adapters: Sequence[nn.Module | None], numbers: Tensor | None
     ) -> Tensor:
         """See `Kernels`. It writes to `out`."""
-        self._emit("adapt", (self._whole(x), out), (LowRanks.of(adapters),), reads=Reads(adapters=numbers))
+        op = Operation("adapt", (self._whole(x), out), (LowRanks.of(adapters),))
+        self._emit(op, Reads(adapters=numbers))
         return out

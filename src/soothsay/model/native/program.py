@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import Structure, addressof, c_float, c_int, c_int64, c_void_p
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from soothsay.core.batch import Batch
 from soothsay.core.states import LayerStates
 from soothsay.core.strands import Strands
 from soothsay.model.native.layout import path_pointers, strand_plan
-from soothsay.model.native.native_linear import address
+from soothsay.model.native.native_linear import Held, address
 from soothsay.model.ops.operands import Ropes, Rotation
 
 KV_FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.int16: 2, torch.int8: 3}
@@ -50,10 +50,12 @@ class Operand(Structure):
     ]
 
     @classmethod
-    def of(cls, x: Tensor | None) -> Operand:
-        """A tensor `[N, size]` or `[N, heads, size]`, which has to outlive it."""
+    def of(cls, x: Any) -> Operand:
+        """A tensor `[N, size]` or `[N, heads, size]`, which has to outlive it; or what stands for one."""
         if x is None:
             return cls()
+        if not isinstance(x, Tensor):
+            return x.operand()  # type: ignore[no-any-return]
         strides, shape, is_bf16 = x.stride(), x.shape, x.dtype is torch.bfloat16
         head, heads = (strides[1], shape[1]) if len(shape) == 3 else (0, 1)
         return cls(x.data_ptr(), 0, strides[0], head, ADDRESS, is_bf16, heads, shape[-1])
@@ -70,17 +72,22 @@ class Op(Structure):
         ("operands", Operand * 4),
     ]
 
-    @classmethod
-    def of(
-        cls,
-        kind: str,
-        operands: Sequence[Operand],
-        held: Sequence[int | None],
-        numbers: Sequence[int],
-        factors: Sequence[float],
-    ) -> Op:
-        """An operation of these operands. `held` are the addresses of what it holds."""
-        return cls(_NUMBER_OF[kind], (*numbers,), (*factors,), (*held,), (*operands,))
+
+class Operation(NamedTuple):
+    """An operation of tensors, or of values that stand for them."""
+
+    kind: str
+    operands: Sequence[Any]
+    held: Sequence[Held] = ()
+    numbers: Sequence[int] = ()
+    factors: Sequence[float] = ()
+    function: Callable[..., Tensor] | None = None
+    """It is computed in Python, and cuts the program."""
+
+    def as_op(self) -> Op:
+        """As the library reads it. What it holds has to outlive that."""
+        operands, held = map(Operand.of, self.operands), map(address, self.held)
+        return Op(_NUMBER_OF[self.kind], (*self.numbers,), (*self.factors,), (*held,), (*operands,))
 
 
 class Sight(Structure):

@@ -5,15 +5,12 @@ Lifetimes of values give them their places in scratch memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from soothsay.model.native.operations import Held, address_of
-from soothsay.model.native.program import SCRATCH, Op, Operand
+from soothsay.model.native.program import SCRATCH, Operand, Operation
 
 
 @dataclass(eq=False, slots=True)
@@ -69,25 +66,6 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
-    """An operation of values. A `function` is computed in Python: it cuts the program."""
-
-    kind: str
-    operands: tuple[Value | None, ...]
-    held: tuple[Held, ...] = ()
-    numbers: tuple[int, ...] = ()
-    factors: tuple[float, ...] = ()
-    function: Callable[..., Tensor] | None = None
-
-    def as_op(self) -> Op:
-        """As the library reads it."""
-        operands = [Operand() if value is None else value.operand() for value in self.operands]
-        return Op.of(
-            self.kind, operands, [address_of(part) for part in self.held], self.numbers, self.factors
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class Memory:
     """Stands for the keys and values of a layer."""
 
@@ -136,7 +114,7 @@ class RecordedBatch:
 class Program:
     """The operations of one layer, with places for all that they write."""
 
-    ops: tuple[Recorded, ...]
+    ops: tuple[Operation, ...]
     scratch: int
     """Bytes a row."""
     kv_size: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from ctypes import addressof, c_void_p
+from ctypes import c_void_p
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from soothsay.model.native.native_linear import Mixture, NativeLinear
-from soothsay.model.native.operations import NOTHING, Held, NativeOperations
-from soothsay.model.native.program import EMBEDDING, INPUTS, SCRATCH, STREAM, Reads
-from soothsay.model.native.recorded import Buffer, Program, Recorded, RecordedBatch, RecordedPass, Value
+from soothsay.model.native.operations import NOTHING, NativeOperations
+from soothsay.model.native.program import EMBEDDING, INPUTS, SCRATCH, STREAM, Operation, Reads
+from soothsay.model.native.recorded import Buffer, Program, RecordedBatch, RecordedPass, Value
 from soothsay.model.ops.kernels import StockKernels
 
 ALIGNED = 64
@@ -31,7 +31,7 @@ class Recorder(NativeOperations):
     """Records operations of one layer. For the methods see `Kernels`."""
 
     def __init__(self) -> None:
-        self.ops: list[Recorded] = []
+        self.ops: list[Operation] = []
 
     def _new(self, like: Any, dtype: torch.dtype, *shape: int) -> Any:
         sizes = shape or like.sizes
@@ -39,35 +39,28 @@ class Recorder(NativeOperations):
         head = sizes[-1] if len(sizes) == 2 else 0
         return Value(Buffer(width * dtype.itemsize), dtype, sizes, width, 0, head)
 
-    def _emit(
-        self,
-        kind: str,
-        operands: Sequence[Any],
-        held: Sequence[Held] = (),
-        numbers: Sequence[int] = (),
-        factors: Sequence[float] = (),
-        reads: Reads = NOTHING,
-    ) -> None:
+    def _emit(self, op: Operation, reads: Reads = NOTHING) -> None:
+        numbers = op.numbers
         if isinstance(reads.rope, int):  # the number of the rope comes last
             numbers = (*numbers, reads.rope)
         if isinstance(reads.batch, RecordedBatch):  # that of the paths too
             numbers = (*numbers, reads.batch.sight)
-        self.ops.append(Recorded(kind, tuple(operands), tuple(held), tuple(numbers), tuple(factors)))
+        self.ops.append(op._replace(numbers=numbers))
 
     def _whole(self, x: Any) -> Any:
         if x.is_whole:
             return x
         out = self._new(x, x.dtype)
-        self._emit("copy", (x, out))
+        self._emit(Operation("copy", (x, out)))
         return out
 
     def apply(self, layer: nn.Module, x: Any) -> Any:
         """See `Kernels`."""
         out = self._new(x, cast(torch.dtype, layer.dtype), cast(int, layer.out_features))
         if isinstance(layer, NativeLinear):
-            self._emit("linear", (self._whole(x), out), (layer,))
+            self._emit(Operation("linear", (self._whole(x), out), (layer,)))
         else:
-            self.ops.append(Recorded("", (x, out), function=layer))
+            self.ops.append(Operation("", (x, out), function=layer))
         return out
 
     def apply_heads(self, layers: nn.ModuleList, x: Any) -> Any:
@@ -75,9 +68,10 @@ class Recorder(NativeOperations):
         each = [layer for layer in layers if isinstance(layer, NativeLinear)]
         out = self._new(x, cast(torch.dtype, layers[0].dtype), len(layers), cast(int, layers[0].out_features))
         if len(each) == len(layers):
-            self._emit("linear_heads", (self._whole(x), out), (_Addresses(each),))
+            addresses = (c_void_p * len(each))(*(layer.address for layer in each))
+            self._emit(Operation("linear_heads", (self._whole(x), out), (addresses,)))
         else:
-            self.ops.append(Recorded("", (x, out), function=partial(StockKernels().apply_heads, layers)))
+            self.ops.append(Operation("", (x, out), function=partial(StockKernels().apply_heads, layers)))
         return out
 
     def mix(self, experts: Any, x: Any, scores: Any) -> Any:
@@ -89,46 +83,29 @@ class Recorder(NativeOperations):
             scores = self.apply(experts.router, x)
         scores = None if scores is None else self._whole(self.cast(scores, torch.float32))
         out = self._new(x, torch.float32)
-        self._emit("mix", (self._whole(x), scores, out), (Mixture(experts),))
+        self._emit(Operation("mix", (self._whole(x), scores, out), (Mixture(experts),)))
         return out
 
     def compute(self, function: Callable[..., Tensor], size: int, *inputs: Any) -> Any:
         """See `Kernels`."""
         out = self._new(inputs[0], torch.float32, size)
-        self.ops.append(Recorded("", (*inputs, out), function=function))
+        self.ops.append(Operation("", (*inputs, out), function=function))
         return out
 
-    def split(self, x: Any, sizes: Sequence[int]) -> list[Any]:
+    def split(self, x: Any, sizes: Sequence[int], dim: int = 1) -> list[Any]:
         """See `Kernels`."""
-        by_head = len(x.sizes) == 2
-        each = x.head if by_head else 1
+        each = x.head if dim < len(x.sizes) else 1
         return [
-            replace(x, sizes=(size, x.sizes[1]) if by_head else (size,), begin=x.begin + first * each)
+            replace(x, sizes=_with(x.sizes, dim, size), begin=x.begin + first * each)
             for size, first in zip(sizes, accumulate(sizes, initial=0), strict=False)
         ]
 
-    def split_heads(self, x: Any, sizes: Sequence[int]) -> list[Any]:
+    def cat(self, parts: Sequence[Any], dtype: torch.dtype, dim: int = 1) -> Any:
         """See `Kernels`."""
-        firsts = accumulate(sizes, initial=0)
-        return [
-            replace(x, sizes=(x.sizes[0], size), begin=x.begin + first)
-            for size, first in zip(sizes, firsts, strict=False)
-        ]
-
-    def cat(self, parts: Sequence[Any], dtype: torch.dtype) -> Any:
-        """See `Kernels`."""
-        sizes = [part.sizes[0] for part in parts]
-        out = self._new(parts[0], dtype, sum(sizes), *parts[0].sizes[1:])
-        for part, place in zip(parts, self.split(out, sizes), strict=True):
-            self._emit("copy", (part, place))
-        return out
-
-    def cat_heads(self, parts: Sequence[Any], dtype: torch.dtype) -> Any:
-        """See `Kernels`."""
-        sizes = [part.sizes[1] for part in parts]
-        out = self._new(parts[0], dtype, parts[0].sizes[0], sum(sizes))
-        for part, place in zip(parts, self.split_heads(out, sizes), strict=True):
-            self._emit("copy", (part, place))
+        sizes = [part.sizes[dim - 1] for part in parts]
+        out = self._new(parts[0], dtype, *_with(parts[0].sizes, dim, sum(sizes)))
+        for part, place in zip(parts, self.split(out, sizes, dim), strict=True):
+            self._emit(Operation("copy", (part, place)))
         return out
 
     def heads(self, x: Any, size: int) -> Any:
@@ -139,6 +116,11 @@ class Recorder(NativeOperations):
         """See `Kernels`."""
         x = self._whole(x)
         return replace(x, sizes=(x.row,), head=0)
+
+
+def _with(sizes: tuple[int, ...], dim: int, size: int) -> tuple[int, ...]:
+    """Sizes of a value with another one in dimension `dim`."""
+    return *sizes[: dim - 1], size, *sizes[dim:]
 
 
 def record(
@@ -168,14 +150,14 @@ def record(
     scratch = _place(recorder.ops, stream.buffer, out.buffer)
     ops = tuple(recorder.ops)
     if out.buffer.where != STREAM:
-        ops += (Recorded("copy", (out, stream)),)
+        ops += (Operation("copy", (out, stream)),)
     if not at.memory:
         return Program(ops, scratch, 0, None)
     ((heads, _, size), dtype) = at.memory[0].shape, at.memory[0].dtype
     return Program(ops, scratch, heads * size * dtype.itemsize, dtype)
 
 
-def _place(ops: Sequence[Recorded], stream: Buffer, final: Buffer) -> int:
+def _place(ops: Sequence[Operation], stream: Buffer, final: Buffer) -> int:
     """Give buffers their places; returns the bytes a row of scratch memory."""
     seen = dict[Buffer, None]()
     for number, op in enumerate(ops):
@@ -205,7 +187,7 @@ def _place(ops: Sequence[Recorded], stream: Buffer, final: Buffer) -> int:
     return whole
 
 
-def _in_place(op: Recorded) -> tuple[Buffer | None, Buffer | None]:
+def _in_place(op: Operation) -> tuple[Buffer | None, Buffer | None]:
     """The buffer that an operation may overwrite, and the one that may take its place."""
     source, target = (op.operands[place] for place in IN_PLACE.get(op.kind, (0, 0)))
     if source is target or source is None or target is None or not source.is_whole:
@@ -225,12 +207,3 @@ def _room(live: set[Buffer], size: int) -> int:
 
 def _aligned(size: int) -> int:
     return -(-size // ALIGNED) * ALIGNED
-
-
-class _Addresses:
-    """The addresses of layers, one after the other, at an `address`."""
-
-    def __init__(self, layers: Sequence[NativeLinear]):
-        self._layers = layers
-        self._addresses = (c_void_p * len(layers))(*(layer.address for layer in layers))
-        self.address = addressof(self._addresses)

@@ -5,7 +5,7 @@ A model holds one set of kernels and passes it on. `StockKernels` uses stock ope
 """
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -38,25 +38,24 @@ class PassModel(Protocol):
         """One pass, operation by operation; see `Transformer.run`."""
 
 
-class RecordedBlocks(Protocol):
-    """Decoder blocks as kernels run them: as few calls as there can be, with the bits of `Block.compute`."""
+class BlocksPass(NamedTuple):
+    """One pass through decoder blocks. The fields are arguments of `Blocks.forward`, but for two."""
 
-    def __call__(
-        self,
-        x: Tensor,
-        ropes: Ropes,
-        batch: Batch,
-        kv: Sequence[LayerMemory] | None,
-        layers: Sequence[int],
-        taps: Collection[int],
-        inputs: Tensor | None = None,
-        embeddings: Tensor | None = None,
-        adapters: Tensor | None = None,
-    ) -> dict[int, Tensor]:
-        """One pass. The arguments are those of `Blocks.forward`, and `inputs` of `Block.forward`.
+    x: Tensor
+    ropes: Ropes
+    batch: Batch
+    kv: Sequence[LayerMemory] | None
+    layers: Sequence[int]
+    taps: Collection[int] = ()
+    embeddings: Tensor | None = None
+    inputs: Tensor | None = None  # see `LayerPass`
+    adapters: Tensor | None = None  # numbers of rows' adapters, as in `Kernels.adapt`, if operations adapt
 
-        `adapters` are the numbers of rows' adapters, as in `Kernels.adapt`, if operations adapt.
-        """
+
+RecordedBlocks = Callable[[BlocksPass], dict[int, Tensor]]
+"""Decoder blocks as kernels run them: as few calls as there can be, with the bits of `Block.compute`.
+
+Returns what `Blocks.forward` returns."""
 
 
 class Kernels(LayoutOps, AttentionOps, StateOps, RoutingOps):
@@ -225,21 +224,13 @@ class Kernels(LayoutOps, AttentionOps, StateOps, RoutingOps):
         """`function` of some rows: `[N, size]` float32. No set of kernels has a form of its own for it."""
         return function(*inputs)
 
-    def split(self, x: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
-        """Parts of each row: of the numbers `[N, size]`, or of the heads `[N, H, d]`."""
-        return torch.split(x, list(sizes), dim=1)
+    def split(self, x: Tensor, sizes: Sequence[int], dim: int = 1) -> Sequence[Tensor]:
+        """Parts of each row: of the numbers `[N, size]`, or of the heads `[N, H, d]`. Dim 2: of each head."""
+        return torch.split(x, list(sizes), dim)
 
-    def split_heads(self, x: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
-        """Parts of each head: `[N, H, d]` to `[N, H, size]` each."""
-        return torch.split(x, list(sizes), dim=2)
-
-    def cat(self, parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-        """Join parts of rows, as `split` parts them, in one element type."""
-        return torch.cat([part.to(dtype) for part in parts], dim=1)
-
-    def cat_heads(self, parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-        """Join parts of heads, as `split_heads` parts them, in one element type."""
-        return torch.cat([part.to(dtype) for part in parts], dim=2)
+    def cat(self, parts: Sequence[Tensor], dtype: torch.dtype, dim: int = 1) -> Tensor:
+        """Join parts, as `split` makes them, in one element type."""
+        return torch.cat([part.to(dtype) for part in parts], dim)
 
     def heads(self, x: Tensor, size: int) -> Tensor:
         """Rows as heads: `[N, H * size] -> [N, H, size]`."""

@@ -104,7 +104,7 @@ def run_rows(
                     _keep(states, slot, state)
         if strand.slot != WITHIN and strand.advancing:
             _keep(states, strand.slot, state)
-        out |= _nodes(strand, state, rows, gates, c, rule, states)
+        out |= _nodes(strand, state, rows, gates, rule, states)
     return torch.stack([out[row] for row in range(len(rows))])
 
 
@@ -124,13 +124,7 @@ def _keep(states: LayerStates | None, slot: int, state: State) -> None:
 
 
 def _nodes(
-    strand: Strand,
-    state: State,
-    rows: Tensor,
-    gates: Tensor,
-    c: StateShape,
-    rule: Rule,
-    states: LayerStates | None,
+    strand: Strand, state: State, rows: Tensor, gates: Tensor, rule: Rule, states: LayerStates | None
 ) -> Iterator[tuple[int, Tensor]]:
     """The rows and outputs of a tree's nodes. What they were computed from goes to the journal."""
     after, last = {-1: state}, {parent: node for node, parent in enumerate(strand.parents)}
@@ -146,7 +140,7 @@ def _nodes(
         row = begin + node
         found, after[node] = rule(before, rows[row], gates[row], free)
         if states is not None and strand.slot != WITHIN:
-            states.journal[strand.slot, node] = rows[row, : c.channels]
+            states.journal[strand.slot, node] = rows[row, : states.journal.shape[-1]]
             states.gates[strand.slot, node] = gates[row]
         yield row, found
 

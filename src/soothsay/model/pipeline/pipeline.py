@@ -7,7 +7,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import accumulate, pairwise
@@ -20,13 +20,12 @@ import torch
 from torch import Tensor
 
 from soothsay.config import DType, KVDType
-from soothsay.core.batch import Batch
 from soothsay.core.cache import KVPool, Move
 from soothsay.errors import ModelError, StageError, type_of
 from soothsay.handshake import call
 from soothsay.model.pipeline.frames import Frame, FrameError, receive, send, written_moves, written_rows
 from soothsay.model.specs.model_spec import ModelSpec
-from soothsay.model.stage import PoolSize
+from soothsay.model.stage import PoolSize, StagePass
 from soothsay.model.transformer import Transformer
 from soothsay.model.weights.checkpoint import open_checkpoint, read_model_config
 from soothsay.model.weights.load import load_model
@@ -100,16 +99,9 @@ class RemoteStage:
             weakref.finalize(cache, self._unused.append, number)
             self._tell(Frame("pool", {"pool": number, "size": asdict(size)}))
 
-    def run(
-        self,
-        x: Tensor,
-        batch: Batch,
-        cache: KVPool | None,
-        layers: Sequence[int],
-        taps: Collection[int],
-        embeddings: Tensor | None,
-    ) -> dict[int, Tensor]:
+    def run(self, at: StagePass) -> dict[int, Tensor]:
         """See `Layers`. Raises `RuntimeError` with the words of an error there."""
+        x, batch, cache, layers, taps, embeddings = at
         fields = {
             "pool": None if cache is None else self._pools[cache],
             "layers": list(layers),

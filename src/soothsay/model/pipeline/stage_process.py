@@ -21,7 +21,7 @@ from soothsay.errors import SoothsayError
 from soothsay.handshake import CALLERS, Caller, CallerGate
 from soothsay.machine import available_memory
 from soothsay.model.pipeline.frames import Frame, FrameError, read_moves, read_rows, receive, send
-from soothsay.model.stage import PoolSize
+from soothsay.model.stage import PoolSize, StagePass
 from soothsay.model.transformer import LocalStage
 from soothsay.model.weights.checkpoint import open_checkpoint
 from soothsay.model.weights.load import load_stage
@@ -100,7 +100,9 @@ class ServedStage:
             raise FrameError(f"hidden states of the shape {list(x.shape)} for {len(batch.tokens)} rows")
         if not fields["layers"] or not all(layer in own for layer in fields["layers"]):
             raise FrameError(f"layers {fields['layers']} of {own}")
-        streams = self._stage.run(x, batch, pool, fields["layers"], fields["taps"], more[0] if more else None)
+        embeddings = more[0] if more else None
+        run = StagePass(x, batch, pool, fields["layers"], fields["taps"], embeddings)
+        streams = self._stage.run(run)
         return Frame("ran", {"streams": list(streams)}, list(streams.values()))
 
     def _commit(self, frame: Frame) -> None:

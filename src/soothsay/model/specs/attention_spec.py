@@ -120,6 +120,13 @@ class AttentionSpec:
         return 2 if self.keys_are_values else 3
 
     @property
+    def stored_rows(self) -> list[int]:
+        """The rows of queries, keys and values in checkpoints. Gates are among queries, or after them."""
+        queries, keys = self.heads * self.size, self.kv_heads * self.size
+        read = [queries, queries] if self.gates_apart else [queries * (1 + self.gated)]
+        return read + [keys] * (self.projections - 1)
+
+    @property
     def kv_shape(self) -> tuple[int, int]:
         """Its heads in the KV pool, keys' and values', and their size."""
         return 0 if self.reads is not None else 2 * self.kv_heads, self.size

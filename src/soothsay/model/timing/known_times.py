@@ -12,7 +12,6 @@ import warnings
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from soothsay import __version__
 from soothsay.machine import cache_directory, processor_name, processor_seconds_of_others
@@ -129,7 +128,7 @@ class KnownTimes:
         """The file for what is known; None if there is no home directory. Its name is a digest of everything
         that times depend on."""
         directory, model = cache_directory(), self._model
-        kinds = sorted({f"{type(module).__name__} {_kind(module)}" for module in model.modules()})
+        kinds = sorted({f"{type(one).__name__} {getattr(one, 'name', '')}" for one in model.modules()})
         facts = [
             model.spec,
             model.dtype,
@@ -163,7 +162,3 @@ class _Watch:
             return True
         free = (os.cpu_count() or 1) - granted_processors()
         return now - self._others <= (free + DISTURBANCE) * seconds + CLOCK_ERROR
-
-
-def _kind(module: nn.Module) -> str:
-    return str(getattr(module, "name", ""))

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from soothsay.core.cache import kv_bytes
-from soothsay.model.ops.linear import Dense
 from soothsay.model.timing.pass_times import PassTimes
-from soothsay.model.transformer import Transformer
+from soothsay.model.transformer import Transformer, linear_shapes
 
 BANDWIDTH = 14e9
 """Bytes that a core reads in a second. An EPYC of Zen 4 reads 29e9 on two cores."""
@@ -77,11 +76,8 @@ def linear_layers(model: Transformer) -> list[tuple[nn.Module, torch.Size]]:
 
     Layers of a model that other processes hold are left out.
     """
-    with torch.device("meta"):
-        plain = Transformer(model.spec)
-    shapes = {name: part.weight.shape for name, part in plain.named_modules() if isinstance(part, Dense)}
     held = dict(model.named_modules())
-    return [(held[name], shape) for name, shape in shapes.items() if name in held]
+    return [(held[name], shape) for name, shape in linear_shapes(model.spec).items() if name in held]
 
 
 def held_bytes(layer: nn.Module) -> int:

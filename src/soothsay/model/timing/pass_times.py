@@ -190,9 +190,8 @@ class Measurements:
             found = file.stat()
         except FileNotFoundError:
             return cls()
-        if (
-            not stat.S_ISREG(found.st_mode) or found.st_size > MAX_FILE
-        ):  # a pipe would keep its reader waiting
+        # a pipe would keep its reader waiting
+        if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_FILE:
             raise ValueError(f"it is not a file of at most {MAX_FILE} bytes")
         content = json.loads(file.read_text("utf-8"))
         return cls(parse_measurements(content), content.get("quiet") is True)

@@ -14,10 +14,8 @@ from torch import Tensor, nn
 from soothsay.errors import ModelError, type_of
 from soothsay.files import check_place, check_size, read_json_object, user_path
 from soothsay.model.kernel_sets import usable_device
-from soothsay.model.ops.linear import Dense
 from soothsay.model.ops.lora import Adapter
-from soothsay.model.specs.attention_spec import AttentionSpec
-from soothsay.model.transformer import Transformer
+from soothsay.model.transformer import Transformer, linear_shapes
 from soothsay.model.weights.checkpoint import ADAPTER, Checkpoint, open_weights
 from soothsay.model.weights.hub import fetch
 from soothsay.model.weights.tensor_names import TensorNames
@@ -137,12 +135,8 @@ class AdapterFiles:
         if model.spec.source is not None:
             raise ModelError("encoder-decoders cannot have adapters; merge one into the model's files")
         names = TensorNames(model.spec, checkpoint)
-        with torch.device("meta"):
-            plain = Transformer(model.spec)
         layers = {
-            name: layer.weight.shape
-            for name, layer in plain.named_modules()
-            if isinstance(layer, Dense) and ADAPTABLE.fullmatch(name)
+            name: shape for name, shape in linear_shapes(model.spec).items() if ADAPTABLE.fullmatch(name)
         }
         places = {
             CONVOLUTION.sub(r".c_\1", stored.removeprefix(names.prefix)): _Place(name, part)
@@ -223,7 +217,7 @@ class AdapterFiles:
         """
         stored, (out, size) = names.of(module), shape
         downs, ups = list[Tensor](), list[Tensor]()
-        for part, rows in enumerate(_rows_of(model, module, out, len(stored))):
+        for part, rows in enumerate(names.rows(module, out)):
             down, up = own.get(part, (torch.empty(0, size), torch.empty(rows, 0)))
             if down.shape[1] != size or len(up) != rows:
                 raise self._error(
@@ -267,12 +261,3 @@ def opened_adapters(
                 f"{name!r:.200} cannot be an adapter's name: letters, digits and . _ - / : make names"
             )
     return {name: AdapterFiles(path) for name, path in adapters.items()}
-
-
-def _rows_of(model: Transformer, module: str, out: int, count: int) -> list[int]:
-    """The outputs of each of `count` layers of a checkpoint that are one of our linear layers."""
-    attention = model.spec.layers[int(module.split(".")[1])].attention
-    if module.endswith(".qkv") and count > 1 and isinstance(attention, AttentionSpec):
-        each = attention.kv_heads * attention.size
-        return [out - (count - 1) * each, *[each] * (count - 1)]
-    return [out // count] * count

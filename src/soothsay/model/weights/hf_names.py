@@ -7,6 +7,13 @@ from collections.abc import Mapping
 Names = dict[str, tuple[str, ...]]
 """A module of a block -> the tensors whose rows in order are its rows. {} stands for an expert's number."""
 
+
+def _feed_forward(ours: str, theirs: str) -> Names:
+    """The names of a dense part, or of an expert, whose own names are these."""
+    gate, up = f"{theirs}.gate_proj", f"{theirs}.up_proj"
+    return {f"{ours}.gate_up": (gate, up), f"{ours}.up": (up,), f"{ours}.down": (f"{theirs}.down_proj",)}
+
+
 BLOCK_NAMES: Names = {
     "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "attention.o": ("self_attn.o_proj",),
@@ -18,26 +25,19 @@ BLOCK_NAMES: Names = {
     "attention_post_norm": ("post_attention_layernorm",),
     "mlp_norm": ("post_attention_layernorm",),
     "mlp_post_norm": ("post_feedforward_layernorm",),
-    "mlp.gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-    "mlp.up": ("mlp.up_proj",),
-    "mlp.down": ("mlp.down_proj",),
+    **_feed_forward("mlp", "mlp"),
     "mlp.inner_norm": ("mlp.ffn_sub_norm",),
     "mlp.learned": ("mlp.act_fn",),
     # experts
     "mlp.router": ("mlp.gate",),
     "mlp.correction": ("mlp.gate",),
-    "mlp.shared.gate_up": ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
-    "mlp.shared.up": ("mlp.shared_experts.up_proj",),
-    "mlp.shared.down": ("mlp.shared_experts.down_proj",),
+    **_feed_forward("mlp.shared", "mlp.shared_experts"),
     "mlp.shared_gate": ("mlp.shared_expert_gate",),
-    "mlp.experts.gate_up": ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"),
-    "mlp.experts.up": ("mlp.experts.{}.up_proj",),
-    "mlp.experts.down": ("mlp.experts.{}.down_proj",),
+    **_feed_forward("mlp.experts", "mlp.experts.{}"),
     "mlp.latent_in": ("mlp.fc1_latent_proj",),
     "mlp.latent_out": ("mlp.fc2_latent_proj",),
     # a dense part beside experts
-    "mlp.dense.gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-    "mlp.dense.down": ("mlp.down_proj",),
+    **_feed_forward("mlp.dense", "mlp"),
     "mlp.dense_norm": ("pre_feedforward_layernorm",),
     "mlp.dense_post_norm": ("post_feedforward_layernorm_1",),
     "mlp.experts_norm": ("pre_feedforward_layernorm_2",),
@@ -45,8 +45,7 @@ BLOCK_NAMES: Names = {
     "mlp.router_norm": ("router",),
     "mlp.mixture.router": ("router.proj",),
     "mlp.mixture.scales": ("router",),
-    "mlp.mixture.experts.gate_up": ("experts.{}.gate_proj", "experts.{}.up_proj"),
-    "mlp.mixture.experts.down": ("experts.{}.down_proj",),
+    **_feed_forward("mlp.mixture.experts", "experts.{}"),
     # latent attention
     "attention.q": ("self_attn.q_proj",),
     "attention.q_a": ("self_attn.q_a_proj",),
@@ -58,7 +57,6 @@ BLOCK_NAMES: Names = {
     # states
     "attention.qkvz": ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
     "attention.gates": ("linear_attn.in_proj_b", "linear_attn.in_proj_a"),
-    "attention.recurrence": ("linear_attn",),
     "attention.low": tuple(f"self_attn.{part}_proj" for part in ("f_a", "g_a", "b")),
     "attention.decays": ("self_attn.f_b_proj",),
     "attention.z": ("self_attn.g_b_proj",),
@@ -173,8 +171,7 @@ _LAST_OF_BART = {
 }
 _W123 = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 _GEMMAS = "gemma2", "vaultgemma", "gemma3_text", "gemma3n_text", "gemma4_text", "gemma4_unified_text"
-_GEMMA = _renamed({}, mlp_norm="pre_feedforward_layernorm")
-_QWEN3_5 = _renamed({"mlp.shared_experts": "mlp.shared_expert"})
+_QWEN3_5 = _renamed({"mlp.shared_experts": "mlp.shared_expert"}, attention__rule="linear_attn")
 _GRANITE = {
     "mlp.experts": "block_sparse_moe.experts",
     "mlp.shared_experts": "shared_mlp",
@@ -208,9 +205,7 @@ FAMILY_NAMES: Mapping[str, Names] = {
     **dict.fromkeys(("qwen2_moe", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), _QWEN3_5),
     **dict.fromkeys(("mixtral", "phimoe"), _renamed({"mlp": "block_sparse_moe"}, _W123)),
     "minimax_m2": _renamed({"mlp": "block_sparse_moe"}, _W123, mlp__correction="block_sparse_moe"),
-    **dict.fromkeys(
-        ("gemma2", "vaultgemma", "gemma3_text", "gemma3n_text", "gemma4_text", "gemma4_unified_text"), _GEMMA
-    ),
+    **dict.fromkeys(_GEMMAS, _renamed({}, mlp_norm="pre_feedforward_layernorm")),
     "gpt_oss": _renamed({}, mlp__router="mlp.router"),
     "llama4_text": _renamed(
         {"mlp.shared_experts": "feed_forward.shared_expert", "mlp": "feed_forward"},
@@ -264,7 +259,7 @@ FAMILY_NAMES: Mapping[str, Names] = {
                 "mlp.experts": "block_sparse_moe.experts",
                 "mlp.shared_experts": "block_sparse_moe.shared_experts",
             },
-            attention__recurrence="self_attn",
+            attention__rule="self_attn",
             mlp__router="block_sparse_moe.gate",
             mlp__correction="block_sparse_moe.gate",
         ),

@@ -185,7 +185,8 @@ def table_bytes(names: TensorNames, mode: NumericMode) -> int:
     """Bytes of the table of embeddings, which stays a mapped file."""
     with WeightSource(names, mode, StockKernels(), mode.dtype) as source:
         blocks = source.blocks("embedding")
-        return source.read(names.require("embedding")[0]).nbytes if blocks is None else blocks.data.nbytes
+        stored = source.read(names.require("embedding")[0]) if blocks is None else blocks.data
+        return int(stored.nbytes)
 
 
 def check_memory(model: Transformer, mode: NumericMode, names: TensorNames, prefix: str = "") -> None:

@@ -169,7 +169,7 @@ def numeric_mode(
     """
     on_cpu = torch.device(device).type == "cpu"
     fast = not on_cpu or multiplies_bfloat16()
-    stored = names.checkpoint.weight_format()
+    stored, path = names.checkpoint.weight_format(), names.checkpoint.path
     if dtype not in ("auto", *DTYPES, *BITS):
         raise ModelError(f"dtype {dtype!r} is unknown; choose {', '.join(('auto', *DTYPES, *BITS))}")
     first = torch.float32
@@ -178,37 +178,54 @@ def numeric_mode(
             first = read(names.require(names.first_linear)[0]).dtype
     if dtype == "bfloat16" and not fast:
         warnings.warn("this processor does not multiply bfloat16; computing in float32", stacklevel=3)
-        return NumericMode(torch.float32, stored=stored, file_dtype=first)
-    if dtype in DTYPES:
-        return NumericMode(DTYPES[dtype], stored=stored, file_dtype=first)
-    bits = BITS.get(dtype)
-    if stored is not None and stored.are_fp8 and bits is None:
+    if dtype == "auto" and stored is not None and stored.are_fp8:
         if not on_cpu:
             return NumericMode(torch.bfloat16, stored=stored)
         warnings.warn(
-            f"{names.checkpoint.path} is stored in FP8 and runs in int8 in groups of {GROUP_SIZES[0]}, "
+            f"{path} is stored in FP8 and runs in int8 in groups of {GROUP_SIZES[0]}, "
             "which takes as much memory; dtype='bfloat16' dequantizes it, in twice the memory",
             stacklevel=3,
         )
-    coarse = coarse and bits is not None
-    if stored is not None and bits is not None and not coarse:
-        check_bits(stored, dtype, names.checkpoint.path)
-    if bits is not None or stored is not None:
-        if not on_cpu and (kernels is None or torch.device(device).type not in kernels.integers_on):
-            raise ModelError(
-                f"the kernels of {device} do not multiply integer weights of this model; choose "
-                "dtype='bfloat16', or device='cpu'"
-            )
-        return NumericMode(
-            torch.bfloat16 if fast else torch.float32, bits, stored, stored is not None, coarse
+    mode = _mode(dtype, stored, path, fast, first, coarse and dtype in BITS)
+    multiplied = on_cpu or (kernels is not None and torch.device(device).type in kernels.integers_on)
+    if mode.stored_bits is not None and not multiplied:
+        raise ModelError(
+            f"the kernels of {device} do not multiply integer weights of this model; choose "
+            "dtype='bfloat16', or device='cpu'"
         )
-    if first == torch.float16 and fast:
+    if dtype == "auto" and first == torch.float16 and fast:
         warnings.warn(
-            f"{names.checkpoint.path} is stored in float16 and computed in bfloat16, which keeps 8 of its 11 "
+            f"{path} is stored in float16 and computed in bfloat16, which keeps 8 of its 11 "
             "bits; dtype='float32' keeps all",
             stacklevel=3,
         )
-    return NumericMode(torch.bfloat16 if first.itemsize == 2 and fast else torch.float32, file_dtype=first)
+    return mode
+
+
+def _mode(
+    dtype: DType, stored: WeightFormat | None, path: Path, fast: bool, first: torch.dtype, coarse: bool
+) -> NumericMode:
+    """The numeric mode of a checkpoint.
+
+    Args:
+        dtype: as `load_model` takes it.
+        stored: the checkpoint's format of weights in integers.
+        path: of the checkpoint.
+        fast: bfloat16 is multiplied fast.
+        first: element type of plain weights in the checkpoint.
+        coarse: see `NumericMode`.
+
+    Raises `ModelError` if weights in integers cannot become `dtype`.
+    """
+    usual, bits = torch.bfloat16 if fast else torch.float32, BITS.get(dtype)
+    if dtype in DTYPES:
+        plain = usual if dtype == "bfloat16" else torch.float32
+        return NumericMode(plain, stored=stored, file_dtype=first)
+    if stored is not None and bits is not None and not coarse:
+        check_bits(stored, dtype, path)
+    if bits is not None or stored is not None:
+        return NumericMode(usual, bits, stored, stored is not None, coarse, first)
+    return NumericMode(usual if first.itemsize == 2 else torch.float32, file_dtype=first)
 
 
 def declared_mode(raw: Mapping[str, Any], path: Path, dtype: DType = "auto") -> NumericMode:
@@ -216,23 +233,11 @@ def declared_mode(raw: Mapping[str, Any], path: Path, dtype: DType = "auto") -> 
 
     Raises `ModelError` if its format of weights is unknown, or cannot become `dtype`.
     """
-    fast, stored = multiplies_bfloat16(), open_format(raw, path)
-    text = raw.get("text_config")
-    inner = text if isinstance(text, Mapping) else {}
-    written = next(
-        (part[key] for part in (raw, inner) for key in ("dtype", "torch_dtype") if key in part), ""
-    )
-    halves = torch.float32 if written == "float32" or stored is not None else torch.bfloat16
-    plain = torch.bfloat16 if fast and (dtype == "bfloat16" or written != "float32") else torch.float32
-    if dtype in DTYPES:
-        return NumericMode(torch.float32 if dtype == "float32" else plain, stored=stored, file_dtype=halves)
-    bits = BITS.get(dtype)
-    if stored is None:
-        halved = torch.bfloat16 if fast and bits is not None else plain
-        return NumericMode(halved, bits, file_dtype=halves)
-    if bits is not None:
-        check_bits(stored, dtype, path)
-    return NumericMode(torch.bfloat16 if fast else torch.float32, bits, stored, keeps_integers=True)
+    text, stored = raw.get("text_config"), open_format(raw, path)
+    parts = raw, text if isinstance(text, Mapping) else {}
+    written = next((part[key] for part in parts for key in ("dtype", "torch_dtype") if key in part), "")
+    first = torch.float32 if written == "float32" or stored is not None else torch.bfloat16
+    return _mode(dtype, stored, path, multiplies_bfloat16(), first, coarse=False)
 
 
 def described_mode(

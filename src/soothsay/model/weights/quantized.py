@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -40,8 +40,11 @@ class QuantizedRows(Protocol):
         """The rows from `begin` to `end`."""
 
 
+@runtime_checkable
 class QuantizedTable(Table, QuantizedRows, Protocol):
     """A table in integers, of which rows are had as they are stored, or as floats."""
+
+    data: Any  # the integers as they are stored, an array or a tensor
 
 
 @dataclass(frozen=True, slots=True)

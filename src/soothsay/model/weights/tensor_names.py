@@ -68,6 +68,15 @@ class TensorNames:
             number = mixer.relative.layer
         return [f"{self.layers}.{number}.{name}".removesuffix(".") for name in names]
 
+    def rows(self, module: str, out: int) -> list[int]:
+        """How many of the `out` rows of a module each of its tensors has."""
+        count = len(self.of(module))
+        if module.endswith(".qkv") and count > 1:
+            attention = self._place(module)[1].attention
+            if isinstance(attention, AttentionSpec):
+                return attention.stored_rows
+        return [out // count] * count
+
     def row_order(self, module: str) -> Tensor | None:
         """For each row of a module, its number in the checkpoint; None if the order is the same."""
         if not module.startswith("blocks."):
@@ -103,9 +112,9 @@ class TensorNames:
         match layer.mixer:
             case ConvolutionSpec():
                 names["attention.o"] = ("conv.out_proj",)
-            case DeltaSpec() if not isinstance(layer.mixer, KimiDeltaSpec):
-                names["attention.o"] = (f"{names['attention.recurrence'][0]}.out_proj",)
-            case StateSpaceSpec() | SelectiveSpec():
+            case KimiDeltaSpec():
+                pass
+            case DeltaSpec() | StateSpaceSpec() | SelectiveSpec():
                 names["attention.o"] = (f"{names['attention.rule'][0]}.out_proj",)
         if module in names:
             return list(names[module])

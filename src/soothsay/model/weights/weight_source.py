@@ -11,12 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from soothsay.errors import ModelError
-from soothsay.model.formats.gguf_blocks import BlockRows
-from soothsay.model.formats.mlx import PackedRows
 from soothsay.model.formats.weight_format import WeightFormat
 from soothsay.model.ops.kernels import Kernels
 from soothsay.model.weights.numeric_mode import NumericMode
-from soothsay.model.weights.quantized import Integers, QuantizedRows, Reordered, dequantized, joined
+from soothsay.model.weights.quantized import (
+    Integers,
+    QuantizedRows,
+    QuantizedTable,
+    Reordered,
+    dequantized,
+    joined,
+)
 from soothsay.model.weights.tensor_names import TensorNames
 from soothsay.own_process import return_freed_memory
 
@@ -172,14 +177,14 @@ class WeightSource:
             )
         return orders
 
-    def blocks(self, module: str) -> BlockRows | PackedRows | None:
+    def blocks(self, module: str) -> QuantizedTable | None:
         """The rows of a table in integers, if they stay so."""
         (name,) = self.names.of(module)
         held = self.mode.format_of(self.names.all, name)
         if held is None or not self.mode.keeps_integers:
             return None
         rows = self._part(name, held)
-        return rows if isinstance(rows, BlockRows | PackedRows) else None
+        return rows if isinstance(rows, QuantizedTable) else None
 
     def _check(self, names: list[str], parts: Sequence[Tensor | QuantizedRows], expected: Tensor) -> None:
         if wrong := misfit(names, [tuple(part.shape) for part in parts], expected):
