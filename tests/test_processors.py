@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -99,6 +100,8 @@ def test_torch_computes_in_one_thread_while_weights_are_read() -> None:
                 assert (torch.get_num_threads(), num_threads()) == (1, 3)
                 raise ZeroDivisionError
             assert (torch.get_num_threads(), num_threads()) == (1, 3)
+            with ThreadPoolExecutor(1) as other:
+                assert other.submit(torch.get_num_threads).result() == 3
         assert (torch.get_num_threads(), num_threads()) == (3, 3)
     finally:
         torch.set_num_threads(before)

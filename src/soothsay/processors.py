@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import stat
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,15 +41,15 @@ def use_threads(count: int | None) -> None:
         torch.set_num_threads(count)
 
 
-_kept: int | None = None
-"""The number of threads of the kernels, while PyTorch has another one."""
+_threads = threading.local()
+"""`kept`: the number of threads of the kernels, while PyTorch has one. Each thread of Python has its own."""
 
 
 def num_threads() -> int:
-    """Threads in which kernels may compute."""
+    """Threads in which kernels may compute for this thread."""
     from torch import get_num_threads  # here, since a command line has its options checked without torch
 
-    return _kept or get_num_threads()
+    return getattr(_threads, "kept", 0) or get_num_threads()
 
 
 @contextmanager
@@ -55,21 +57,24 @@ def one_torch_thread() -> Iterator[None]:
     """Run PyTorch's operations in one thread, and the kernels in as many as before.
 
     Weights are unpacked by thousands of short operations. Several threads gain nothing there, and wait for
-    each other where other processes need the cores.
+    each other where other processes need the cores. `torch.set_num_threads` would also limit the threads that
+    a program starts meanwhile, so OpenMP is told. Where there is no OpenMP, nothing changes.
     """
-    global _kept
-    import torch
-
-    if _kept is not None:  # within another one
+    count = num_threads()
+    try:
+        use = ctypes.CDLL(None).omp_set_num_threads
+    except (AttributeError, OSError, TypeError):  # the last one on Windows
+        use = None
+    if use is None or hasattr(_threads, "kept"):  # within another one
         yield
         return
-    _kept = torch.get_num_threads()
-    torch.set_num_threads(1)
+    _threads.kept = count
+    use(1)
     try:
         yield
     finally:
-        torch.set_num_threads(_kept)
-        _kept = None
+        use(count)
+        del _threads.kept
 
 
 def claim_cores(count: int, folder: Path | None = None) -> Sequence[int]:

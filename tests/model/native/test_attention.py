@@ -93,6 +93,23 @@ def test_equal_to_stock_operations(
         assert (result - expected).abs().max() < bound
 
 
+@pytest.mark.parametrize("heads", HEADS[:2], ids=shape)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_numbers_by_distance(kernels: NativeKernels, heads: tuple[int, int, int], dtype: torch.dtype) -> None:
+    """Keys before rows and after them, nearer and farther than the last distance with a number of its own."""
+    torch.manual_seed(0)
+    batch = pack(random_requests(np.random.default_rng(0)), heads[1])
+    paths = [
+        replace(path, positions=np.full_like(path.positions, len(path.keys) - 1)) for path in batch.paths
+    ]
+    q, kv = inputs(*heads, len(batch.tokens), dtype)
+    bound = 0.03 if dtype is torch.int8 or kernels.multiplies_bfloat16 else 1e-3
+    for rows in (batch, replace(batch, paths=paths, stacked=())):
+        for most in (3, 40):
+            how = Scoring(relative=3 * torch.randn(heads[0] * heads[1], 2 * most + 1))
+            assert (kernels.attend(q, kv, rows, how) - attend(q, kv, rows, how)).abs().max() < bound
+
+
 @pytest.mark.parametrize("softcap", [None, 2.0])
 def test_a_sink_is_a_key_without_a_value(softcap: float | None) -> None:
     """The result of float64 sums over each row's own keys."""

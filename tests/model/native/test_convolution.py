@@ -112,3 +112,19 @@ def test_nodes_of_a_tree(kernels: NativeKernels, taps: int, dtype: torch.dtype) 
         strands = Strands((Strand(0, len(path), 0, (), slot=3, is_new=False),))
         kernels.convolve(states.journal[0, path], convolution.taps, states, strands)
         assert torch.equal(states.inputs[3], states.inputs[2])
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_threads_change_no_bit(kernels: NativeKernels, gated: bool) -> None:
+    """Rows of milliseconds, since a worker needs a moment to begin."""
+    convolution = Convolution(4, torch.float32, rows=20_000)
+    rows = convolution.rows.repeat(1, 3 if gated else 1)
+    plan = Strands((Strand(0, len(rows), 0, ()),))
+    convolve = kernels.gated_convolve if gated else kernels.convolve
+    alone = convolve(rows.clone(), convolution.taps, None, plan)
+    torch.set_num_threads(2)
+    try:
+        for _ in range(20):
+            assert torch.equal(convolve(rows.clone(), convolution.taps, None, plan), alone)
+    finally:
+        torch.set_num_threads(1)

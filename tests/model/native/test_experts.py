@@ -53,3 +53,10 @@ def test_scores_that_are_no_numbers_choose_experts_that_exist(kernels: NativeKer
         _, chosen = kernels.route(scores, c, torch.zeros(c.count) if c is GROUPS else None)
         assert ((chosen >= 0) & (chosen < c.count)).all()
         assert all(len(set(row)) == c.chosen for row in chosen.tolist())
+
+
+def test_shares_of_experts_that_nothing_speaks_for(kernels: NativeKernels) -> None:
+    """Sigmoids of low scores are zero, and their sum is no divisor."""
+    scores, c = torch.full((3, SOFTMAX.count), -200.0), replace(SOFTMAX, sigmoid=True)
+    assert torch.equal(kernels.route(scores, c, None)[0], torch.zeros(3, c.chosen))
+    assert torch.equal(RoutingOps().route(scores, c, None)[0], torch.zeros(3, c.chosen))

@@ -42,7 +42,7 @@ def test_rows_get_what_their_adapters_add(
     bound = {"rtol": 0.008, "atol": 0.0} if outputs == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
     torch.testing.assert_close(made.double(), expected, **bound)
     assert torch.equal(made[numbers < 0], before[numbers < 0])
-    for rows in ([3], [41 - 3, 0, 5], [*range(7, 30)]):
+    for rows in ([3], [41 - 3, 0, 5], [*range(7, 24)], [*range(7, 30)]):
         again = kernels.adapt(before[rows].clone(), x[rows], layers, numbers[rows])
         assert torch.equal(again, made[rows])
 

@@ -115,6 +115,42 @@ def test_like_stock_operations(kernels: NativeKernels, config: Spec, dtype: torc
     close(rule.run(kernels, within, None), rule.run(STOCK, within, None))
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_extreme_rows(kernels: NativeKernels, config: Spec, dtype: torch.dtype) -> None:
+    """Rows of zeros have no direction, and some steps are too large for an exponential."""
+    rule, strands = Rule(config, dtype), [Strand(0, 30, 0, ())]
+    rule.rows[:8, : config.state.channels] = 0
+    rule.gates[12:15], rule.gates[15:18] = 200, -200
+    found = rule.run(kernels, strands, None)
+    assert found.isfinite().all()
+    close(found, rule.run(STOCK, strands, None))
+
+
+def test_threads_share_heads_and_strands(kernels: NativeKernels, config: Spec) -> None:
+    rule, strands = Rule(config, torch.float32, 1000), [Strand(0, 900, 0, ()), Strand(900, 80, 0, PARENTS)]
+    alone = rule.run(kernels, strands, None)
+    torch.set_num_threads(2)
+    try:
+        for _ in range(5):
+            assert torch.equal(rule.run(kernels, strands, None), alone)
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_threads_share_the_rows_of_a_convolution(kernels: NativeKernels) -> None:
+    """Rows of milliseconds, since a worker needs a moment to begin."""
+    scan = SelectiveScan(SelectiveSpec(size=48, state_size=32, rank=16, taps=3))
+    rows = torch.randn(30_000, 48)
+    plan = Strands((Strand(0, len(rows), 0, ()),))
+    alone = kernels.convolved(rows, scan, None, plan)
+    torch.set_num_threads(2)
+    try:
+        for _ in range(20):
+            assert torch.equal(kernels.convolved(rows, scan, None, plan), alone)
+    finally:
+        torch.set_num_threads(1)
+
+
 def test_gates_of_another_type(kernels: NativeKernels, config: Spec) -> None:
     """They may come from a layer that stock operations multiply."""
     rule, plan = Rule(config, torch.bfloat16), Strands((Strand(0, 20, 0, ()),))
