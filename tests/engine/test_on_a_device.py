@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from counting_device import DEVICE, CountingDevice, OnDevice
 from every_drafter import DRAFTERS, resolve
-from every_kind import KINDS, make_kind
+from every_kind import KINDS, WITH_SOURCE, make_kind
 from torch import Tensor
 from torch.utils._pytree import tree_iter
 
@@ -113,5 +113,5 @@ def test_other_kinds_of_models_on_a_device(kind: str, tmp_path: Path) -> None:
     with CountingDevice() as device, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # untrained
         llm = on_device(tmp_path)
-        for drafter in ("eagle3", "auto"):
+        for drafter in ("medusa" if kind in WITH_SOURCE else "eagle3", "auto"):
             check(llm, specs[drafter], device)
