@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -114,6 +115,22 @@ class TestStreams:
 
         expected = [sibyl.generate(p, GREEDY).text for p in ("Hello", "What is rain?", "Write code")]
         assert asyncio.run(together()) == expected
+
+    def test_a_piece_is_not_lost_when_waiting_for_it_is_cancelled(self, sibyl: LLM) -> None:
+        async def impatient() -> list[int]:
+            stream, tokens = sibyl.stream("Once upon a time", GREEDY), list[int]()
+            while True:
+                waiting = asyncio.ensure_future(anext(stream))
+                await asyncio.sleep(0)  # it has begun to wait
+                waiting.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await waiting
+                try:
+                    tokens.append((await anext(stream)).token)
+                except StopAsyncIteration:
+                    return tokens
+
+        assert asyncio.run(impatient()) == sibyl.generate("Once upon a time", GREEDY).token_ids
 
     def test_threads_share_the_engine(self, sibyl: LLM) -> None:
         texts: dict[str, str] = {}

@@ -7,6 +7,7 @@ import gc
 import pickle
 import subprocess
 import sys
+import threading
 import weakref
 from collections.abc import Callable
 
@@ -49,6 +50,21 @@ class TestClosing:
             with pytest.raises(RuntimeError, match=r"this LLM is closed; make another one"):
                 use()
         assert "closed" in repr(llm)
+
+    def test_a_thread_that_waits_for_a_step_has_a_cancelled_answer(
+        self, tiny: Callable[..., Transformer], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        llm, waits, reasons = LLM(tiny()), threading.Event(), list[FinishReason]()
+        stream, check = llm.stream([1], GREEDY), llm.engine.lock.check
+        thread = threading.Thread(target=lambda: reasons.append(stream.choice.finish_reason))
+        monkeypatch.setattr(llm.engine.lock, "check", lambda: (check(), waits.set()))
+        with llm.engine.lock:
+            waits.clear()
+            thread.start()
+            assert waits.wait(10)
+            llm.close()
+        thread.join(10)
+        assert reasons == [FinishReason.CANCELLED]
 
     def test_an_error_inside_closes_it(self, tiny: Callable[..., Transformer]) -> None:
         with pytest.raises(KeyError), LLM(tiny()) as llm:

@@ -502,10 +502,10 @@ class LLM:
     ) -> Submitted:
         """Check a prompt and add its `n` requests to the engine."""
         requests = self.requests(prompt, params, drafter=drafter, adapter=adapter, traced=traced)
+        streams = [Stream(self.engine, request) for request in requests]  # which end them if adding fails
         for request in requests:
             self.engine.add(request)
-        ids = requests[0].tokens[: requests[0].num_prompt].tolist()
-        return Submitted(ids, [Stream(self.engine, request) for request in requests])
+        return Submitted(requests[0].tokens[: requests[0].num_prompt].tolist(), streams)
 
     def _drafter(self, spec: DrafterSpec) -> Drafter:
         """Return the drafter that `spec` names. Each spec is built once."""

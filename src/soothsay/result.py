@@ -139,7 +139,8 @@ class Stream:
         return self
 
     async def __anext__(self) -> Piece:
-        if (piece := await asyncio.to_thread(self._next)) is None:
+        await asyncio.to_thread(self._engine.advance, self._request)
+        if (piece := self._next()) is None:  # not in the thread, where it would be lost if this is cancelled
             raise StopAsyncIteration
         return piece
 

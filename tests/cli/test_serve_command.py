@@ -108,6 +108,14 @@ def test_batch_takes_the_model_in_its_place_or_by_name(given: str, monkeypatch: 
     assert called == [("sibyl", "in", "out")]
 
 
+@pytest.mark.parametrize("command", [["serve", "sibyl"], ["batch", "sibyl", "in", "out"]])
+def test_windows_is_told_what_to_do(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(signal, "pthread_sigmask")
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 2
+    assert "run them in WSL or on Linux" in result.stderr
+
+
 def test_two_models_are_one_too_many() -> None:
     for command in ("chat a --model b", "serve a --model b", "verify a -m b", "batch a in out -m b"):
         result = CliRunner().invoke(app, command.split())

@@ -66,8 +66,12 @@ limit = 1
         ("[bench]\nspec = 1", "bench.spec must be a table of options, such as [bench.spec]"),
         ("generate = 1", "generate must be a table"),
         ("[generate]\nmax-tokens = 'x'", "'--max-tokens'"),
-        ("[generate]\nmax-tokens = [1]", "'--max-tokens'"),
-        ("[generate]\nmax-tokens = true", "'--max-tokens'"),
+        ("[generate]\nmax-tokens = [1]", "generate.max-tokens must be a text or a number"),
+        ("[generate]\nmax-tokens = {a = 1}", "generate.max-tokens must be a text or a number"),
+        ("[generate]\nstop = [['a']]", "generate.stop must be a text or a number, or a list of them"),
+        ("[generate]\nstop = {a = 1}", "generate.stop must be a text or a number, or a list of them"),
+        ("[generate]\nmax_tokens = 1\nmax-tokens = 2", "generate.max-tokens is there twice"),
+        ("[generate]\nmax-tokens = true", "parse string as an integer (from the file of --config)"),
         ("[generate]\nmax-tokens = 1.5", "'--max-tokens'"),
         ("[generate]\ntemperature = true", "'--temperature'"),
         ("[generate", "is not TOML"),
@@ -80,6 +84,12 @@ def test_faults_are_named(tmp_path: Path, settings: str, problem: str) -> None:
     result = run(settings, *ASKED, folder=tmp_path)
     assert result.exit_code == 2
     assert problem in " ".join(result.stderr.replace("│", " ").split())
+
+
+def test_a_fault_in_a_variable_names_the_variable(tmp_path: Path) -> None:
+    result = run(GENERATE, *ASKED, folder=tmp_path, SOOTHSAY_GENERATE_MAX_TOKENS="many")
+    assert "'--max-tokens'" in result.stderr
+    assert "from the variable SOOTHSAY_GENERATE_MAX_TOKENS" in " ".join(result.stderr.split())
 
 
 def test_the_page_of_settings_is_that_of_the_commands() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from soothsay import LLM, SamplingParams
+from soothsay import LLM, FinishReason, SamplingParams
 from soothsay.engine.guard import Guard
 
 FORK = """
@@ -89,6 +90,67 @@ def test_all_threads_that_wait_for_a_lock_are_told_when_it_closes() -> None:
         thread.join(10)
     assert len(told) == 2
     assert all("closed" in one for one in told)
+
+
+@pytest.fixture
+def on_time() -> Iterator[Callable[[Callable[[], None]], None]]:
+    """Sets what happens on SIGALRM."""
+    before = signal.getsignal(signal.SIGALRM)
+    yield lambda act: signal.signal(signal.SIGALRM, lambda *_: act()) and None
+    signal.signal(signal.SIGALRM, before)
+
+
+needs_alarms = pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="the system has no alarms")
+
+
+@needs_alarms
+@pytest.mark.parametrize("part", ["_propose", "_forward", "_verify", "_commit", "_observe"])
+def test_a_time_limit_that_passes_within_a_step_comes_after_it(
+    part: str, monkeypatch: pytest.MonkeyPatch, on_time: Callable[[Callable[[], None]], None]
+) -> None:
+    llm = LLM("sibyl", drafter="prompt-lookup", kv_tokens=1024)
+    params = SamplingParams(temperature=0, seed=0, max_tokens=24)
+    expected = llm.generate("Once upon a time", params)
+    own = getattr(llm.engine, part)
+
+    def interrupted(*given: Any) -> Any:
+        signal.raise_signal(signal.SIGALRM)
+        return own(*given)
+
+    def late() -> None:
+        raise TimeoutError
+
+    on_time(late)
+    stream = llm.stream("Once upon a time", params)
+    next(stream)
+    with monkeypatch.context() as patched:
+        patched.setattr(llm.engine, part, interrupted)
+        with pytest.raises(TimeoutError):
+            list(stream)
+    assert stream.result == expected  # with the same counts of steps
+    monkeypatch.setattr(llm.engine, part, interrupted)
+    with pytest.raises(TimeoutError):
+        llm.generate(["Once upon a time", "Hello"], params)
+    assert not llm.engine.has_work
+
+
+@needs_alarms
+def test_a_handler_that_cancels_does_so_between_steps(
+    monkeypatch: pytest.MonkeyPatch, on_time: Callable[[Callable[[], None]], None]
+) -> None:
+    llm = LLM("sibyl", drafter="none", kv_tokens=1024)
+    forward = llm.engine._forward
+
+    def interrupted(*given: Any) -> Any:
+        signal.raise_signal(signal.SIGALRM)
+        return forward(*given)
+
+    stream = llm.stream("Once upon a time", SamplingParams(temperature=0, max_tokens=24))
+    on_time(stream.cancel)
+    next(stream)
+    monkeypatch.setattr(llm.engine, "_forward", interrupted)
+    assert len(stream.choice.token_ids) == 2
+    assert stream.choice.finish_reason is FinishReason.CANCELLED
 
 
 @contextmanager

@@ -45,7 +45,10 @@ class _Documented(TyperCommand):
         return options
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the arguments. The error for an unknown option offers names that are close without dashes."""
+        """Read the arguments. The error for an unknown option offers names that are close without dashes.
+
+        That for a wrong value says where it is from, if not from the command line.
+        """
         try:
             return super().parse_args(ctx, args)
         except Exception as error:  # Click's, which is a part of some versions of typer
@@ -53,6 +56,11 @@ class _Documented(TyperCommand):
                 bare = {one.lstrip("-"): one for one in offered}
                 meant = get_close_matches(error.option_name.lstrip("-"), bare)  # type: ignore[attr-defined]
                 error.possibilities = [bare[one] for one in meant]  # type: ignore[attr-defined]
+            if (own := getattr(error, "param", None)) is not None:
+                variable = f"the variable {ctx.auto_envvar_prefix}_{own.name.upper()}"
+                places = {"ENVIRONMENT": variable, "DEFAULT_MAP": "the file of --config"}
+                if place := places.get(getattr(ctx.get_parameter_source(own.name), "name", "")):
+                    error.message += f" (from {place})"  # type: ignore[attr-defined]
             raise
 
     def format_options(self, ctx: Any, formatter: Any) -> None:

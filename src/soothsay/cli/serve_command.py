@@ -66,10 +66,15 @@ class EngineOptions(ModelOptions):
         return {"max_requests": options.pop("max_running"), **options}
 
     def check(self, replicas: int, ray_address: str | None, cores: int | None = None) -> None:
-        """Raise `SoothsayError` for options that do not go together.
+        """Raise `SoothsayError` for options that do not go together, and where no engine can be started.
 
         `replicas`: the largest number of engines. `cores`: of each, see `PlacementOptions.replica_cores`.
         """
+        if not hasattr(signal, "pthread_sigmask"):
+            raise SoothsayError(
+                "serve and batch need what Windows does not have: run them in WSL or on Linux; generate and "
+                "chat need less"
+            )
         if self.kv_tokens is not None and self.kv_memory is not None:
             raise SoothsayError("the KV cache has one size: give --kv-memory or --kv-tokens")
         if self.threads is not None and (replicas > 1 or ray_address is not None or cores is not None):
@@ -219,6 +224,8 @@ class Serve:
 
     def run(self) -> None:
         """Serve until a signal ends it."""
+        bounds = self.placement.bounds()
+        self.engine.check(bounds.most, self.placement.ray_address, self.placement.replica_cores)
         from soothsay.server.access.api_keys import KeyRing
         from soothsay.server.http.json_log import LEVEL
         from soothsay.server.runner import bind
@@ -230,8 +237,6 @@ class Serve:
         keys = KeyRing(self.api_keys, given) if given or self.api_keys else None
         proxies, origins = trusted_proxies(self.trusted_proxy or []), cors_origins(self.cors_origin or [])
         learning = {"max_stall": self.max_stall, "learn_for_tenants": self.learn_for_tenants}
-        bounds = self.placement.bounds()
-        self.engine.check(bounds.most, self.placement.ray_address, self.placement.replica_cores)
         kernels = self.placement.kernels(self.engine.kernels)
         arguments = {**self.engine.for_llm(), "kernels": kernels, **learning}
         with bind(self.host, self.port) as sockets, _fleet(model, self.placement, bounds, arguments) as fleet:

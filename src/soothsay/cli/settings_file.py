@@ -45,6 +45,11 @@ def _values(path: Path, place: str, table: Mapping[str, Any], command: Any) -> d
             own = options[name]
             repeats = own.nargs != 1 or getattr(own, "multiple", False)
             several = value if repeats and isinstance(value, list) else [value]
+            if own.name in values:
+                raise typer.BadParameter(f"{path}: {place}{key} is there twice, with - and with _")
+            if any(isinstance(one, dict | list) for one in several):
+                what = "a text or a number, or a list of them" if repeats else "a text or a number"
+                raise typer.BadParameter(f"{path}: {place}{key} must be {what}")
             texts = [str(one) for one in several]  # as on the command line: 1.5 and true are no integers
             values[str(own.name)] = texts if repeats else texts[0]
         elif isinstance(value, dict):

@@ -186,9 +186,13 @@ class Engine:
     def advance(self, request: Request) -> None:
         """Step until `request` has new tokens or has ended. One waiting thread steps for all of them."""
         while not request.pieces and request.finish_reason is None:
-            with self.lock:
-                if not request.pieces and request.finish_reason is None:
-                    self.step()
+            try:
+                with self.lock:
+                    if not request.pieces and request.finish_reason is None:
+                        self.step()
+            except RuntimeError:
+                if not self.lock.closed or request.finish_reason is None:
+                    raise  # else `close` has ended the request while this thread waited for the lock
 
     def step(self) -> bool:
         """Run one pass over the weights for every request that has a turn in it.
