@@ -9,7 +9,7 @@
 
 namespace {
 
-constexpr int64_t PIECE = 1 << 13;  // elements; for fewer, sharing costs more than the work
+constexpr int64_t PIECE = 1 << 11;  // elements; for fewer, sharing costs more than the work
 
 // 1 / root mean square of n floats (a multiple of LANES).
 template <class T>

@@ -84,6 +84,11 @@ struct soothsay_weights {
 void soothsay_linear(const void* x, int x_is_bf16, int64_t rows, const soothsay_weights* weights, void* out,
                      int out_is_bf16);
 
+// total [rows, n] = x + delta (or x + norm(delta) * post); normed = norm(total) * weight. Any of delta, post and weight may
+// be null. `total` may be x; without delta it is not written.
+void soothsay_add_norm(const float* x, const void* delta, int delta_is_bf16, const float* post, const float* weight,
+                       float eps, int64_t rows, int n, float* total, void* normed, int normed_is_bf16);
+
 // How a row's experts are chosen from `count` scores; see soothsay.model.decoder.feed_forward.route.
 struct soothsay_routing {
     const float* correction;  // [count], added for the choice alone; null: none

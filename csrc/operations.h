@@ -4,11 +4,6 @@
 
 extern "C" {
 
-// total [rows, n] = x + delta (or x + norm(delta) * post); normed = norm(total) * weight. Any of delta, post and weight may
-// be null. `total` may be x; without delta it is not written.
-void soothsay_add_norm(const float* x, const void* delta, int delta_is_bf16, const float* post, const float* weight,
-                       float eps, int64_t rows, int n, float* total, void* normed, int normed_is_bf16);
-
 // qkv [rows, queries + gates + 2 keys, d]; cos, sin [rows, d]; q [rows, queries, d] float; kv [2 keys, slots, row]; the three
 // norms [d] or null; centre [keys, d], subtracted from rotated keys, or null.
 void soothsay_rotate_store(const void* qkv, int is_bf16, const float* cos, const float* sin, const float* q_norm,

@@ -9,7 +9,7 @@
 
 namespace {
 
-constexpr int64_t ROW_PIECE = 1 << 13;     // inputs that are laid out in one piece
+constexpr int64_t ROW_PIECE = 1 << 11;     // inputs that are laid out in one piece
 constexpr int64_t WEIGHT_PIECE = 1 << 18;  // weights of a piece: some 20 us
 
 // Writes values [count, COLUMNS] of rows from `row` on.

@@ -11,7 +11,7 @@
 
 namespace {
 
-constexpr int64_t PIECE = 1 << 13;  // elements; for fewer, sharing costs more than the work
+constexpr int64_t PIECE = 1 << 11;  // elements; for fewer, sharing costs more than the work
 
 // An operand at its place in this pass.
 struct Operand : soothsay_operand {

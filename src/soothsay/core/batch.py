@@ -20,10 +20,11 @@ Besides the 5 cached tokens, row 3 sees a b d and row 4 sees a b c e.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -166,6 +167,12 @@ class Batch(HasForms):
     def spans(self) -> tuple[tuple[int, int], ...]:
         """Each request's part of the logit rows."""
         return tuple(pairwise(accumulate(self.asked, initial=0)))
+
+    def reading(self, inputs: Tensor) -> Self:
+        """The same rows with `inputs`."""
+        same = copy(self)
+        vars(same)["inputs"] = inputs
+        return same
 
     def select_logit_rows(self, x: Tensor) -> Tensor:
         """`[N, size] -> [M, size]`: the rows of tree nodes. They rise, so all rows need no copy."""

@@ -346,6 +346,8 @@ class Noted(MTP):
 
     def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
         self.world.now += 0.06 * self.world.times(1)
+        for request in requests:  # as many nodes as ever, so that drafts compare
+            request.max_nodes = self.max_nodes
         trees = super().propose(requests)
         self.trees.update((len(r.tokens), t.tokens) for r, t in zip(requests, trees, strict=True))
         return [DraftTree(tree.tokens[0]) for tree in trees] if self.silent else trees

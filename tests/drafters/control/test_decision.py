@@ -21,7 +21,7 @@ from soothsay.core.tree import DraftTree
 from soothsay.core.verify import Verdict
 from soothsay.drafters.base import LevelwiseDrafter, NoDrafter, SignalingDrafter
 from soothsay.drafters.control.controller import Controller
-from soothsay.drafters.control.cost import CostModel, LevelShare, Prices, RunningCost
+from soothsay.drafters.control.cost import SIZES, CostModel, LevelShare, Prices, RunningCost
 from soothsay.drafters.control.decision import AskingPolicy, SignalPolling, select_nodes
 from soothsay.drafters.control.forecast import (
     MAX_BACK_OFF,
@@ -31,11 +31,13 @@ from soothsay.drafters.control.forecast import (
     ProbeSchedule,
     Reliability,
     SharedForecast,
+    gains_of,
     shortest_interval,
     start_gains,
 )
 from soothsay.drafters.control.request_state import Backlog, RatedDraft, RequestState
 from soothsay.drafters.trees.own_kv import READ
+from soothsay.model.timing.pass_times import PassTimes
 
 PRICES = Prices(
     rate=160.0,
@@ -135,9 +137,22 @@ def test_no_node_of_a_new_drafter_is_forecast_to_gain_more_than_a_token() -> Non
     for most in (0.5, 3.0, 20.0):
         gains = start_gains(400, most)
         assert gains[0] == 0
-        assert max(b - a for a, b in pairwise(gains)) <= 1 + 1e-9
-        assert gains[-1] == pytest.approx(most)
+        for (size, gain), (larger, more) in pairwise(zip(SIZES, gains, strict=True)):
+            assert more - gain <= larger - size + 1e-9
+        assert gains[-1] == pytest.approx(most, rel=1e-5)
     assert start_gains(3, 0.0) == [0.0, 0.0, 0.0]
+
+
+def test_gains_are_known_at_some_sizes() -> None:
+    probabilities = [0.5 - 0.01 * node for node in range(9)]
+    gains = gains_of(probabilities)
+    assert gains[: SIZES.index(8) + 1] == pytest.approx([sum(probabilities[:size]) for size in SIZES[:7]])
+    assert gains[SIZES.index(12) :] == [sum(probabilities)] * (len(SIZES) - 7)
+    own = forecast([0.0])
+    own.gains = gains[:7]
+    assert own.outlook(PRICES).nodes == 8
+    free = Prices(1.0, [0.01] * 6, [0.0] * 6)
+    assert own.outlook(free).nodes == 4  # a request that may have 5 nodes
 
 
 def test_a_level_has_a_price_of_its_own() -> None:
@@ -153,6 +168,26 @@ def test_a_level_has_a_price_of_its_own() -> None:
     level = controller.costs.level_price(0, 1, prices)
     assert level == pytest.approx(prices.of_seconds(0.5) / part.depth, rel=0.05)
     assert controller.costs.price_per_request(0, prices) == pytest.approx(part.depth * level, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("times", "granted"),
+    [(PassTimes([1, 3, 4, 1024], [0], [[10.0, 10.1, 20.0, 9999.0]]), range(4, 5)), (FLAT, range(8, 17))],
+)
+def test_a_drafter_may_propose_few_more_nodes_than_pay(times: PassTimes, granted: range) -> None:
+    seen: list[int] = []
+
+    class Levelwise(Scripted, LevelwiseDrafter):
+        def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
+            seen.extend(request.max_nodes for request in requests)
+            return super().propose(requests)
+
+    world = World(times)
+    part = Levelwise(world, lambda _: 0.95, cost=0.5, depth=8)
+    _, requests = run(world, Controller(TARGET, [part], times, world.clock), 1, 100)
+    assert len(seen) > 90
+    assert all(nodes in granted for nodes in seen[-50:])
+    assert requests[0].max_nodes == 16
 
 
 def test_the_first_time_of_an_activity_does_not_count() -> None:

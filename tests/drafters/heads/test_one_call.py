@@ -15,9 +15,10 @@ from soothsay import LLM, SamplingParams
 from soothsay.core.request import Request
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.heads.eagle3 import Eagle3, Eagle3Config, Eagle3Head
-from soothsay.drafters.ops import native_recurrent
 from soothsay.drafters.ops.draft_ops import DraftBatch, DraftOutput
 from soothsay.drafters.ops.native_recurrent import NativeRecurrentDrafts
+from soothsay.model.decoder import rope
+from soothsay.model.decoder.rope import Rope
 from soothsay.model.native.native_kernels import load_native
 
 pytestmark = pytest.mark.skipif(load_native() is None, reason="no native kernels run here")
@@ -98,17 +99,17 @@ def test_trees_of_any_shape(shape: tuple[int, int, int], llm: LLM) -> None:
 
 
 def test_cosines_are_asked_for_up_to_the_deepest_nodes(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    turns = NativeRecurrentDrafts._turns
-    monkeypatch.setattr(native_recurrent, "POSITIONS", 1)  # tables grow
+    table = Rope.table
+    monkeypatch.setattr(rope, "MIN_TABLE", 1)  # tables grow
 
-    def no_more_than_asked_for(own: NativeRecurrentDrafts, count: int) -> tuple[Tensor, ...]:
-        parts = tuple(part.clone() for part in turns(own, count))
-        for part in parts:
+    def no_more_than_asked_for(own: Rope, count: int) -> tuple[Tensor, Tensor]:
+        cos, sin = (part.clone() for part in table(own, count))
+        for part in cos, sin:
             assert len(part) >= count
             part[count:] = torch.nan
-        return parts
+        return cos, sin
 
-    monkeypatch.setattr(NativeRecurrentDrafts, "_turns", no_more_than_asked_for)
+    monkeypatch.setattr(Rope, "table", no_more_than_asked_for)
     check_equal(llm, partial(Eagle3, llm.engine.target), PARAMS["greedy"])
 
 

@@ -317,7 +317,7 @@ def test_states_are_written_to_their_own_pool(
     model(batch(model, pooled=True), pool)
     first, *others = pool.layers
     assert isinstance(first, LayerStates)
-    before, moved = first.matrices.clone(), first._replace(matrices=torch.zeros_like(first.matrices))
+    before, moved = first.matrices.clone(), type(first)(*map(torch.zeros_like, first))
     pool.layers = moved, *others
     model(batch(model, pooled=True), pool)
     assert torch.equal(first.matrices, before)

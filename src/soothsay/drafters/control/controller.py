@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 
 from soothsay.core.request import Observation, Request
 from soothsay.core.tenant import PerTenant
 from soothsay.core.tree import DraftTree
 from soothsay.drafters.base import Drafter, LevelwiseDrafter, SignalingDrafter, Target
 from soothsay.drafters.control.compose import Composite
-from soothsay.drafters.control.cost import CostModel
+from soothsay.drafters.control.cost import CostModel, Prices
 from soothsay.drafters.control.decision import (
     REST_CHECKS,
     AskingPolicy,
@@ -38,6 +39,10 @@ from soothsay.model.timing.pass_times import PassTimes
 
 NOBODY = "none"
 """The name in `Controller.decisions` for steps in which no drafter was asked."""
+
+MORE_NODES = 2
+"""Nodes that a drafter which grows its tree level by level may propose beyond those that are forecast to be
+worth verifying: the root, and one that shows whether more are. Others take time, and are not verified."""
 
 
 class Controller(Composite):
@@ -235,7 +240,8 @@ class Controller(Composite):
         begin = self._clock()
         self.backlogs[drafter].catch_up(requests)
         caught_up = self._clock()
-        trees = self._ask(drafter, requests)
+        with _few_nodes(states, drafter, prices) if isinstance(part, LevelwiseDrafter) else nullcontext():
+            trees = self._ask(drafter, requests)
         end = self._clock()
         self.costs.record_proposing(drafter, end - caught_up, end - begin)
         self.decisions[part.name] += len(requests)
@@ -282,3 +288,18 @@ def _times_of(target: Target) -> PassTimes:
     if target.times is None:
         raise ValueError("a controller needs the times of the target's passes")
     return target.times()
+
+
+@contextmanager
+def _few_nodes(states: Sequence[RequestState], drafter: int, prices: Prices) -> Iterator[None]:
+    """Grant requests `MORE_NODES` beyond what a drafter is forecast to gain by. A probe looks for more."""
+    granted = [state.request.max_nodes for state in states]
+    for state, nodes in zip(states, granted, strict=True):
+        forecast = state.forecasts[drafter]
+        if forecast.probes.pays:
+            state.request.max_nodes = min(nodes, forecast.outlook(prices).nodes + MORE_NODES)
+    try:
+        yield
+    finally:
+        for state, nodes in zip(states, granted, strict=True):
+            state.request.max_nodes = nodes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from operator import sub
 
 from soothsay.core.request import Observation, Request
 from soothsay.model.timing.pass_times import PassTimes
@@ -41,6 +40,10 @@ PRICE_CONTEXT = 64
 START_LEVEL_PRICE = 0.25
 """Tokens that a level of a draft is taken to cost before any was measured, which is about a draft model's. So
 the first drafts are about as deep as the later ones."""
+
+
+SIZES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+"""Numbers of nodes whose gains are forecast. All of them move with each draft, so there are few."""
 
 
 class RunningCost:
@@ -129,10 +132,15 @@ class Prices:
         return self.rate * seconds
 
     def best_net_gain(self, gains: Iterable[float]) -> tuple[float, int]:
-        """The largest difference of the gain of 0, 1, ... nodes and their price, and its number of nodes."""
-        net_gains = [*map(sub, gains, self.node_prices)]
+        """The largest difference of the gain of `SIZES` nodes and their price, and its number of nodes."""
+        net_gains = self.net_gains(gains, 0)
         best = max(net_gains)
-        return best, net_gains.index(best)
+        return best, SIZES[net_gains.index(best)]
+
+    def net_gains(self, gains: Iterable[float], taken: int) -> list[float]:
+        """What `SIZES` nodes gain, less their price after `taken` others."""
+        prices, most = self.node_prices, len(self.node_prices) - taken
+        return [gain - prices[taken + size] for gain, size in zip(gains, SIZES, strict=False) if size < most]
 
 
 class CostModel:

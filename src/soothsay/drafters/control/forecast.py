@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from soothsay.drafters.control.acceptance import AcceptanceCalibration
-from soothsay.drafters.control.cost import Prices
+from soothsay.drafters.control.cost import SIZES, Prices
 
 PROBE_SHARE = 0.01
 """Share of the time that probes may take at most."""
@@ -125,7 +125,7 @@ class Outlook(NamedTuple):
     """What a draft is expected to do for a request."""
 
     net: float  # right nodes, less the price of verifying them
-    gains: Sequence[float] = (0.0,)  # right nodes among the best 0, 1, ...
+    gains: Sequence[float] = (0.0,)  # right nodes among the best `SIZES`
     nodes: int = 0  # how many are worth verifying
     drafter: int = NO_DRAFTER
 
@@ -175,7 +175,7 @@ class SharedForecast:
     Drafts for requests that sample at a temperature above 0 have statistics of their own.
     """
 
-    gains: list[float]  # running mean of the right nodes among the best k, by k
+    gains: list[float]  # running means of the right nodes among the best `SIZES`
     drafter: int = NO_DRAFTER
     calibration: AcceptanceCalibration = field(default_factory=AcceptanceCalibration)
     drafts: int = 0
@@ -195,7 +195,7 @@ class SharedForecast:
         """Count a draft with its expected gains. The first drafts weigh more."""
         self.drafts += 1
         weight = max(SHARED_MEAN_WEIGHT, 2 / (self.drafts + 2))
-        self.gains = [mean + weight * (gain - mean) for mean, gain in zip(self.gains, gains, strict=True)]
+        self.gains = [mean + weight * (gain - mean) for mean, gain in zip(self.gains, gains, strict=False)]
 
     def record_apart(self, drafter: int, best: float, right: int, is_alone: bool) -> None:
         """Count a draft of which `right` nodes were right beside a draft of another drafter.
@@ -217,7 +217,7 @@ class Forecast:
     """Statistics of one drafter's drafts for one request, for one signal, and the schedule of its probes."""
 
     shared: SharedForecast
-    gains: list[float]  # running mean of the right nodes among the best k, by k
+    gains: list[float]  # running means of the right nodes among the best `SIZES`
     probes: ProbeSchedule
     reliability: Reliability = field(default_factory=lambda: Reliability(ACCEPTED_MEMORY))
     """How much better the drafter's nodes are for this request than for all requests."""
@@ -235,7 +235,7 @@ class Forecast:
         return self._outlook[1]
 
     def outlook_of(self, gains: Sequence[float], prices: Prices) -> Outlook:
-        """The outlook of a draft with these right nodes among its best 0, 1, ..."""
+        """The outlook of a draft with these right nodes among its best `SIZES`."""
         net, nodes = prices.best_net_gain(gains)
         return Outlook(net, gains, nodes, self.shared.drafter)
 
@@ -249,9 +249,8 @@ class Forecast:
             return own.net
         apart = self.shared.apart.get(other.drafter)
         alone = min((1 - other.best) * (1.0 if apart is None else apart.ratio), 1.0)
-        node_prices = prices.node_prices[other.nodes :]
-        beside = max(alone * gain - price for gain, price in zip(own.gains, node_prices, strict=False))
-        return max(own.net - other.net, beside + node_prices[0])
+        beside = max(prices.net_gains([alone * gain for gain in own.gains], other.nodes))
+        return max(own.net - other.net, beside + prices.node_prices[other.nodes])
 
     def least_claimed(self, level_price: float, prices: Prices) -> float:
         """The drafter's own probability of the nodes below which another level pays.
@@ -269,7 +268,7 @@ class Forecast:
         self._outlook = None
         self.drafts += 1
         weight = max(GAINS_WEIGHT, 2 / (2 * self.known + self.drafts + 2))
-        self.gains = [mean + weight * (gain - mean) for mean, gain in zip(self.gains, gains, strict=True)]
+        self.gains = [mean + weight * (gain - mean) for mean, gain in zip(self.gains, gains, strict=False)]
 
     def record_accepted(self, expected: float, right: int) -> None:
         """Count how many nodes of a draft were right, and how many were expected to be."""
@@ -297,22 +296,21 @@ def forecast_of_nothing() -> Forecast:
 
 
 def start_gains(size: int, most: float) -> list[float]:
-    """Forecast gains of 0, 1, ... `size - 1` nodes, for a drafter that has not drafted yet.
+    """Forecast gains of `SIZES` nodes, for a drafter that has not drafted yet.
 
     Args:
-        size: length of the result.
+        size: nodes of its largest tree, the root included.
         most: gain of many nodes.
     """
     miss = max(START_MISS, 1 - 1 / most) if most > 0 else START_MISS
-    return [most * (1 - miss**k) for k in range(size)]
+    return [most * (1 - miss**k) for k in SIZES if k < size]
 
 
-def gains_of(probabilities: Sequence[float], size: int) -> list[float]:
-    """Right nodes expected among the best 0, 1, ... `size - 1` nodes.
+def gains_of(probabilities: Sequence[float]) -> list[float]:
+    """Right nodes expected among the best `SIZES` nodes.
 
-    Args:
-        probabilities: of the nodes, the highest first.
-        size: of the result. It is padded with its last value.
+    `probabilities` are those of the nodes, the highest first.
     """
-    gains = [*accumulate(probabilities[: size - 1], initial=0.0)]
-    return gains + gains[-1:] * (size - len(gains))
+    gains = [*accumulate(probabilities, initial=0.0)]
+    last = len(gains) - 1
+    return [gains[size if size < last else last] for size in SIZES]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -20,7 +19,7 @@ from soothsay.drafters.base import Drafter, ReadingDrafter
 from soothsay.drafters.control.acceptance import right_nodes
 from soothsay.drafters.control.cost import COST_WEIGHT, Prices
 from soothsay.drafters.control.forecast import Forecast, Outlook, gains_of
-from soothsay.drafters.trees.own_kv import READ
+from soothsay.drafters.trees.own_kv import READ, committed
 
 MAX_BACKLOG = 2048
 """Tokens of a request whose features are kept until its drafter is asked. If there are more, it reads them at
@@ -92,15 +91,13 @@ class Backlog:
         """
         crowded = sum(len(seen.taps[0]) for seen in observations) > CROWDED_ROWS * len(observations)
         full: list[Request] = []
-        for seen in observations:
-            count, taps = _committed_features(seen, self._layers)
-            if crowded:
-                taps = tuple(tap.clone() for tap in taps)
+        for seen, views in zip(observations, committed(observations, self._layers), strict=True):
+            taps = tuple(tap.clone() for tap in views) if crowded else tuple(views)
             unread = self._unread.get(seen.request)
             if unread is None:
                 unread = self._unread[seen.request] = _UnreadFeatures(seen.start)
             unread.pieces.append(taps)
-            unread.tokens += count
+            unread.tokens += len(taps[0])
             if unread.tokens >= MAX_BACKLOG:
                 full.append(seen.request)
         self.catch_up(full)
@@ -134,18 +131,6 @@ class Backlog:
     def drop(self, request: Request) -> None:
         """Forget the features of a request."""
         self._unread.pop(request, None)
-
-
-def _committed_features(seen: Observation, layers: slice) -> tuple[int, tuple[Tensor, ...]]:
-    """The number of an observation's tokens that were committed, and their features."""
-    path = [] if seen.verdict is None else seen.verdict.path
-    count, taps = seen.num_pending + len(path), seen.taps[layers]
-    if count == len(taps[0]):
-        return count, taps
-    if not path or path[-1] == len(path):  # the accepted nodes are 1, 2, ...
-        return count, tuple(tap[:count] for tap in taps)
-    rows = seen.committed_rows
-    return count, tuple(tap[rows] for tap in taps)
 
 
 def _as_prompt_chunk(request: Request, unread: _UnreadFeatures) -> Observation:
@@ -227,14 +212,14 @@ class RequestState:
         forecast, length = self.forecasts[drafter], self.request.length
         probabilities = forecast.shared.calibration.probabilities(tree)[1:]
         best = sorted(probabilities, reverse=True)
-        forecast.record(gains_of(best, len(forecast.gains)))
+        forecast.record(gains_of(best))
         last = self.open_drafts[-1] if self.open_drafts else None
         step = last.step if last is not None and last.length == length else []
         self.open_drafts.append(UncheckedDraft(forecast, length, tree, sum(best), step))
         ratio = forecast.reliability.ratio
         rated = [1.0 if (p := known * ratio) > 1.0 else p for known in probabilities]
         best = [1.0 if (p := known * ratio) > 1.0 else p for known in best]
-        outlook = forecast.outlook_of([*accumulate(best, initial=0.0)], prices)
+        outlook = forecast.outlook_of(gains_of(best), prices)
         step.append(FirstGuess(drafter, outlook.best, tree))
         return RatedDraft(tree, [1.0, *rated]), outlook
 

@@ -1,7 +1,7 @@
 """Drafters whose head continues from its own output, token by token: EAGLE, EAGLE-2, EAGLE-3, MTP."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, cast
@@ -87,7 +87,7 @@ class RecurrentDrafter(FeatureDrafter[RecurrentHead], GrownDrafter[Outputs]):
 
     def run_module(self, packed: Batch, features: Tensor, module: int = 0) -> Tensor:
         """Compute a pass of one module: `[N, H]` features -> `[N, H]` outputs."""
-        whole = replace(packed, inputs=features)
+        whole = packed.reading(features)
         return self.kernels.run_pass(self.modules[module], whole, self.kv.pool, None, ())[0]
 
     def _logits(self, outputs: Outputs) -> Tensor:

@@ -17,9 +17,6 @@ from soothsay.model.native.native_blocks import NativeBlocks
 from soothsay.model.native.native_linear import NativeLinear, PackedTable, address
 from soothsay.model.native.program import KV_FORMATS, LayerRun
 
-POSITIONS = 1024
-"""Positions whose cosines and sines are computed at first."""
-
 
 class _Recurrent(Structure):
     """`soothsay_recurrent` of csrc/kernels.h."""
@@ -91,7 +88,6 @@ class NativeRecurrentDrafts:
             layers.fuse.dtype == torch.bfloat16,
             layers.join is not None and layers.join.dtype == torch.bfloat16,
         )
-        self._ropes = torch.empty(0), torch.empty(0)
 
     @staticmethod
     def fit(layers: RecurrentLayers) -> bool:
@@ -121,7 +117,7 @@ class NativeRecurrentDrafts:
         last = max(
             own.rows.start + len(own.rows.tokens) + min(own.request.max_depth, d.depth) for own in d.inputs
         )
-        cos, sin = self._turns(last)
+        cos, sin = self._layers.rope.table(last)
         r = self._recurrent
         r.cos, r.sin, r.least = cos.data_ptr(), sin.data_ptr(), d.least
         r.depth, r.width, r.branch = d.depth, d.width, d.branch
@@ -134,13 +130,6 @@ class NativeRecurrentDrafts:
         return [
             _read(own, one.size) if one.nodes else None for own, one in zip(written, growing, strict=True)
         ]
-
-    def _turns(self, count: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of the first `count` positions, and some more."""
-        if len(self._ropes[0]) < count:
-            positions = torch.arange(max(POSITIONS, 1 << (count - 1).bit_length()))
-            self._ropes = tuple(part.contiguous() for part in self._layers.rope(positions))
-        return self._ropes
 
 
 class _NativeInput:

@@ -232,6 +232,28 @@ def pack(rows: Sequence[Rows], target: Target, config: ModelSpec) -> Batch:
     )
 
 
+def committed(observations: Sequence[Observation], layers: slice = slice(None)) -> list[list[Tensor]]:
+    """`Observation.committed_rows` of the taps of some layers: views where these rows follow each other."""
+    kept = [_committed_rows(seen) for seen in observations]
+    scattered = [torch.tensor(rows) for rows in kept if not isinstance(rows, slice)]
+    places = iter(upload(scattered, observations[0].taps[0].device) if scattered else ())
+    parts = list[list[Tensor]]()
+    for seen, rows in zip(observations, kept, strict=True):
+        if isinstance(rows, slice):
+            parts.append([tap[rows] if rows.stop < len(tap) else tap for tap in seen.taps[layers]])
+        else:
+            place = next(places)
+            parts.append([tap.index_select(0, place) for tap in seen.taps[layers]])
+    return parts
+
+
+def _committed_rows(seen: Observation) -> slice | Sequence[int]:
+    path = () if seen.verdict is None else seen.verdict.path
+    if not path or path[-1] == len(path):  # the accepted nodes are 1, 2, ...
+        return slice(seen.num_pending + len(path))
+    return seen.committed_rows
+
+
 READ = 64
 """Number of tokens. A piece of a prompt that has at least as many is computed as soon as its features are
 there; a shorter one is computed with the next draft."""
@@ -266,18 +288,15 @@ class FeatureKV(OwnKV[FeatureState]):
         long pieces of prompts, so that their time is not counted as drafting time.
         """
         yield from self._fill([seen.request for seen in observations])
-        kept = [seen.committed_rows for seen in observations]
-        places = upload([torch.tensor(rows) for rows in kept], observations[0].taps[0].device)
-        taps = [
-            torch.cat([tap.index_select(0, rows) for tap, rows in zip(layer, places, strict=True)])
-            for layer in zip(*(seen.taps for seen in observations), strict=True)
-        ]
-        parts = torch.split(fuse(taps), [len(rows) for rows in kept])
+        own = committed(observations)
+        taps = own[0] if len(own) == 1 else [torch.cat(layer) for layer in zip(*own, strict=True)]
+        fused = fuse(taps)
+        parts = (fused,) if len(own) == 1 else torch.split(fused, [len(one[0]) for one in own])
         for seen, features in zip(observations, parts, strict=True):
             state = self.states.get(seen.request)
             if state is None:
                 state = self.states[seen.request] = self._begin(seen.request, seen.start, features[:0])
-            state.features = torch.cat([state.features, features])
+            state.features = torch.cat([state.features, features]) if len(state.features) else features
         yield from self._fill([seen.request for seen in observations if seen.num_pending >= READ])
 
     def ready(self, request: Request) -> bool:

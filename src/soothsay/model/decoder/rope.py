@@ -10,6 +10,9 @@ from torch import Tensor, nn
 
 from soothsay.model.specs.attention_spec import HeadRotation, QueryGrowthSpec, RopeSpec
 
+MIN_TABLE, MAX_TABLE = 1024, 1 << 17
+"""Positions whose cosines and sines are kept, at first and at most. To compute them takes a pass longer."""
+
 
 class Rope(nn.Module):
     """Computes the cosines and sines of positions, once a pass.
@@ -28,9 +31,22 @@ class Rope(nn.Module):
         self.is_scaled = attention_scale(config) != 1.0
         self.register_buffer("scale", F.pad(scale, (0, still), value=1.0).repeat(2), persistent=False)
         self.scale: Tensor  # [d] factors of cosines and sines
+        self._table = torch.empty(0), torch.empty(0)  # of the first positions
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """`[N]` positions -> cosines and sines, `[N, 1, d]` each. The first half of the sines is negated."""
+        if positions.device.type != "cpu" or (count := int(positions.max()) + 1) > MAX_TABLE:
+            return self._turns(positions)
+        cos, sin = self.table(count)
+        return cos.index_select(0, positions), sin.index_select(0, positions)
+
+    def table(self, count: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the first `count` positions, and some more."""
+        if len(self._table[0]) < count:
+            self._table = self._turns(torch.arange(max(MIN_TABLE, 1 << (count - 1).bit_length())))
+        return self._table
+
+    def _turns(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         angles = positions.float()[:, None, None] * self.signed
         cos, sin = angles.cos(), angles.sin()
         return (cos * self.scale, sin * self.scale) if self.is_scaled else (cos, sin)

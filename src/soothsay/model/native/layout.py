@@ -93,7 +93,8 @@ class FlatPaths(Sequence[Path]):
 
 def path_pointers(batch: Batch) -> tuple[int, ...]:
     """The paths of a pass as arguments of the library."""
-    return batch.form(_flat).pointers
+    paths = batch.paths
+    return paths.pointers if isinstance(paths, FlatPaths) else batch.form(_flat).pointers
 
 
 def _flat(batch: Batch) -> FlatPaths:
@@ -145,8 +146,9 @@ class NativeBatch(Batch):
     def paths(self) -> FlatPaths:
         """See `Batch`."""
         rows = self.num_rows
-        sizes = 3 * rows + sum(self.asked), rows, rows, rows + 1, rows + 1, rows
-        return FlatPaths(self.room, [*accumulate(sizes, initial=2)][1:], self.room[0])
+        begin = 2 + 3 * rows + sum(self.asked)
+        begins = [begin + place for place in (0, rows, 2 * rows, 3 * rows + 1, 4 * rows + 2, 5 * rows + 2)]
+        return FlatPaths(self.room, begins, self.room[0])
 
     def _part(self, begin: int, count: int) -> Tensor:
         if not count:

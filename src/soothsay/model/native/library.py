@@ -28,6 +28,8 @@ int soothsay_runs_here();
 void soothsay_set_threads(int count);
 void soothsay_linear(const void* x, int x_is_bf16, int64_t rows, const soothsay_weights* weights, void* out,
     int out_is_bf16);
+void soothsay_add_norm(const float* x, const void* delta, int delta_is_bf16, const float* post,
+    const float* weight, float eps, int64_t rows, int n, float* total, void* normed, int normed_is_bf16);
 void soothsay_route(const void* scores, int are_bf16, int64_t rows, const soothsay_routing* routing,
     float* shares, int64_t* chosen);
 void soothsay_run(const soothsay_layer* layers, int count, const soothsay_pass* pass);

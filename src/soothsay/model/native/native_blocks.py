@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import Array, addressof, byref, sizeof
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from soothsay.core.cache import LayerMemory
+from soothsay.core.states import LayerStates
 from soothsay.model.decoder.decoder_block import DecoderBlock, parts_of
 from soothsay.model.native.layout import strand_plan
 from soothsay.model.native.native_linear import address
@@ -72,6 +74,15 @@ _Place = tuple[int | None, torch.dtype | None, tuple[int, ...]]
 """Where a layer's memory is: the address of keys and values, their element type, the fields of `States`."""
 
 
+class _Bound(NamedTuple):
+    """Layers that read and write the memory of a pool."""
+
+    ends: Sequence[Callable[[], Tensor | None]]  # a tensor of the first layer and one of the last
+    places: list[_Place]
+    runs: Array[LayerRun]
+    held: list[States]  # what has to outlive `runs`
+
+
 class _Plan:
     """The programs of some layers, one after the other."""
 
@@ -92,21 +103,26 @@ class _Plan:
         self.scratch = max(program.scratch for program in self.programs.values())
         self.kv_size = max(program.kv_size for program in self.programs.values())
         self.has_states = any(native.has_states for native in programs)
-        self._bound: tuple[list[_Place], Array[LayerRun], list[States]] = [], self.runs, []
+        self._bound = _Bound([], [], self.runs, [])
 
     def bound(self, kv: Sequence[LayerMemory]) -> tuple[Array[LayerRun], list[States]]:
         """`runs` of layers that read and write `kv`, and what has to outlive them.
 
         Another pool may begin where one that is gone began.
         """
-        places, (known, runs, held) = [_place(memory) for memory in kv], self._bound
+        tensors = [_tensor_of(kv[0]), _tensor_of(kv[-1])]
+        ends, known, runs, held = self._bound
+        if ends and ends[0]() is tensors[0] and ends[1]() is tensors[1]:  # a pool's layers stay together
+            return _copied(runs), held
+        places = [_place(memory) for memory in kv]
         if places != known:
             runs, held = _copied(self.runs), [States(*fields) for _, _, fields in places]
             for run, layer in zip(runs, self.layers, strict=True):
                 run.kv, dtype, fields = places[layer]
                 run.format = 0 if dtype is None else KV_FORMATS[dtype]
                 run.states = addressof(held[layer]) if fields else None
-            self._bound = places, runs, held  # at once, since another thread may run these layers too
+        # at once, since another thread may run these layers too
+        self._bound = _Bound([weakref.ref(tensor) for tensor in tensors], places, runs, held)
         return _copied(runs), held
 
     def within(self, place: int) -> tuple[Array[LayerRun], list[States]]:
@@ -182,6 +198,14 @@ class NativeBlocks:
 
 def _copied(runs: Array[LayerRun]) -> Array[LayerRun]:
     return type(runs).from_buffer_copy(runs)
+
+
+def _tensor_of(memory: LayerMemory) -> Tensor:
+    """A tensor that is of this memory alone."""
+    if isinstance(memory, Tensor):
+        return memory
+    kv, states = parts_of(memory)
+    return cast(LayerStates, states).inputs if kv is None else kv
 
 
 def _place(memory: LayerMemory) -> _Place:

@@ -21,6 +21,7 @@ from soothsay.model.native.operations import NOTHING, LowRank, NativeOperations,
 from soothsay.model.native.program import KV_FORMATS, LayerRun, Operation, Reads
 from soothsay.model.ops.kernels import Kernels
 from soothsay.model.ops.linear import Parts
+from soothsay.model.ops.operands import Norm
 from soothsay.model.specs.attention_spec import AttentionSpec, LatentSpec
 from soothsay.model.specs.feed_forward_spec import XIELU, DenseSpec, ExpertsSpec, RoutingSpec
 from soothsay.model.specs.model_spec import ModelSpec, Part
@@ -111,6 +112,16 @@ class NativeKernels(NativeOperations, Library, Kernels):
         if reads.kv is not None:
             run.kv, run.format = reads.kv.data_ptr(), KV_FORMATS[reads.kv.dtype]
         self._run(byref(run), 1, byref(reads.as_pass(len(op.operands[0]))))
+
+    def norm(self, x: Tensor, norm: Norm, dtype: torch.dtype) -> Tensor:
+        """See `Kernels`. A pass ends with one outside of its program, so it is called as it is."""
+        if norm.centred:
+            return super().norm(x, norm, dtype)
+        x, out = x.contiguous(), torch.empty(x.shape, dtype=dtype)
+        size, half = x.shape[-1], dtype is torch.bfloat16
+        own = norm.weight.data_ptr(), norm.eps, x.numel() // size, size
+        self._library.soothsay_add_norm(x.data_ptr(), None, 0, None, *own, None, out.data_ptr(), half)
+        return out
 
     def route(
         self,
