@@ -195,6 +195,22 @@ def test_ctrl_c_ends_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (result.exit_code, result.output) == (130, "")
 
 
+@pytest.mark.parametrize("module", ["soothsay.cli.app", "soothsay.options", "soothsay.errors"])
+def test_ctrl_c_ends_quietly_while_commands_are_imported(module: str) -> None:
+    press = f"""
+import runpy, signal, sys
+class Press:
+    def find_spec(self, name, *_):
+        if name == "{module}":
+            signal.raise_signal(signal.SIGINT)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Press())
+runpy.run_module("soothsay", run_name="__main__")
+"""
+    ended = subprocess.run([sys.executable, "-c", press], capture_output=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, b"", b"")
+
+
 # chat
 
 
