@@ -123,7 +123,7 @@ def _soothsay(
 def main() -> None:
     """Run the command line.
 
-    Exit codes: 0; 1 if answers differ (demo, verify) or lines failed (batch); 2 for bad input; 130 for
+    Exit codes: 0; 1 if answers differ (demo, verify) or lines failed (batch, chat); 2 for bad input; 130 for
     Ctrl-C and for SIGTERM, which ends work in the same way.
     """
     os.environ |= SAFE_PATH

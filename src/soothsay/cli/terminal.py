@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from soothsay.errors import DrafterError
-from soothsay.options import build_llm, check_room
+from soothsay.options import BUNDLED, build_llm, check_room
 from soothsay.progress import ShowProgress, progress_shown_by
 
 if TYPE_CHECKING:
@@ -88,6 +88,13 @@ def load_llm(model: str, **options: Any) -> LLM:
     check_room(options.get("kv_memory"), options.get("device", "auto"))
     with load_bar(f"loading {model} ..."):
         return build_llm(model, **{"drafter": PLAIN, "max_requests": 1, **options})
+
+
+def tell_bundled(given: str | None, other: str = "--model smollm2") -> None:
+    """Say on stderr what the bundled model is, if no model was `given`. `other` names a useful one."""
+    if given is None:
+        text = f"no model is named: this is {BUNDLED}, a tiny one for demonstrations; a useful one: {other}"
+        say(text, stderr=True, style="dim")
 
 
 def sampling_summary(sampling: Mapping[str, float]) -> str:
