@@ -50,6 +50,22 @@ def test_a_line_a_minute_where_there_is_no_terminal(clock: Clock) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("limit", "left"), [(float("inf"), ["0:02:50", "0:01:50"]), (150, ["0:01:20", "0:00:20"])]
+)
+def test_a_line_has_the_rate_and_the_time_left(
+    clock: Clock, capsys: pytest.CaptureFixture[str], limit: float, left: list[str]
+) -> None:
+    with terminal.progress_bar("answering", limit=limit) as progress:
+        for done in range(14):
+            progress(done, 24, 60 * done)
+            clock.now += 10
+    shown = zip((7, 13), left, strict=True)
+    assert capsys.readouterr().err.splitlines() == [
+        f"answering {done}/24 answers, 6 tokens/s, {time} left" for done, time in shown
+    ]
+
+
 def test_short_work_writes_nothing(clock: Clock) -> None:
     written = io.StringIO()
     with terminal.bars(MofNCompleteColumn(), console=Console(file=written)) as bars:

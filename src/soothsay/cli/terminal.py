@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, RenderableType
@@ -154,20 +156,27 @@ def bars(*columns: ProgressColumn, console: Console | None = None, refresh: bool
 
 @contextmanager
 def progress_bar(
-    what: str, items: str = "answers", *, paced: bool = False, loading: str = "", resumes: bool = False
+    what: str,
+    items: str = "answers",
+    *,
+    paced: bool = False,
+    loading: str = "",
+    resumes: bool = False,
+    limit: float = math.inf,
 ) -> Iterator[Callable[[int, int, int], None]]:
     """Show a bar with tokens a second and the time left. `paced` shows the items a second too.
 
     `loading` says what happens until the work begins; see `load_bar`. If the same command `resumes` the work,
-    Ctrl-C says how far it came.
+    Ctrl-C says how far it came. Work that is not done after `limit` seconds is left out.
 
     Yields a function of (items done, items in total, tokens so far). Call it once before the work begins, and
     then after each item.
     """
     speeds = f"{{task.fields[pace]:.3g}} {items}/s, " if paced else ""
     done_so_far = f"{{task.completed}}/{{task.total}} {items}, {speeds}{{task.fields[rate]:.0f}} tokens/s,"
-    columns = TextColumn(what), BarColumn(), TextColumn(done_so_far), TimeLeft(), TextColumn("left")
-    progress = bars(*columns)
+    progress = bars(
+        *(TextColumn(what), BarColumn(), TextColumn(done_so_far), TextColumn("{task.fields[left]} left"))
+    )
     with ExitStack() as shown:
         if loading:
             shown.enter_context(load_bar(loading))
@@ -179,11 +188,15 @@ def progress_bar(
                 shown.close()
                 shown.enter_context(progress)
                 begin, before = time.perf_counter(), done
-                progress.add_task(what, total=total, completed=done, pace=0.0, rate=0.0)
+                progress.add_task(what, total=total, completed=done, pace=0.0, rate=0.0, left="-:--:--")
                 return
             seconds = time.perf_counter() - begin
             pace, rate = (done - before) / seconds, tokens / seconds
-            progress.update(progress.task_ids[0], completed=done, total=total, pace=pace, rate=rate)
+            left = min(limit - seconds, (total - done) / pace if pace else math.inf)
+            text = "-:--:--" if math.isinf(left) else str(timedelta(seconds=max(int(left), 0)))
+            progress.update(
+                progress.task_ids[0], completed=done, total=total, pace=pace, rate=rate, left=text
+            )
 
         try:
             yield update
