@@ -27,7 +27,7 @@ from soothsay.cli.inspect_command import Inspect
 from soothsay.cli.keys_command import keys
 from soothsay.cli.model_commands import Grow, Models, Pull, Quantize, Stage
 from soothsay.cli.serve_command import Serve
-from soothsay.cli.settings_file import read_settings
+from soothsay.cli.settings_file import misspelt_variables, read_settings
 from soothsay.cli.terminal import report, warn
 from soothsay.cli.text_stores import datastore
 from soothsay.cli.train.train_app import train
@@ -115,8 +115,10 @@ def _soothsay(
     ] = False,
 ) -> None:
     """Speculative decoding that never changes a word."""
+    assert isinstance(context.command, TyperGroup)
+    for problem in misspelt_variables(os.environ, context.command, context.invoked_subcommand):
+        warn(problem)
     if config:
-        assert isinstance(context.command, TyperGroup)
         context.default_map = read_settings(config, context.command)
 
 
