@@ -7,7 +7,7 @@ import threading
 
 import pytest
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from soothsay import LLM
 from soothsay.cli import terminal
@@ -64,6 +64,16 @@ def test_a_line_has_the_rate_and_the_time_left(
     assert capsys.readouterr().err.splitlines() == [
         f"answering {done}/24 answers, 6 tokens/s, {time} left" for done, time in shown
     ]
+
+
+def test_steps_that_take_minutes_have_a_time_left() -> None:
+    written, now = io.StringIO(), [0.0]
+    with terminal.bars(TimeRemainingColumn(), console=Console(file=written, get_time=lambda: now[0])) as bars:
+        task = bars.add_task("", total=10)
+        for done in range(1, 4):
+            now[0] += 100
+            bars.update(task, completed=done)
+        assert bars.tasks[0].time_remaining == 700
 
 
 def test_short_work_writes_nothing(clock: Clock) -> None:

@@ -125,6 +125,9 @@ def acceptance_summary(stats: SpeculationStats) -> str:
 LINE_EVERY = 60.0
 """Seconds between two lines on long work where the output is no terminal."""
 
+PACE_OVER = 600.0
+"""Seconds of work that the time left is reckoned from. A step, or an evaluation, can take minutes."""
+
 
 class _Lines(Progress):
     """Bars as lines of text, one a minute, for logs. Work that is done within a minute has none."""
@@ -150,8 +153,14 @@ def bars(*columns: ProgressColumn, console: Console | None = None, refresh: bool
     """
     console = console or Console(stderr=True)
     if console.is_terminal:
-        return Progress(*columns, console=console, transient=True, auto_refresh=refresh)
-    return _Lines(*columns, console=console, disable=True)
+        return Progress(
+            *columns,
+            console=console,
+            auto_refresh=refresh,
+            speed_estimate_period=PACE_OVER,
+            transient=True,
+        )
+    return _Lines(*columns, console=console, speed_estimate_period=PACE_OVER, disable=True)
 
 
 @contextmanager
