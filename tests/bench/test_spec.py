@@ -693,6 +693,15 @@ def test_a_terminal_sees_how_far_it_is(tmp_path: Path, monkeypatch: pytest.Monke
     assert int(bars[-1][1]) > 0
 
 
+@pytest.mark.parametrize("name", ["nobody", "number", "Class", "one", "plain"])
+def test_what_is_no_verifier_is_an_error_in_one_line(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("number = 3\nclass Class: ...\ndef one(tree): yield [0]\ndef plain(tree, chance): ...")
+    code, output = command(tmp_path, "-t1", f"--verifier={file}:{name}", "-dsuffix", width="400")
+    assert (code, len(output.splitlines())) == (2, 1)
+    assert re.match(rf"error: .*'{name}'", output)
+
+
 def test_ctrl_c_shows_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer, calls = contenders.Contender.answer, []
 
