@@ -39,8 +39,8 @@ PROMPT = "A man in a blue shirt is standing"
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
 TASKS = read_prompts(DEMO)
 GREEN = "\x1b[32m"
-RAW = ("generate", "--raw", "-t", "0")
-CHAT = ("generate", "--chat", "-t", "0")
+RAW = ("generate", "-m", "sibyl", "--raw", "-t", "0")
+CHAT = ("generate", "-m", "sibyl", "--chat", "-t", "0")
 LOOPING = "Can you explain why the sky is blue?"  # an answer that repeats itself, so that guesses are right
 
 
@@ -191,8 +191,36 @@ def test_ctrl_c_ends_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Stream, "_next", interrupted)
-    result = run("generate", PROMPT)
+    result = run("generate", PROMPT, "-m", "sibyl")
     assert (result.exit_code, result.output) == (130, "")
+
+
+@pytest.mark.parametrize(
+    ("command", "model"),
+    [(["generate", PROMPT, "-n", "2"], ["-m"]), (["chat", "-n", "2"], []), (["inspect"], [])],
+)
+def test_the_bundled_model_is_told_where_no_model_is_named(command: list[str], model: list[str]) -> None:
+    told = run(*command, stdin="Hello!")
+    assert told.stderr.startswith("no model is named: this is sibyl, a tiny one for demonstrations; ")
+    assert told.stderr.endswith(" smollm2\n")
+    named = run(*command, *model, "sibyl", stdin="Hello!")
+    assert (told.exit_code, named.exit_code, named.stderr) == (0, 0, "")
+
+
+@pytest.mark.parametrize("module", ["soothsay.cli.app", "soothsay.options", "soothsay.errors"])
+def test_ctrl_c_ends_quietly_while_commands_are_imported(module: str) -> None:
+    press = f"""
+import runpy, signal, sys
+class Press:
+    def find_spec(self, name, *_):
+        if name == "{module}":
+            signal.raise_signal(signal.SIGINT)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Press())
+runpy.run_module("soothsay", run_name="__main__")
+"""
+    ended = subprocess.run([sys.executable, "-c", press], capture_output=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, b"", b"")
 
 
 # chat
@@ -247,8 +275,8 @@ def test_chat_commands_change_what_follows(conversation: Conversation) -> None:
 def test_chat_survives_mistakes(conversation: Conversation, line: str, message: str) -> None:
     with pytest.raises(SoothsayError, match=message):
         conversation.handle(line)
-    result = run("chat", "-t", "0", "-n", "2", stdin=f"{line}\nHello!\n")
-    assert result.exit_code == 0
+    result = run("chat", "sibyl", "-t", "0", "-n", "2", stdin=f"{line}\nHello!\n")
+    assert result.exit_code == 1
     assert result.stderr.startswith("error: ")
     assert len(result.stderr.splitlines()) == 1
     assert "2 tokens in" in result.stdout
@@ -515,7 +543,10 @@ def test_inspect_reads_gguf_as_it_is_stored(tmp_path: Path) -> None:
         (["generate", "x", "--model", "nope"], "no model at 'nope'"),
         (["generate", "x", "--drafter", "bogus"], "drafter 'bogus' is unknown"),
         (["generate", "x", "--temperature", "-1"], "temperature=-1.0 is not possible"),
-        (["generate", "x", "--max-context", "2", "--chat"], "the context of 2 must hold the answer too"),
+        (
+            ["generate", "x", "-m", "sibyl", "--max-context", "2", "--chat"],
+            "the context of 2 must hold the answer too",
+        ),
         (["generate", ""], "the prompt is empty"),
         (["chat", "--model", "nope"], "no model at 'nope'"),
         (["chat", "--model", "smolm2"], "Did you mean smollm2?"),

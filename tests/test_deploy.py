@@ -39,6 +39,11 @@ def test_the_service_runs_a_command() -> None:
     parse(arguments)
 
 
+def test_the_service_ends_at_wrong_options_and_keeps_its_files_to_itself() -> None:
+    assert UNIT["Service"]["RestartPreventExitStatus"] == "2"
+    assert UNIT["Service"]["UMask"] == "0077"
+
+
 def test_supervisors_wait_for_running_answers() -> None:
     """Docker and Compose kill after 10 s, unless they are told otherwise."""
     waits = [UNIT["Service"]["TimeoutStopSec"], COMPOSE["services"]["soothsay"]["stop_grace_period"]]

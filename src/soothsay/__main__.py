@@ -1,5 +1,15 @@
-"""Runs the command line for `python -m soothsay`."""
+"""Runs the command line: `soothsay`, and `python -m soothsay`."""
 
-from soothsay.cli.app import main
 
-main()
+def main() -> None:
+    """Run the command line. Ctrl-C ends it with exit code 130, also while its commands are imported."""
+    try:
+        from soothsay.cli.app import main
+
+        main()
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+if __name__ == "__main__":
+    main()

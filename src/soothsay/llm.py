@@ -90,6 +90,11 @@ class LLM:
         >>> llm = LLM("sibyl")  # or `with LLM("sibyl") as llm:`, which closes it
         >>> llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=5)).token_ids
         [17, 266, 5524, 17, 266]
+        >>> params = SamplingParams(temperature=0, max_tokens=20)
+        >>> hello, bye = llm.generate([llm.chat_prompt(text) for text in ("Hello!", "Bye!")], params)
+        >>> for piece in llm.stream(llm.chat_prompt("Hello!"), params):
+        ...     print(piece.text, end="", flush=True)
+        Do you need help with...
     """
 
     def __init__(

@@ -34,6 +34,9 @@ DECLARED = "soothsay option"
 FILE: Mapping[str, Any] = {"exists": True, "dir_okay": False}
 """Settings of a path: a file that exists."""
 
+BUNDLED = "sibyl"
+"""The model that comes with the package: a tiny one, for demonstrations."""
+
 MAIN = ""
 """The panel of the help that comes first, with the options that matter most. It has ten at most."""
 
@@ -156,7 +159,7 @@ class CommonOptions:
     """Options of many commands, which have defaults and bounds of their own: see `shared`."""
 
     model: str = argument(help=MODEL, autocompletion=models_like)
-    named: str = option("sibyl", "--model", "-m", help=MODEL, autocompletion=models_like)
+    named: str | None = optional(BUNDLED, "--model", "-m", help=MODEL, autocompletion=models_like)
     max_tokens: int = option(256, "-n")
     """Limit of tokens in an answer."""
 
@@ -182,12 +185,17 @@ class ModelChoice:
     """The same as MODEL."""
 
     @property
-    def name(self) -> str:
-        """The model. Raises `SoothsayError` if there is none, or if there are two."""
+    def given(self) -> str | None:
+        """The model that was named; None: no model was. Raises `SoothsayError` if there are two."""
         if None not in (self.place, self.model) and self.place != self.model:
             raise SoothsayError(f"give one model: MODEL is {self.place!r}, but --model is {self.model!r}")
-        if chosen := self.place or self.model:
-            return chosen
+        return self.place or self.model
+
+    @property
+    def name(self) -> str:
+        """The model. Raises `SoothsayError` if there is none, or if there are two."""
+        if self.given:
+            return self.given
         raise SoothsayError("give a model, such as smollm2; 'soothsay models' lists more")
 
 
@@ -195,12 +203,12 @@ class ModelChoice:
 class ModelOrSibyl(ModelChoice):
     """The model of a command. If none is named, it is the bundled one."""
 
-    place: str | None = common("model", default=None, metavar="MODEL", show_default="sibyl")
+    place: str | None = common("model", default=None, metavar="MODEL", show_default=BUNDLED)
 
     @property
     def name(self) -> str:
         """See `ModelChoice`."""
-        return super().name if self.place or self.model else "sibyl"
+        return self.given or BUNDLED
 
 
 def checked_threads(count: int | None) -> int | None:

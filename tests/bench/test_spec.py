@@ -267,7 +267,7 @@ def test_the_time_is_shared_by_settings_and_what_was_answered_counts(
         (1.0, 2),
     ]
     assert told[0] == (0, 24)
-    assert told[3] == (2, 8)  # what the pace so far allows
+    assert [total for _, total in told].count(24) > 4  # steady until the time of a setting is over
     assert told[-1] == (8, 8)
     alone = SpecBench(llm, QUESTIONS, replace(plan, minutes=0.01)).run()
     assert {row.overall.answers for row in alone.rows()} == {2}  # the first group is always answered
@@ -691,6 +691,37 @@ def test_a_terminal_sees_how_far_it_is(tmp_path: Path, monkeypatch: pytest.Monke
     bars = re.findall(r"answering .*?(\d+)/6 answers, (\d+) tokens/s", re.sub(r"\x1b\[[\d;?]*\w", "", output))
     assert bars[-1][0] == "6"
     assert int(bars[-1][1]) > 0
+
+
+@pytest.mark.parametrize("name", ["nobody", "number", "Class", "one", "plain"])
+def test_what_is_no_verifier_is_an_error_in_one_line(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("number = 3\nclass Class: ...\ndef one(tree): yield [0]\ndef plain(tree, chance): ...")
+    code, output = command(tmp_path, "-t1", f"--verifier={file}:{name}", "-dsuffix", width="400")
+    assert (code, len(output.splitlines())) == (2, 1)
+    assert re.match(rf"error: .*'{name}'", output)
+
+
+def test_ctrl_c_shows_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer, calls = contenders.Contender.answer, []
+
+    def pressed(*given: Any) -> Any:
+        calls.append(given)
+        if len(calls) in stops:
+            raise KeyboardInterrupt
+        return answer(*given)
+
+    monkeypatch.setattr(contenders.Contender, "answer", pressed)
+    file, stops = tmp_path / "r.jsonl", [9]  # two to warm up, and two for each of three turns
+    code, output = command(tmp_path, "-dprompt-lookup", f"--json={file}", width="200")
+    assert code == 130
+    assert "stopped after 2 of 3 questions of 2 tasks; the same command goes on" in output
+    assert output.count("3/3") == 2
+    stops, calls[:] = [1], []
+    assert command(tmp_path, "-dprompt-lookup", f"--json={file}")[0] == 130
+    stops, calls[:] = [1], []
+    code, output = command(tmp_path, "-dprompt-lookup", width="200")
+    assert (code, output.splitlines()[-1]) == (130, "stopped after 0 of 3 questions of 2 tasks")
 
 
 def test_the_command_ends_with_1_where_answers_differ(tmp_path: Path) -> None:

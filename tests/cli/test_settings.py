@@ -65,6 +65,13 @@ limit = 1
         ("[bench.spek]\nrounds = 1", "there is no command bench.spek. Did you mean spec?"),
         ("[bench]\nspec = 1", "bench.spec must be a table of options, such as [bench.spec]"),
         ("generate = 1", "generate must be a table"),
+        ("port = 80", "soothsay.toml: port is an option: put it below [serve]"),
+        ("allow_drafter = ['none']", "allow_drafter is an option: put it below [serve]"),
+        (
+            "per-task = 1",
+            "per-task is an option: put it below [bench.peers] or [bench.equality] or [bench.spec]",
+        ),
+        ("[bench]\nper-task = 1", "bench.per-task is an option: put it below [bench.peers] or"),
         ("[generate]\nmax-tokens = 'x'", "'--max-tokens'"),
         ("[generate]\nmax-tokens = [1]", "generate.max-tokens must be a text or a number"),
         ("[generate]\nmax-tokens = {a = 1}", "generate.max-tokens must be a text or a number"),
@@ -90,6 +97,31 @@ def test_a_fault_in_a_variable_names_the_variable(tmp_path: Path) -> None:
     result = run(GENERATE, *ASKED, folder=tmp_path, SOOTHSAY_GENERATE_MAX_TOKENS="many")
     assert "'--max-tokens'" in result.stderr
     assert "from the variable SOOTHSAY_GENERATE_MAX_TOKENS" in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("SOOTHSAY_GENERATE_MAXTOKENS", "SOOTHSAY_GENERATE_MAX_TOKENS"),
+        ("SOOTHSAY_BENCH_SPEC_ROUND", "SOOTHSAY_BENCH_SPEC_ROUNDS"),
+        ("SOOTHSAY_MAX_TOKENS", "SOOTHSAY_GENERATE_MAX_TOKENS"),
+        *((name, None) for name in ("SOOTHSAY_KERNELS", "SOOTHSAY_MODELS", "SOOTHSAY_GENERATE_TOP_K")),
+        *((name, None) for name in ("SOOTHSAY_SERVICE_PORT", "SOOTHSAY_PORT_8000_TCP", "SOOTHSAY_TEST_RAY")),
+    ],
+)
+def test_a_misspelt_variable_is_told(tmp_path: Path, variable: str, meant: str | None) -> None:
+    result = run(GENERATE.replace("stats = true", ""), *ASKED, folder=tmp_path, **{variable: "1"})
+    told = f"the variable {variable} is no option's, and is ignored. Did you mean {meant}?"
+    assert (result.exit_code, result.stderr) == (0, f"warning: {told}\n" if meant else "")
+
+
+@pytest.mark.parametrize("command", [["serve", "sibyl"], ["bench", "spec"]])
+def test_what_goes_before_the_command_is_told(command: list[str]) -> None:
+    result = CliRunner().invoke(
+        app, [*command, "--config", "x.toml"], env={"COLUMNS": "200"}, prog_name="soothsay"
+    )
+    assert result.exit_code == 2
+    assert "No such option: --config. It goes before the command: soothsay --config ..." in result.stderr
 
 
 def test_the_page_of_settings_is_that_of_the_commands() -> None:

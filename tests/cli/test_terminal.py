@@ -7,7 +7,7 @@ import threading
 
 import pytest
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from soothsay import LLM
 from soothsay.cli import terminal
@@ -48,6 +48,32 @@ def test_a_line_a_minute_where_there_is_no_terminal(clock: Clock) -> None:
         "answering many prompts   5/100 5 tokens/s",
         "answering many prompts   9/100 9 tokens/s",
     ]
+
+
+@pytest.mark.parametrize(
+    ("limit", "left"), [(float("inf"), ["0:02:50", "0:01:50"]), (150, ["0:01:20", "0:00:20"])]
+)
+def test_a_line_has_the_rate_and_the_time_left(
+    clock: Clock, capsys: pytest.CaptureFixture[str], limit: float, left: list[str]
+) -> None:
+    with terminal.progress_bar("answering", limit=limit) as progress:
+        for done in range(14):
+            progress(done, 24, 60 * done)
+            clock.now += 10
+    shown = zip((7, 13), left, strict=True)
+    assert capsys.readouterr().err.splitlines() == [
+        f"answering {done}/24 answers, 6 tokens/s, {time} left" for done, time in shown
+    ]
+
+
+def test_steps_that_take_minutes_have_a_time_left() -> None:
+    written, now = io.StringIO(), [0.0]
+    with terminal.bars(TimeRemainingColumn(), console=Console(file=written, get_time=lambda: now[0])) as bars:
+        task = bars.add_task("", total=10)
+        for done in range(1, 4):
+            now[0] += 100
+            bars.update(task, completed=done)
+        assert bars.tasks[0].time_remaining == 700
 
 
 def test_short_work_writes_nothing(clock: Clock) -> None:

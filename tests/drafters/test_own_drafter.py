@@ -76,8 +76,16 @@ def test_a_class_without_propose(llm: LLM) -> None:
     class Nothing(Drafter):
         pass
 
-    with pytest.raises(TypeError, match=r"abstract method '?propose"):
+    with pytest.raises(DrafterError, match=r"Nothing has no propose\(requests\), which"):
         llm.generate(PROMPT, GREEDY, drafter=Nothing)
+
+
+def test_a_class_that_is_no_drafter(llm: LLM) -> None:
+    class Stranger:
+        pass
+
+    with pytest.raises(DrafterError, match=r"Stranger is not a Drafter: inherit from soothsay\.Drafter$"):
+        llm.generate(PROMPT, GREEDY, drafter=Stranger)  # type: ignore[arg-type]
 
 
 def of(**members: Any) -> type[Drafter]:
@@ -174,6 +182,14 @@ class Again(Drafter):
 
 def nothing(target):
     return None
+
+
+class Stranger:
+    pass
+
+
+class Silent(Drafter):
+    pass
 """
 
 
@@ -199,7 +215,9 @@ def test_a_class_in_a_file(llm: LLM, mine: Path, spec: str) -> None:
 @pytest.mark.parametrize(
     ("wanted", "match"),
     [
-        ("mine.py:Agian", "mine.py has no class 'Agian'; its drafters are: Again"),
+        ("mine.py:Agian", "mine.py has no class 'Agian'; its drafters are: Again, Silent"),
+        ("mine.py:Stranger", r"mine.py:Stranger is not a Drafter: inherit from soothsay\.Drafter$"),
+        ("mine.py:Silent > suffix", r"mine.py:Silent has no propose\(requests\)"),
         ("mine.py:nothing", "mine.py:nothing' gave None, which is no Drafter"),
         ("mine.py:Again(size=1)", "has no option 'size'; its options are count"),
         ("none.py:Again", "there is no file .*none.py, where a drafter should be"),

@@ -16,7 +16,7 @@ from soothsay.core.request import Observation, Request
 from soothsay.core.tree import DraftTree
 from soothsay.core.turn import Turn
 from soothsay.core.verify import Verdict
-from soothsay.drafters.base import DrafterProxy, NoDrafter
+from soothsay.drafters.base import Drafter, DrafterProxy, NoDrafter
 from soothsay.drafters.registry import build_drafter
 from soothsay.engine import engine as engine_module
 from soothsay.engine.recovery import MAX_DOUBLINGS, Recovery
@@ -190,11 +190,26 @@ def test_a_trace_is_told_once_for_each_request(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     sabotage(llm, "forward", monkeypatch)
+    caplog.set_level("INFO")
     for _ in range(2):
         with pytest.raises(StepError):
             llm.generate([BAD, 17], GREEDY)
     told = [record.exc_info is not None for record in caplog.records if record.message == "step failed"]
     assert told == [True, False] * 2  # together with others, then alone
+
+
+def test_a_drafter_s_mistake_is_told_without_frames_of_the_engine(
+    llm: LLM, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Wrong(Drafter):
+        def propose(self, requests: Sequence[Request]) -> list[DraftTree]:
+            return []
+
+    with caplog.at_level("INFO"), pytest.raises(StepError):
+        llm.generate([BAD, 17], GREEDY, drafter=Wrong)
+    told = [one for one in caplog.records if one.message == "step failed"]
+    assert [(one.levelname, one.exc_info) for one in told] == [("ERROR", None), ("INFO", None)]
+    assert "'Wrong': propose gave 0 trees for 1 requests" in vars(told[0])["reason"]
 
 
 def test_one_prompt_and_a_stream_raise_what_happened(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,8 @@ allow-drafter = ["suffix", "auto"]
 rounds = 3
 ```
 
-`soothsay --config soothsay.toml serve` reads it. A command or an option that does not exist is an error.
+`soothsay --config soothsay.toml serve` reads it. A command or an option that does not exist is an error;
+a variable that is nearly an option's gets a warning.
 `soothsay --install-completion` lets bash, zsh or fish complete commands, options, models and drafters.
 More variables:
 

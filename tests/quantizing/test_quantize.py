@@ -559,7 +559,9 @@ def test_sources_that_are_refused(sources: Sources, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"once is quantized already, to int4, groups of 32 \(compressed"):
         run(tmp_path / "once", tmp_path / "twice", dtype="int8")
     file: Any = SimpleNamespace(path=tmp_path / "model.gguf", config={})
-    with pytest.raises(ModelError, match=r"model\.gguf is not a Hugging Face directory"):
+    with pytest.raises(
+        ModelError, match=r"model\.gguf is not a Hugging Face directory, .* give one, or OWNER/NAME"
+    ):
         quantize(file, tmp_path / "out", "int8")
 
 

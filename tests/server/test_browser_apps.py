@@ -60,6 +60,16 @@ def test_a_page_of_an_allowed_origin_asks_and_reads(running: Running) -> None:
     assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, APP)
 
 
+def test_a_public_page_of_an_allowed_origin_reaches_a_private_network(running: Running) -> None:
+    asked, allowed = "Access-Control-Request-Private-Network", "access-control-allow-private-network"
+    for origin, status, told in ((APP, 200, "true"), ("https://evil.example.com", 400, None)):
+        headers = {**PREFLIGHT, "Origin": origin, asked: "true"}
+        reply = httpx.options(f"{running.url}/v1/chat/completions", headers=headers)
+        assert reply.status_code == status
+        assert "access-control-allow-origin" in reply.headers or told is None
+        assert told is None or reply.headers[allowed] == told
+
+
 def test_a_page_of_another_origin_reads_nothing(running: Running) -> None:
     evil = {**PREFLIGHT, "Origin": "https://evil.example.com"}
     asked = httpx.options(f"{running.url}/v1/chat/completions", headers=evil)

@@ -172,6 +172,16 @@ def test_a_divergence_that_is_none_is_refused(data: Path, tmp_path: Path) -> Non
     assert not (tmp_path / "out").exists()
 
 
+def test_the_end_says_what_is_done_and_how_to_go_on(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    nothing = f"{out} has nothing to use yet: an evaluation writes it\n"
+    stopped = train("medusa", data, out, "--stop-after", "2")
+    assert stopped.endswith(f"step 2 of 4 is done, and the same command goes on; {nothing}")
+    fewer = train("medusa", data, out, "--steps", "2")
+    assert fewer.endswith(f"step 2 of 2 is done, and --steps above 2 goes on; {nothing}")
+    assert train("medusa", data, out).endswith("; step 4 of 4 is done, and --steps above 4 goes on\n")
+
+
 def test_an_interrupt_says_where_the_next_call_goes_on(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

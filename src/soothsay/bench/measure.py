@@ -62,10 +62,7 @@ def interleave(contenders: Mapping[str, Workload], rounds: int) -> Rates:
 
 @dataclass(slots=True)
 class Meter:
-    """Counts the work of a run, and tells its progress.
-
-    With a `limit` in seconds, the total is what can be done until then at the pace so far.
-    """
+    """Counts the work of a run, which may have a `limit` in seconds, and tells its progress."""
 
     progress: Progress
     total: float = 0
@@ -84,6 +81,4 @@ class Meter:
         self.done += done
         self.tokens += tokens
         self.total -= dropped
-        possible = self.done * self.limit / (time.perf_counter() - self.begin) if self.done else self.total
-        total = min(self.total, max(possible, self.done))
-        self.progress(int(min(self.done, total)), math.ceil(total), self.tokens)
+        self.progress(int(min(self.done, self.total)), math.ceil(self.total), self.tokens)

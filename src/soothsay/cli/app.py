@@ -27,7 +27,7 @@ from soothsay.cli.inspect_command import Inspect
 from soothsay.cli.keys_command import keys
 from soothsay.cli.model_commands import Grow, Models, Pull, Quantize, Stage
 from soothsay.cli.serve_command import Serve
-from soothsay.cli.settings_file import read_settings
+from soothsay.cli.settings_file import misspelt_variables, read_settings
 from soothsay.cli.terminal import report, warn
 from soothsay.cli.text_stores import datastore
 from soothsay.cli.train.train_app import train
@@ -115,15 +115,17 @@ def _soothsay(
     ] = False,
 ) -> None:
     """Speculative decoding that never changes a word."""
+    assert isinstance(context.command, TyperGroup)
+    for problem in misspelt_variables(os.environ, context.command, context.invoked_subcommand):
+        warn(problem)
     if config:
-        assert isinstance(context.command, TyperGroup)
         context.default_map = read_settings(config, context.command)
 
 
 def main() -> None:
     """Run the command line.
 
-    Exit codes: 0; 1 if answers differ (demo, verify) or lines failed (batch); 2 for bad input; 130 for
+    Exit codes: 0; 1 if answers differ (demo, verify) or lines failed (batch, chat); 2 for bad input; 130 for
     Ctrl-C and for SIGTERM, which ends work in the same way.
     """
     os.environ |= SAFE_PATH

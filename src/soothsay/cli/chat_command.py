@@ -13,11 +13,20 @@ from inspect import signature
 from types import FrameType
 from typing import TYPE_CHECKING
 
+import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from soothsay.cli.terminal import ACCEPTED, acceptance_summary, load_llm, report, sampling_summary, summary
+from soothsay.cli.terminal import (
+    ACCEPTED,
+    acceptance_summary,
+    load_llm,
+    report,
+    sampling_summary,
+    summary,
+    tell_bundled,
+)
 from soothsay.errors import RequestError, SoothsayError
 from soothsay.options import ModelOptions, ModelOrSibyl, SamplingOptions, common, flag, only_adapter, option
 
@@ -35,7 +44,10 @@ ANSWER_SHARE = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Chat:
-    """Talk with a model. /help lists the commands within a conversation."""
+    """Talk with a model. /help lists the commands within a conversation.
+
+    If lines come from a pipe or a file, the exit code is 1 if one failed.
+    """
 
     choice: ModelOrSibyl
     system: str = option("")
@@ -57,6 +69,7 @@ class Chat:
         given = self.sampling.given(max_tokens=self.max_tokens)
         adapter = only_adapter(self.options.lora)
         llm = load_llm(model, **asdict(self.options))
+        tell_bundled(self.choice.given)
         params = SamplingParams(**{**llm.sampling_defaults, **given})
         if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
             raise RequestError(f"{model} has no chat template; try: soothsay generate --model {model} PROMPT")
@@ -65,7 +78,9 @@ class Chat:
         if llm.sampling_defaults:
             console.print(Text(f"defaults of the model: {sampling_summary(llm.sampling_defaults)}", "dim"))
         markdown = console.is_terminal and not console.is_dumb_terminal and not self.plain
-        Conversation(llm, params, drafter, console, self.system, self.show_drafted, markdown, adapter).run()
+        talk = Conversation(llm, params, drafter, console, self.system, self.show_drafted, markdown, adapter)
+        if not talk.run():
+            raise typer.Exit(1)
 
 
 @dataclass
@@ -87,9 +102,9 @@ class Conversation:
     last: tuple[Choice, float] | None = None  # the last answer, and its seconds
     open: bool = True  # until the user leaves
 
-    def run(self) -> None:
-        """Read and answer until the user leaves."""
-        interactive = sys.stdin.isatty()
+    def run(self) -> bool:
+        """Read and answer until the user leaves. Returns whether no line failed; a person has seen it."""
+        interactive, succeeded = sys.stdin.isatty(), True
         if interactive:
             with contextlib.suppress(ImportError):  # the platform may lack what gives `input` a history
                 import readline  # noqa: F401
@@ -99,11 +114,13 @@ class Conversation:
             except (EOFError, KeyboardInterrupt):
                 if interactive:
                     self.console.print()
-                return
+                break
             try:
                 self.handle(line)
             except SoothsayError as error:
                 report(error)
+                succeeded = interactive
+        return succeeded
 
     def handle(self, line: str) -> None:
         """Run a command, or answer a message. Raises `SoothsayError`."""

@@ -45,14 +45,18 @@ class _Documented(TyperCommand):
         return options
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the arguments. The error for an unknown option offers names that are close without dashes.
+        """Read the arguments. The error for an unknown option offers names that are close without dashes, or
+        says that the option goes before the command.
 
         That for a wrong value says where it is from, if not from the command line.
         """
         try:
             return super().parse_args(ctx, args)
         except Exception as error:  # Click's, which is a part of some versions of typer
-            if offered := getattr(error, "possibilities", None):
+            before = [name for one in ctx.find_root().command.params for name in one.opts]
+            if (name := getattr(error, "option_name", None)) in before:
+                error.message += f". It goes before the command: {ctx.find_root().info_name} {name} ..."  # type: ignore[attr-defined]
+            elif offered := getattr(error, "possibilities", None):
                 bare = {one.lstrip("-"): one for one in offered}
                 meant = get_close_matches(error.option_name.lstrip("-"), bare)  # type: ignore[attr-defined]
                 error.possibilities = [bare[one] for one in meant]  # type: ignore[attr-defined]

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 import typer
 from rich.console import Console
 
-from soothsay.cli.terminal import acceptance_summary, harmless, load_llm, summary
+from soothsay.cli.terminal import acceptance_summary, harmless, load_llm, summary, tell_bundled
 from soothsay.errors import RequestError
 from soothsay.options import (
+    BUNDLED,
     FILE,
     ModelOptions,
     SamplingOptions,
@@ -45,7 +46,7 @@ class Generate:
     chat: bool | None = optional("chat, if the model is made for it", "--chat/--raw", "-c")
     """Answer a message of a user, or continue the prompt as it stands."""
 
-    model: str = common("named")
+    model: str | None = common("named")
     max_tokens: int = common("max_tokens", default=256)
     sampling: SamplingOptions
     stop: list[str] | None = option(None, panel=SamplingOptions.PANEL)
@@ -68,7 +69,8 @@ class Generate:
         begun = {"stop": self.stop or (), "answer_start": self.answer_start or ()}
         given = self.sampling.given(**begun, max_tokens=self.max_tokens)
         adapter = only_adapter(self.options.lora)
-        llm = load_llm(self.model, **asdict(self.options))
+        llm = load_llm(self.model or BUNDLED, **asdict(self.options))
+        tell_bundled(self.model)
         params = SamplingParams(**{**llm.sampling_defaults, **given})
         begin = time.perf_counter()
         chats = llm.tokenizer is not None and llm.tokenizer.has_chat_template

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.filesize import decimal
 
-from soothsay.cli.terminal import facts_table, notice, sampling_summary, say, try_drafters
+from soothsay.cli.terminal import facts_table, notice, sampling_summary, say, tell_bundled, try_drafters
 from soothsay.config import DType, EngineConfig, KVDType
 from soothsay.errors import DrafterError, MissingDrafterError, ModelError
 from soothsay.files import user_path
@@ -25,7 +25,7 @@ from soothsay.model.specs.state_specs import (
     SelectiveSpec,
     StateSpaceSpec,
 )
-from soothsay.options import MODEL, ModelOptions, common, option, optional, shared
+from soothsay.options import BUNDLED, MODEL, ModelOptions, common, option, optional, shared
 
 if TYPE_CHECKING:
     from soothsay.drafters.base import Target
@@ -50,7 +50,9 @@ class Inspect:
     The weights are not loaded. A config.json alone tells all but the drafters.
     """
 
-    model: str = common("model", help=f"{MODEL} Or a config.json alone.", default="sibyl")
+    model: str | None = common(
+        "model", help=f"{MODEL} Or a config.json alone.", default=None, show_default=BUNDLED
+    )
     context: int | None = optional("the model's", min=2)
     """Tokens of a request, to reckon its memory."""
 
@@ -66,13 +68,15 @@ class Inspect:
 
     def run(self) -> None:
         """Print the facts."""
-        with notice(f"inspecting {self.model} ..."):
-            file = user_path(self.model)
+        model = self.model or BUNDLED
+        with notice(f"inspecting {model} ..."):
+            file = user_path(model)
             alone = file.suffix == ".json" and file.is_file()
-            rows = self._of_config(file) if alone else self._of_model()
+            rows = self._of_config(file) if alone else self._of_model(model)
+        tell_bundled(self.model, "soothsay inspect smollm2")
         say(facts_table(rows))
 
-    def _of_model(self) -> list[tuple[str, str]]:
+    def _of_model(self, model: str) -> list[tuple[str, str]]:
         import torch
 
         from soothsay.drafters.base import Target
@@ -80,7 +84,7 @@ class Inspect:
         from soothsay.model.weights.checkpoint import open_checkpoint, read_model_config
         from soothsay.model.weights.load import for_context
 
-        checkpoint = open_checkpoint(self.model)
+        checkpoint = open_checkpoint(model)
         config, tokenizer = for_context(read_model_config(checkpoint), self.context), checkpoint.tokenizer()
         with torch.device("meta"):
             shapes = Transformer(config)

@@ -97,7 +97,7 @@ class Quantize:
     """
 
     model: str = common("model")
-    """A Hugging Face directory, a hub name, or a bundled model's name."""
+    """A Hugging Face directory, a hub name, or sibyl. A .gguf file, such as smollm2, is quantized already."""
 
     out: Path = argument()
     """The directory to write. It must be empty or new."""

@@ -1,9 +1,9 @@
-"""Options from a file: TOML with a table for each command, as `--config FILE` reads it."""
+"""Options from a file: TOML with a table for each command, as `--config FILE` reads it; and variables."""
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,36 @@ from typer.core import TyperGroup
 
 LARGEST = 1 << 20
 """Limit of bytes of a file."""
+
+OTHERS = "SOOTHSAY_DEVICE", "SOOTHSAY_KERNELS"
+"""Variables that are no options'."""
+
+FOREIGN = "SOOTHSAY_SERVICE_", "SOOTHSAY_PORT"
+"""How variables begin that Kubernetes sets beside a service named soothsay."""
+
+DASHES = str.maketrans("-.", "__")
+
+CLOSE = 0.9
+"""How much alike a variable and a misspelt one are, at least: they share their beginning."""
+
+
+def misspelt_variables(given: Iterable[str], commands: TyperGroup, chosen: str | None) -> Iterator[str]:
+    """What to say of variables that are nearly an option's, or lack the name of the `chosen` command."""
+    names = {f"SOOTHSAY_{place}_{name}".upper().translate(DASHES) for place, name in _options("", commands)}
+    for one in sorted({*given} - names - {*OTHERS}):
+        if one.startswith("SOOTHSAY_") and not one.startswith(FOREIGN):
+            full = f"SOOTHSAY_{chosen}{one.removeprefix('SOOTHSAY')}".upper()
+            for meant in [full] if full in names else get_close_matches(one, names, 1, CLOSE):
+                yield f"the variable {one} is no option's, and is ignored. Did you mean {meant}?"
+
+
+def _options(place: str, command: Any) -> Iterator[tuple[str, str]]:
+    """The options of all commands below one: the command, such as "bench.spec", and the name."""
+    if not isinstance(command, TyperGroup):
+        yield from ((place, str(own.name).replace("_", "-")) for own in command.params)
+        return
+    for name, inner in command.commands.items():
+        yield from _options(f"{place}.{name}" if place else name, inner)
 
 
 def read_settings(path: Path, commands: TyperGroup) -> dict[str, Any]:
@@ -37,6 +67,10 @@ def _values(path: Path, place: str, table: Mapping[str, Any], command: Any) -> d
     for key, value in table.items():
         name = key.replace("_", "-")
         if name not in known:
+            owners = [f"[{place}{owner}]" for owner, own in _options("", command) if commands and own == name]
+            if owners:
+                where = " or ".join(owners[:3])
+                raise typer.BadParameter(f"{path}: {place}{key} is an option: put it below {where}")
             close = get_close_matches(name, known, 1)
             what = f"no {'command' if commands else 'option'} {place}{key}"
             hint = f". Did you mean {close[0]}?" if close else ""

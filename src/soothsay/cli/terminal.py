@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, RenderableType
@@ -17,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from soothsay.errors import DrafterError
-from soothsay.options import build_llm, check_room
+from soothsay.options import BUNDLED, build_llm, check_room
 from soothsay.progress import ShowProgress, progress_shown_by
 
 if TYPE_CHECKING:
@@ -90,6 +92,13 @@ def load_llm(model: str, **options: Any) -> LLM:
         return build_llm(model, **{"drafter": PLAIN, "max_requests": 1, **options})
 
 
+def tell_bundled(given: str | None, other: str = "--model smollm2") -> None:
+    """Say on stderr what the bundled model is, if no model was `given`. `other` names a useful one."""
+    if given is None:
+        text = f"no model is named: this is {BUNDLED}, a tiny one for demonstrations; a useful one: {other}"
+        say(text, stderr=True, style="dim")
+
+
 def sampling_summary(sampling: Mapping[str, float]) -> str:
     """Sampling parameters in one line, such as "temperature 0.6, top_k 20"."""
     return ", ".join(f"{name} {value:g}" for name, value in sampling.items())
@@ -116,6 +125,9 @@ def acceptance_summary(stats: SpeculationStats) -> str:
 LINE_EVERY = 60.0
 """Seconds between two lines on long work where the output is no terminal."""
 
+PACE_OVER = 600.0
+"""Seconds of work that the time left is reckoned from. A step, or an evaluation, can take minutes."""
+
 
 class _Lines(Progress):
     """Bars as lines of text, one a minute, for logs. Work that is done within a minute has none."""
@@ -141,26 +153,39 @@ def bars(*columns: ProgressColumn, console: Console | None = None, refresh: bool
     """
     console = console or Console(stderr=True)
     if console.is_terminal:
-        return Progress(*columns, console=console, transient=True, auto_refresh=refresh)
-    return _Lines(*columns, console=console, disable=True)
+        return Progress(
+            *columns,
+            console=console,
+            auto_refresh=refresh,
+            speed_estimate_period=PACE_OVER,
+            transient=True,
+        )
+    return _Lines(*columns, console=console, speed_estimate_period=PACE_OVER, disable=True)
 
 
 @contextmanager
 def progress_bar(
-    what: str, items: str = "answers", *, paced: bool = False, loading: str = "", resumes: bool = False
+    what: str,
+    items: str = "answers",
+    *,
+    paced: bool = False,
+    loading: str = "",
+    resumes: bool = False,
+    limit: float = math.inf,
 ) -> Iterator[Callable[[int, int, int], None]]:
     """Show a bar with tokens a second and the time left. `paced` shows the items a second too.
 
     `loading` says what happens until the work begins; see `load_bar`. If the same command `resumes` the work,
-    Ctrl-C says how far it came.
+    Ctrl-C says how far it came. Work that is not done after `limit` seconds is left out.
 
     Yields a function of (items done, items in total, tokens so far). Call it once before the work begins, and
     then after each item.
     """
     speeds = f"{{task.fields[pace]:.3g}} {items}/s, " if paced else ""
     done_so_far = f"{{task.completed}}/{{task.total}} {items}, {speeds}{{task.fields[rate]:.0f}} tokens/s,"
-    columns = TextColumn(what), BarColumn(), TextColumn(done_so_far), TimeLeft(), TextColumn("left")
-    progress = bars(*columns)
+    progress = bars(
+        *(TextColumn(what), BarColumn(), TextColumn(done_so_far), TextColumn("{task.fields[left]} left"))
+    )
     with ExitStack() as shown:
         if loading:
             shown.enter_context(load_bar(loading))
@@ -172,11 +197,15 @@ def progress_bar(
                 shown.close()
                 shown.enter_context(progress)
                 begin, before = time.perf_counter(), done
-                progress.add_task(what, total=total, completed=done, pace=0.0, rate=0.0)
+                progress.add_task(what, total=total, completed=done, pace=0.0, rate=0.0, left="-:--:--")
                 return
             seconds = time.perf_counter() - begin
             pace, rate = (done - before) / seconds, tokens / seconds
-            progress.update(progress.task_ids[0], completed=done, total=total, pace=pace, rate=rate)
+            left = min(limit - seconds, (total - done) / pace if pace else math.inf)
+            text = "-:--:--" if math.isinf(left) else str(timedelta(seconds=max(int(left), 0)))
+            progress.update(
+                progress.task_ids[0], completed=done, total=total, pace=pace, rate=rate, left=text
+            )
 
         try:
             yield update

@@ -279,10 +279,22 @@ def _made(spec: DrafterSpec, target: Target) -> Drafter:
             f"drafter={shown(spec, 60)} is not possible: give a name, such as 'suffix', several in one text, "
             "such as 'a > b', a class of drafters, or a drafter"
         )
+    _check_class(getattr(spec, "__qualname__", ""), spec)
     made = spec(target)
     if not isinstance(made, Drafter):
         raise DrafterError(f"drafter={shown(spec, 60)} gave {type_of(made)}, which is no Drafter")
     return made
+
+
+def _check_class(name: str, made: object) -> None:
+    """Raise `DrafterError` for a class that is no `Drafter`, or has not all of its methods."""
+    if not inspect.isclass(made):
+        return
+    if not issubclass(made, Drafter):
+        raise DrafterError(f"{name} is not a Drafter: inherit from soothsay.Drafter")
+    for missing in getattr(made, "__abstractmethods__", ()):
+        given = ", ".join([*inspect.signature(getattr(made, missing)).parameters][1:])
+        raise DrafterError(f"{name} has no {missing}({given}), which a drafter must have")
 
 
 def named_drafter(name: str) -> Callable[..., Drafter]:
@@ -333,7 +345,7 @@ def _build(spec: Named | Composed, target: Target) -> Drafter:
 def drafter_in_file(name: str) -> Callable[..., Drafter]:
     """The class or function that `name`, `FILE.py:CLASS`, names. The file is run when it is first named.
 
-    Raises `DrafterError` if there is no such file or class, or the file fails.
+    Raises `DrafterError` if there is no such file or class, the class is no drafter, or the file fails.
     """
     module, made = named_in_file(name, "drafter", DrafterError)
     if not callable(made):
@@ -344,4 +356,5 @@ def drafter_in_file(name: str) -> Callable[..., Drafter]:
             if inspect.isclass(one) and issubclass(one, Drafter) and one.__module__ == module.__name__
         )
         raise DrafterError(f"{file} has no class {wanted!r}; its drafters are: {there or 'none'}")
+    _check_class(name, made)
     return made  # type: ignore[no-any-return]

@@ -14,7 +14,7 @@ from traceback import extract_tb
 from soothsay.core.request import Request
 from soothsay.core.turn import Turn
 from soothsay.engine.scheduler import Scheduler
-from soothsay.errors import reason_of
+from soothsay.errors import SoothsayError, reason_of
 
 log = logging.getLogger("soothsay.engine")
 
@@ -65,7 +65,9 @@ class Recovery:
         self.num_failed += 1
         told = reason_of(error), extract_tb(error.__traceback__)[-1:]
         repeated = alone is not None and told == self._told  # a trace is told once
-        log.error("step failed", exc_info=None if repeated else error, extra={"alone": alone is not None})
+        trace = None if repeated or isinstance(error, SoothsayError) else error  # whose message says all
+        facts = {"alone": alone is not None, "reason": told[0]}
+        log.log(logging.INFO if repeated else logging.ERROR, "step failed", exc_info=trace, extra=facts)
         self._told = told
         if alone is not None:
             self._scheduler.fail(alone, error)

@@ -214,7 +214,10 @@ def _plan(checkpoint: Checkpoint, dtype: str, group_size: int) -> tuple[TensorNa
     """Choose how layers are stored. Raises `ModelError` if the model cannot be quantized in this way."""
     path = checkpoint.path
     if not path.is_dir():
-        raise ModelError(f"{path} is not a Hugging Face directory, the one thing that can be quantized")
+        raise ModelError(
+            f"{path} is not a Hugging Face directory, which is what can be quantized: give one, or "
+            "OWNER/NAME on the hub, with weights in .safetensors. A .gguf file is quantized already"
+        )
     stored = open_format(checkpoint.config, path)
     if stored is not None:
         raise ModelError(

@@ -101,6 +101,7 @@ class Server:
                 allow_origins=config.cors_origins,
                 allow_methods=METHODS,
                 allow_headers=["*"],
+                allow_private_network=True,
                 expose_headers=["X-Request-Id", "Retry-After", HEADER],
             )
 

@@ -19,7 +19,7 @@ class TrainingConfig:
     """The numbers of a training."""
 
     steps: int = training_option(1000, min=1)
-    """Optimizer steps."""
+    """Optimizer steps in total. A training that resumes goes on to this number."""
 
     batch_tokens: int = training_option(8192, min=16)
     """Tokens of a step.

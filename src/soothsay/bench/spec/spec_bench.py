@@ -91,10 +91,10 @@ class SpecBench:
         plan = self.plan
         settings = [*product(plan.temperatures, plan.batches, range(1, plan.rounds + 1))]
         self._meter.total = _turns(self.questions) * len(self.contenders) * len(settings)
-        self._meter.advance()
         if any(self._lacks(setting) for setting in settings):
             self._warm_up()
         self._meter.begin = time.perf_counter()
+        self._meter.advance()
         for place, setting in enumerate(settings):
             self._round(setting, self._meter.left / (len(settings) - place))
         if not self.results.rows():

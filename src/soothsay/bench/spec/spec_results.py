@@ -153,6 +153,11 @@ class SpecResults(Journal[Lap]):
         return dict(self.conditions.get("left_out", {}))
 
     @property
+    def prompts(self) -> int:
+        """Number of questions that were answered."""
+        return len({question for lap in self.by_key.values() for question in lap.answered})
+
+    @property
     def skipped(self) -> int:
         """Number of turns without room in the context, and of turns after them, over all temperatures."""
         first = min((lap.batch for lap in self.by_key.values()), default=1)

@@ -37,8 +37,8 @@ class Spec:
     Plain decoding and each drafter answer every question in turn. Speed-up is the leaderboard's: mean tokens
     a second over questions, with the prompt, divided by that of plain decoding. "accepted" is tokens a step
     with the bonus token, without the pass over the prompt. "predicted" is the speed-up that theory expects.
-    Second turns follow plain decoding's answers to the first. It ends with a recommendation. The exit code is
-    1 if an answer differs from plain decoding's.
+    Second turns follow plain decoding's answers to the first. It ends with a recommendation. Ctrl-C shows
+    the results so far, with exit code 130. The exit code is 1 if an answer differs from plain decoding's.
     """
 
     model: str = common("model", default="sibyl")
@@ -84,7 +84,8 @@ class Spec:
             if self.prompts != SPEC_BENCH:
                 about["prompts"] = self.prompts.name
             times = partial(measure_passes, llm.model, llm.config.max_context or 0)
-        with progress_bar("answering") as progress:
+        stopped = False
+        with progress_bar("answering", limit=plan.limit) as progress:
             bench = SpecBench(llm, questions, plan, about, self.to_json, progress, times)
             names, limit = [one.name for one in bench.contenders], plan.limit / 60
             at_most = f"at most {limit:g} minutes" if math.isfinite(limit) else "without a limit of time"
@@ -95,8 +96,19 @@ class Spec:
             )
             said = f"{asked}, in turns by {', '.join(names)}; {at_most}, after a warm-up"
             say(said, stderr=True, style="dim")
-            results = bench.run()
-        finish([results], self.markdown, self.html, self.never_slower)
+            try:
+                bench.run()
+            except KeyboardInterrupt:
+                stopped = True
+        results = bench.results
+        if stopped:
+            resumes = "" if self.to_json is None else "; the same command goes on"
+            say(f"stopped after {results.prompts} of {asked}{resumes}", stderr=True)
+            if not results.rows():
+                raise typer.Exit(130)
+        wrong = finish([results], self.markdown, self.html, self.never_slower)
+        if stopped or wrong:
+            raise typer.Exit(130 if stopped else 1)
 
 
 def _fitting(target: Target) -> dict[str, Drafter]:
@@ -108,10 +120,10 @@ def _fitting(target: Target) -> dict[str, Drafter]:
 
 def finish(
     every: Sequence[SpecResults], markdown: Path | None, html: Path | None, never_slower: bool = False
-) -> None:
+) -> bool:
     """Write the files that were asked for, and show the tables.
 
-    Exits with 1 if an answer differs, or if a drafter that must never be slower is.
+    Returns whether an answer differs, or a drafter that must never be slower is.
     """
     from soothsay.bench.spec.spec_page import different, interval_table, page, slower
     from soothsay.bench.spec.spec_page import markdown as as_markdown
@@ -126,8 +138,7 @@ def finish(
     if never_slower:
         for results in every:
             show(interval_table(results))
-    if any(different(results) or (never_slower and slower(results)) for results in every):
-        raise typer.Exit(1)
+    return any(different(results) or (never_slower and slower(results)) for results in every)
 
 
 def _show(results: SpecResults) -> None:
@@ -161,7 +172,9 @@ class Report:
         """Read the files, and show them."""
         from soothsay.bench.spec.spec_results import SpecResults
 
-        finish([SpecResults.read(file) for file in self.files], self.markdown, self.html, self.never_slower)
+        every = [SpecResults.read(file) for file in self.files]
+        if finish(every, self.markdown, self.html, self.never_slower):
+            raise typer.Exit(1)
 
 
 @dataclass(frozen=True, kw_only=True)

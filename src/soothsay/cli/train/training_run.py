@@ -144,8 +144,13 @@ class TrainingRun:
                 resumes = f"the same command resumes after step {trainer.saved}"
                 console.print(f"stopped in step {trainer.step + 1}; {resumes}")
                 raise
-        best = f"{self.out} has the best checkpoint, with a score of {trainer.best}"
-        console.print(best if trainer.best else "")
+        done, steps = trainer.step, self.config.steps
+        further = "the same command goes on" if done < steps else f"--steps above {done} goes on"
+        where = f"step {done} of {steps} is done, and {further}"
+        if trainer.best is None:
+            console.print(f"{where}; {self.out} has nothing to use yet: an evaluation writes it")
+        else:
+            console.print(f"{self.out} has the best checkpoint, with a score of {trainer.best}; {where}")
 
 
 def _evaluated(measured: Mapping[str, float]) -> str:
