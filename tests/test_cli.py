@@ -128,6 +128,14 @@ def test_generate_ends_a_line_once(
     assert capsys.readouterr().out == expected
 
 
+def test_generate_has_written_its_line_before_it_tells_stats(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(pipe, write_through=False))
+    pieces: Any = [SimpleNamespace(text="One.")]
+    _write(pieces, exact=False)
+    assert pipe.getvalue() == b"One.\n"
+
+
 def test_generate_stops_at_any_of_the_strings(llm: LLM) -> None:
     text = llm.generate(PROMPT, GREEDY).text
     first, second = text[5:8], text[12:15]

@@ -98,6 +98,7 @@ def _write(stream: Iterable[Piece], *, exact: bool) -> None:
     finally:
         if (on_terminal or (last and not exact)) and not last.endswith("\n"):
             sys.stdout.write("\n")
+            sys.stdout.flush()  # before what stderr says of the answer
 
 
 def _read_prompt(prompt: str | None, file: Path | None) -> str:
