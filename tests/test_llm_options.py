@@ -59,6 +59,8 @@ def test_an_unknown_option_names_the_nearest(name: str, match: str) -> None:
         LLM("/no/such/model", **{name: 0})
     with pytest.raises(TypeError, match=f"^EngineConfig has no option '{name}'"):
         EngineConfig().with_options(**{name: 0})  # type: ignore[misc]
+    with pytest.raises(TypeError, match=f"^EngineConfig has no option '{name}'"):
+        EngineConfig(**{name: 0})
 
 
 @pytest.mark.parametrize(("name", "value"), [("learn", "0.1"), ("learn", None), ("max_stall", "1")])
