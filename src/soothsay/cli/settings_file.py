@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
+
+from soothsay.errors import did_you_mean
 
 LARGEST = 1 << 20
 """Limit of bytes of a file."""
@@ -37,10 +38,8 @@ def _values(path: Path, place: str, table: Mapping[str, Any], command: Any) -> d
     for key, value in table.items():
         name = key.replace("_", "-")
         if name not in known:
-            close = get_close_matches(name, known, 1)
             what = f"no {'command' if commands else 'option'} {place}{key}"
-            hint = f". Did you mean {close[0]}?" if close else ""
-            raise typer.BadParameter(f"{path}: there is {what}{hint}")
+            raise typer.BadParameter(f"{path}: there is {what}{did_you_mean(name, known)}")
         if not commands:
             own = options[name]
             repeats = own.nargs != 1 or getattr(own, "multiple", False)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,6 @@ from soothsay.core.params import SamplingParams
 from soothsay.errors import RequestError
 
 KINDS = {
-    "extra_forbidden": "unknown_parameter",
     "missing": "missing_required_parameter",
     "json_invalid": "invalid_json",
 }
@@ -141,9 +141,7 @@ class ApiError(Exception):
         errors = error.errors(include_url=False, include_input=False, include_context=False)
         field, kind, message = _first(errors)
         code = KINDS.get(kind, "invalid_value")
-        if code == "unknown_parameter":
-            message = f"{field} is not a parameter that this server knows; leave it out"
-        elif field:
+        if field:
             message = f"{field}: {message}"
         elif kind == "model_type":
             message = "give a JSON object: {...}"
@@ -187,7 +185,7 @@ def _field(error: ErrorDetails) -> str:
     """The place of an error in the body, without the names of alternatives and their classes."""
     *parts, last = map(str, error["loc"]) if error["loc"] else ("",)
     told = [part for part in parts if not _is_alternative(part)]
-    if error["type"] == "extra_forbidden" or not _is_alternative(last):
+    if not _is_alternative(last):
         told.append(last)
     return ".".join(told)
 
@@ -199,6 +197,14 @@ def _is_alternative(part: str) -> bool:
 def _shown(text: str) -> str:
     """A text that may come from a client, of limited length."""
     return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 4]} ..."
+
+
+def unknown(name: str, known: Iterable[str], place: str = "") -> ApiError:
+    """A field that this server does not know. `known`: the fields of the object, which is at `place`."""
+    meant = get_close_matches(name, [*known], n=1)
+    hint = f"did you mean {place}{meant[0]}?" if meant else "leave it out"
+    message = f"{place}{name} is not a parameter that this server knows; {hint}"
+    return ApiError(400, message, "unknown_parameter", param=place + name)
 
 
 def invalid(param: str | None, message: str) -> ApiError:
