@@ -68,5 +68,8 @@ def test_what_was_meant(tmp_path: Path) -> None:
     for wrong in ("SmolLM2-135M.Q4_0.gguf", "smollm2-135M.Q4_1.gguf", "SmolLM2-135M.Q4_1"):
         with pytest.raises(ModelError, match=f"{tmp_path / wrong}.* Did you mean {file}"):
             open_checkpoint(tmp_path / wrong)
+    for other in ("a.gguf", "other-135M.Q4_0.gguf"):  # alike in what all such files have
+        with pytest.raises(ModelError, match=rf"{other} is missing\. 'soothsay models' lists"):
+            open_checkpoint(tmp_path / other)
     with pytest.raises(ModelError, match=r"nowhere/a\.gguf is missing\. 'soothsay models' lists"):
         open_checkpoint(tmp_path / "nowhere" / "a.gguf")

@@ -206,20 +206,29 @@ def known_models() -> Iterator[KnownModel]:
         yield KnownModel(name, "from the hub", size, path)
 
 
+CLOSE = 0.75
+"""Similarity, as `difflib` has it, from which a name counts as that of another file in its directory."""
+
+
 def meant(name: str) -> str:
     """The short name, or the model in the same directory, that is spelt most like `name`; empty: none is.
 
     Short names are also compared by the names that their models have elsewhere.
     """
     path = Path(name)
-    beside = (
-        [str(path.with_name(entry.name)) for entry in _entries(path.parent)] if len(path.parts) > 1 else []
-    )
-    spelt = {known.lower(): known for known in (*known_names(), *beside)}
+    entries = _entries(path.parent) if len(path.parts) > 1 else ()
+    beside = {_bare(entry.name): str(path.with_name(entry.name)) for entry in entries}
+    spelt = {known.lower(): known for known in known_names()}
     spelt |= {Path(model.file).stem.lower(): short for short, model in PACKAGED.items()}
     spelt |= {Path(place.partition(":")[0]).name.lower(): short for short, (place, _) in HUB_NAMES.items()}
+    near = get_close_matches(_bare(path.name), beside, n=1, cutoff=CLOSE)
     close = get_close_matches(name.lower(), spelt, n=1) or get_close_matches(path.name.lower(), spelt, n=1)
-    return spelt[close[0]] if close else ""
+    return next((places[key] for keys, places in ((near, beside), (close, spelt)) for key in keys), "")
+
+
+def _bare(name: str) -> str:
+    """The name of a file as it is compared: without what all such files have."""
+    return name.lower().removesuffix(".gguf")
 
 
 def _entries(directory: Path) -> Iterator[Path]:
