@@ -45,6 +45,13 @@ def test_whole_numbers_of_the_engine(name: str, value: Any, expected: str) -> No
         LLM("/no/such/model", **{name: value})
 
 
+def test_a_context_longer_than_the_models_is_told(tiny: Callable[..., Transformer]) -> None:
+    longer = r"^max_context=600 is more than the 512 tokens that the model was made for: beyond these"
+    with pytest.warns(UserWarning, match=longer):
+        LLM(tiny(), max_context=600, kv_tokens=64).close()
+    LLM(tiny(), max_context=512, kv_tokens=64).close()
+
+
 @pytest.mark.parametrize(
     ("name", "match"),
     [

@@ -150,6 +150,13 @@ class LLM:
             warnings.warn(f"{tokenizer.layout.problem}: it is not used", stacklevel=2)
         self.tokenizer = tokenizer
         self.config = complete_config(config, target)
+        context, longest = self.config.max_context or 0, target.spec.max_positions
+        if context > longest and target.spec.counts_positions:
+            warnings.warn(
+                f"max_context={context:,} is more than the {longest:,} tokens that the model was made for: "
+                "beyond these its answers may be poor",
+                stacklevel=2,
+            )
         kept = None if keep is None else LearnedFiles(keep)
         self.engine = Engine(target, tokenizer, self.config, path, kept)
         self._builder = RequestBuilder(target.spec, self.config, tokenizer, eos_ids)
