@@ -109,7 +109,7 @@ def test_keys_and_values_in_int8_take_half_the_memory(monkeypatch: pytest.Monkey
     monkeypatch.setattr(
         "soothsay.engine.sizing.memory_of", lambda device: Memory(WORKING_MEMORY + 4_000_000, "")
     )
-    options = {"dtype": "bfloat16", "max_context": 4096, "drafter": "none"}
+    options = {"dtype": "bfloat16", "drafter": "none"}
     tokens = [LLM("sibyl", kv_dtype=own, **options).config.kv_tokens for own in ("auto", "int8")]
     assert (tokens[1] or 0) / (tokens[0] or 1) > 1.75
 

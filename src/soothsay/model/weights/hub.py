@@ -194,13 +194,13 @@ def known_models() -> Iterator[KnownModel]:
     for name in bundled_models():
         folder = bundled_path(name)
         size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-        yield KnownModel(name, "in the package, with trained drafters; knows nothing", size, folder)
+        yield KnownModel(name, "in the package, with trained drafters; made for tests", size, folder)
     for name, model in PACKAGED.items():
         yield KnownModel(name, f"{Path(model.file).stem}, a chat model", model.num_bytes, pulled(name))
     cached = dict(_cached())
     for name, (place, size) in HUB_NAMES.items():
         there, path = cached.pop(place.partition(":")[0], (size, None))
-        about = f"{place}, calls tools" + ("" if path else "; never fetched by us")
+        about = f"{place}; it can call tools" + ("" if path else "; name and size are unverified")
         yield KnownModel(name, about, there, path)
     for name, (size, path) in sorted(cached.items()):
         yield KnownModel(name, "from the hub", size, path)
