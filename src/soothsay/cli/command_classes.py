@@ -24,6 +24,9 @@ MOST = 10
 
 MORE = "More options"
 
+LONGEST = 1000
+"""Limit of characters of a command's line in a list, which is broken where the terminal ends."""
+
 
 class Command(Protocol):
     """A command with its options. A group, or a command, may name the `PANEL` of the help for its options."""
@@ -43,6 +46,10 @@ class _Documented(TyperCommand):
         for one in options:
             one.help = texts.get(str(one.name), one.help)  # type: ignore[attr-defined]
         return options
+
+    def get_short_help_str(self, limit: int = 0) -> str:
+        """The first sentence, for a list of commands. It is not cut."""
+        return super().get_short_help_str(LONGEST)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the arguments. The error for an unknown option offers names that are close without dashes.

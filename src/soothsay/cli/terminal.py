@@ -50,13 +50,13 @@ def harmless(text: str) -> str:
 
 
 def report(error: Exception) -> None:
-    """Print an error as one line on stderr."""
-    _say("error: ", "bold red", str(error))
+    """Print an error as one line on stderr, in the form of those about options."""
+    _say("Error: ", "bold red", str(error))
 
 
 def warn(message: Warning | str, *_: object) -> None:
     """Print a warning as one line on stderr. Takes the place of `warnings.showwarning`."""
-    _say("warning: ", "yellow", str(message))
+    _say("Warning: ", "yellow", str(message))
 
 
 def _say(kind: str, style: str, text: str) -> None:
