@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+import time
 
 import pytest
 from rich.console import Console
@@ -48,6 +49,17 @@ def test_a_line_a_minute_where_there_is_no_terminal(clock: Clock) -> None:
         "answering many prompts   5/100 5 tokens/s",
         "answering many prompts   9/100 9 tokens/s",
     ]
+
+
+def test_a_speed_is_shown_once_an_item_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.StringIO()
+    monkeypatch.setattr(terminal, "Console", lambda **_: Console(file=written, force_terminal=True, width=99))
+    with terminal.progress_bar("answering", paced=True) as tell:
+        for done, shown in ((0, False), (1, True)):
+            tell(done, 9, 50 * done)
+            time.sleep(0.3)
+            assert f"{done}/9 answers," in written.getvalue()
+            assert ("tokens/s" in written.getvalue()) is shown
 
 
 def test_short_work_writes_nothing(clock: Clock) -> None:

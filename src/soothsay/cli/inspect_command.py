@@ -70,7 +70,7 @@ class Inspect:
             file = user_path(self.model)
             alone = file.suffix == ".json" and file.is_file()
             rows = self._of_config(file) if alone else self._of_model()
-        say(facts_table(rows))
+        say(facts_table([("model", self.model), *rows]))
 
     def _of_model(self) -> list[tuple[str, str]]:
         import torch

@@ -149,7 +149,7 @@ def bars(*columns: ProgressColumn, console: Console | None = None, refresh: bool
 def progress_bar(
     what: str, items: str = "answers", *, paced: bool = False, loading: str = "", resumes: bool = False
 ) -> Iterator[Callable[[int, int, int], None]]:
-    """Show a bar with tokens a second and the time left. `paced` shows the items a second too.
+    """Show a bar with the time left, and tokens a second once an item is done. `paced`: items a second too.
 
     `loading` says what happens until the work begins; see `load_bar`. If the same command `resumes` the work,
     Ctrl-C says how far it came.
@@ -157,8 +157,7 @@ def progress_bar(
     Yields a function of (items done, items in total, tokens so far). Call it once before the work begins, and
     then after each item.
     """
-    speeds = f"{{task.fields[pace]:.3g}} {items}/s, " if paced else ""
-    done_so_far = f"{{task.completed}}/{{task.total}} {items}, {speeds}{{task.fields[rate]:.0f}} tokens/s,"
+    done_so_far = f"{{task.completed}}/{{task.total}} {items},{{task.fields[speeds]}}"
     columns = TextColumn(what), BarColumn(), TextColumn(done_so_far), TimeLeft(), TextColumn("left")
     progress = bars(*columns)
     with ExitStack() as shown:
@@ -172,11 +171,12 @@ def progress_bar(
                 shown.close()
                 shown.enter_context(progress)
                 begin, before = time.perf_counter(), done
-                progress.add_task(what, total=total, completed=done, pace=0.0, rate=0.0)
+                progress.add_task(what, total=total, completed=done, speeds="")
                 return
             seconds = time.perf_counter() - begin
-            pace, rate = (done - before) / seconds, tokens / seconds
-            progress.update(progress.task_ids[0], completed=done, total=total, pace=pace, rate=rate)
+            pace = f" {(done - before) / seconds:.3g} {items}/s," if paced else ""
+            speeds = f"{pace} {tokens / seconds:.0f} tokens/s,"
+            progress.update(progress.task_ids[0], completed=done, total=total, speeds=speeds)
 
         try:
             yield update

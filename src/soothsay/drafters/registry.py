@@ -255,8 +255,9 @@ def build_drafter(spec: DrafterSpec, target: Target) -> Drafter:
 
 def _check_members(drafter: Drafter, target: Target) -> None:
     """Raise `DrafterError` for a `max_nodes` or `taps` that the engine could not use."""
-    if not isinstance(drafter.max_nodes, Integral):
-        raise DrafterError(f"drafter {drafter.name!r}: max_nodes={drafter.max_nodes!r} must be an integer")
+    if not isinstance(drafter.max_nodes, Integral) or drafter.max_nodes < 1:
+        wrong = f"max_nodes={drafter.max_nodes!r} must be an integer, at least 1 for the root"
+        raise DrafterError(f"drafter {drafter.name!r}: {wrong}")
     taps = drafter.taps
     if isinstance(taps, Sequence) and not taps:
         return
