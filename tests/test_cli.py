@@ -544,12 +544,16 @@ def test_errors_are_one_line(args: list[str], message: str) -> None:
         (["demo", "--drafter", "none"], "what the others are compared with"),
         (["chat", "sibyl", "--model", "smollm2"], "MODEL is 'sibyl', but --model is 'smollm2'"),
         (["genrate"], "Did you mean 'generate'"),
+        (["generate", "x", "-n", "many"], " integer"),
+        (["generate", "x", "-t", "hot"], "'-t'"),
+        (["generate", "x", "--threads", "0"], "'--threads'"),
     ],
 )
 def test_bad_usage_gives_a_hint(args: list[str], message: str) -> None:
     result = run(*args)
     assert result.exit_code == 2
     assert message in result.stderr
+    assert not re.search("Input should|Value error|unable to parse", result.stderr)
 
 
 def test_a_prompt_has_to_be_text() -> None:

@@ -128,10 +128,15 @@ def test_keys_and_values_that_cannot_be_in_int8(
         check_int8_kv(tiny().spec, kernels)
 
 
-@pytest.mark.parametrize("device", ["gpu", "cuda:99", "", 3.5, None])
-def test_devices_that_are_not_here(device: Any) -> None:
-    with pytest.raises(ModelError, match=rf"^device={device!r} cannot be used here \(.+\); choose 'cpu'"):
+@pytest.mark.parametrize("device", ["gpu", "", 3.5, None])
+def test_what_is_no_device(device: Any) -> None:
+    with pytest.raises(ModelError, match=rf"^device={device!r} is no device: give 'auto', 'cpu', 'cuda' or"):
         LLM("sibyl", device=device)
+
+
+def test_devices_that_are_not_here() -> None:
+    with pytest.raises(ModelError, match=r"^device='cuda:99' cannot be used here \(.+\); choose 'cpu'"):
+        LLM("sibyl", device="cuda:99")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

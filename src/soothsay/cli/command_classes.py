@@ -54,7 +54,7 @@ class _Documented(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the arguments. The error for an unknown option offers names that are close without dashes.
 
-        That for a wrong value says where it is from, if not from the command line.
+        That for a wrong value is in our words, and says where it is from, if not from the command line.
         """
         try:
             return super().parse_args(ctx, args)
@@ -64,6 +64,9 @@ class _Documented(TyperCommand):
                 meant = get_close_matches(error.option_name.lstrip("-"), bare)  # type: ignore[attr-defined]
                 error.possibilities = [bare[one] for one in meant]  # type: ignore[attr-defined]
             if (own := getattr(error, "param", None)) is not None:
+                from soothsay.server.http.api_errors import our_words
+
+                error.message = our_words(error.message)  # type: ignore[attr-defined]
                 variable = f"the variable {ctx.auto_envvar_prefix}_{own.name.upper()}"
                 places = {"ENVIRONMENT": variable, "DEFAULT_MAP": "the file of --config"}
                 if place := places.get(getattr(ctx.get_parameter_source(own.name), "name", "")):

@@ -50,8 +50,11 @@ WORDS = {
     "greater than or equal to": "at least",
     "less than or equal to": "at most",
     " after validation": "",
+    "Value error, ": "",
+    ", unable to parse string as an integer": "",
+    ", unable to parse string as a number": "",
 }
-"""Words of pydantic, and ours."""
+"""Words of pydantic, which typer uses too, and ours."""
 
 SCALARS = frozenset({"bool", "float", "int", "str"})
 """Names of alternatives in pydantic's places of errors. Names of classes begin with a capital letter."""
@@ -175,7 +178,11 @@ def _first(errors: Sequence[ErrorDetails]) -> tuple[str, str, str]:
 
 def in_words(error: ErrorDetails) -> str:
     """What is wrong with a value."""
-    text = OBJECT if error["type"] == "model_type" else error["msg"]
+    return our_words(OBJECT if error["type"] == "model_type" else error["msg"])
+
+
+def our_words(text: str) -> str:
+    """A message of pydantic about a value, in our words."""
     for theirs, ours in WORDS.items():
         text = text.replace(theirs, ours)
     return re.sub(r"^\w+ should (be|have) ", r"it must \1 ", text)
