@@ -71,7 +71,7 @@ limit = 1
         ("[generate]\nstop = [['a']]", "generate.stop must be a text or a number, or a list of them"),
         ("[generate]\nstop = {a = 1}", "generate.stop must be a text or a number, or a list of them"),
         ("[generate]\nmax_tokens = 1\nmax-tokens = 2", "generate.max-tokens is there twice"),
-        ("[generate]\nmax-tokens = true", "parse string as an integer (from the file of --config)"),
+        ("[generate]\nmax-tokens = true", " integer (from the file of --config)"),
         ("[generate]\nmax-tokens = 1.5", "'--max-tokens'"),
         ("[generate]\ntemperature = true", "'--temperature'"),
         ("[generate", "is not TOML"),
