@@ -98,8 +98,8 @@ class Speculation(Body):
     @model_validator(mode="before")
     @classmethod
     def _refuse_others(cls, data: Any) -> Any:
-        for name in data if isinstance(data, Mapping) else ():
-            if name not in cls.model_fields:
+        for name, value in data.items() if isinstance(data, Mapping) else ():
+            if value is not None and name not in cls.model_fields:
                 raise unknown(name, cls.model_fields, "speculation.")
         return data
 
