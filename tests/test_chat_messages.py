@@ -60,6 +60,7 @@ def test_an_answer_may_have_calls_and_no_content() -> None:
         ([{"role": "user"}], RequestError, "^message 1 has no content: give"),
         ([*HELLO, {"role": "system", "content": None}], RequestError, "^message 2 has no content"),
         ([*HELLO, {"content": "Hello!"}], RequestError, "message 2 has no role"),
+        ([{"role": "usr", "content": "Hello!"}], RequestError, "^message 1 has the role 'usr'; .* user,"),
         (of_user(5), TypeError, "content of message 1 is an int"),
         (of_user([{"type": "text"}]), TypeError, r"message 1 has \{'type': 'text'\}, which is no part"),
         (of_user([5]), TypeError, "message 1 has 5, which is no part"),

@@ -147,6 +147,18 @@ class TestParams:
         with pytest.raises(RequestError, match=match):
             SamplingParams(**given)
 
+    @pytest.mark.parametrize(
+        ("name", "words"),
+        [
+            ("temprature", "did you mean temperature?"),
+            ("max_new_tokens", "did you mean max_tokens?"),
+            ("guided_json", "give grammar=Grammar.json_schema(...)"),
+        ],
+    )
+    def test_unknown_ones_are_refused_by_name(self, name: str, words: str) -> None:
+        with pytest.raises(TypeError, match=re.escape(f"SamplingParams has no option {name!r}; {words}")):
+            SamplingParams(**{name: 1})  # type: ignore[arg-type]
+
 
 @pytest.mark.parametrize(
     ("name", "words"),
@@ -162,3 +174,11 @@ def test_a_chat_refuses_what_is_meant_for_other_arguments(sibyl: LLM, name: str,
         with pytest.raises(TypeError, match=re.escape(words)):
             call("Hello", **{name: 1})  # type: ignore[arg-type]
     assert sibyl.chat_prompt("Hello", enable_thinking=False) == sibyl.chat_prompt("Hello")
+
+
+def test_generate_and_stream_know_the_arguments_of_others(sibyl: LLM) -> None:
+    for call in (sibyl.generate, sibyl.stream):
+        with pytest.raises(TypeError, match=r"'temperature'; give SamplingParams\(temperature=\.\.\.\)$"):
+            call("Hello", temperature=0)  # type: ignore[call-overload, operator]
+        with pytest.raises(TypeError, match=r"'drafer'; did you mean drafter\?$"):
+            call("Hello", drafer="none")  # type: ignore[call-overload, operator]

@@ -16,6 +16,7 @@ import pytest
 import soothsay
 from soothsay import LLM, FinishReason, SamplingParams
 from soothsay.model.transformer import Transformer
+from soothsay.result import Stream
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, seed=0)
 
@@ -51,12 +52,16 @@ class TestClosing:
                 use()
         assert "closed" in repr(llm)
 
-    def test_a_thread_that_waits_for_a_step_has_a_cancelled_answer(
-        self, tiny: Callable[..., Transformer], monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize("wait", [lambda stream: None, Stream.cancel], ids=["step", "cancel"])
+    def test_a_thread_that_waits_has_a_cancelled_answer(
+        self,
+        tiny: Callable[..., Transformer],
+        monkeypatch: pytest.MonkeyPatch,
+        wait: Callable[[Stream], None],
     ) -> None:
         llm, waits, reasons = LLM(tiny()), threading.Event(), list[FinishReason]()
         stream, check = llm.stream([1], GREEDY), llm.engine.lock.check
-        thread = threading.Thread(target=lambda: reasons.append(stream.choice.finish_reason))
+        thread = threading.Thread(target=lambda: (wait(stream), reasons.append(stream.choice.finish_reason)))
         monkeypatch.setattr(llm.engine.lock, "check", lambda: (check(), waits.set()))
         with llm.engine.lock:
             waits.clear()

@@ -45,6 +45,13 @@ def test_whole_numbers_of_the_engine(name: str, value: Any, expected: str) -> No
         LLM("/no/such/model", **{name: value})
 
 
+def test_a_context_longer_than_the_models_is_told(tiny: Callable[..., Transformer]) -> None:
+    longer = r"^max_context=600 is more than the 512 tokens that the model was made for: beyond these"
+    with pytest.warns(UserWarning, match=longer):
+        LLM(tiny(), max_context=600, kv_tokens=64).close()
+    LLM(tiny(), max_context=512, kv_tokens=64).close()
+
+
 @pytest.mark.parametrize(
     ("name", "match"),
     [
@@ -59,6 +66,8 @@ def test_an_unknown_option_names_the_nearest(name: str, match: str) -> None:
         LLM("/no/such/model", **{name: 0})
     with pytest.raises(TypeError, match=f"^EngineConfig has no option '{name}'"):
         EngineConfig().with_options(**{name: 0})  # type: ignore[misc]
+    with pytest.raises(TypeError, match=f"^EngineConfig has no option '{name}'"):
+        EngineConfig(**{name: 0})
 
 
 @pytest.mark.parametrize(("name", "value"), [("learn", "0.1"), ("learn", None), ("max_stall", "1")])
@@ -100,7 +109,7 @@ def test_keys_and_values_in_int8_take_half_the_memory(monkeypatch: pytest.Monkey
     monkeypatch.setattr(
         "soothsay.engine.sizing.memory_of", lambda device: Memory(WORKING_MEMORY + 4_000_000, "")
     )
-    options = {"dtype": "bfloat16", "max_context": 4096, "drafter": "none"}
+    options = {"dtype": "bfloat16", "drafter": "none"}
     tokens = [LLM("sibyl", kv_dtype=own, **options).config.kv_tokens for own in ("auto", "int8")]
     assert (tokens[1] or 0) / (tokens[0] or 1) > 1.75
 
@@ -119,10 +128,15 @@ def test_keys_and_values_that_cannot_be_in_int8(
         check_int8_kv(tiny().spec, kernels)
 
 
-@pytest.mark.parametrize("device", ["gpu", "cuda:99", "", 3.5, None])
-def test_devices_that_are_not_here(device: Any) -> None:
-    with pytest.raises(ModelError, match=rf"^device={device!r} cannot be used here \(.+\); choose 'cpu'"):
+@pytest.mark.parametrize("device", ["gpu", "", 3.5, None])
+def test_what_is_no_device(device: Any) -> None:
+    with pytest.raises(ModelError, match=rf"^device={device!r} is no device: give 'auto', 'cpu', 'cuda' or"):
         LLM("sibyl", device=device)
+
+
+def test_devices_that_are_not_here() -> None:
+    with pytest.raises(ModelError, match=r"^device='cuda:99' cannot be used here \(.+\); choose 'cpu'"):
+        LLM("sibyl", device="cuda:99")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

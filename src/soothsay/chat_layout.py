@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
+from typing import Any, Literal, get_args
 
 from soothsay.chat_template import ChatTemplate
 from soothsay.errors import ModelError, RequestError, shown, type_of
@@ -16,6 +16,9 @@ Message = Mapping[str, Any]
 
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 """Kinds of parts of a message that are text, and the field that has it."""
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+"""Who speaks in a message."""
 
 EXPECTED = "give messages such as {'role': 'user', 'content': 'Hello!'}, or text for one of a user"
 SEVERAL = "for several conversations, give generate a list with llm.chat_prompt(messages) of each"
@@ -42,8 +45,8 @@ def conversation(messages: object) -> list[Message]:
     The content of a message may be a text or a list of text parts, and arguments of calls may be JSON text,
     as in OpenAI's API. The role `developer` is `system`, as in the server.
 
-    Raises `TypeError` for what is no message, and `RequestError` if there are none, or one has no role or a
-    part that is not text.
+    Raises `TypeError` for what is no message, and `RequestError` if there are none, or one has no known role,
+    or a part that is not text.
     """
     if isinstance(messages, str):
         return [{"role": "user", "content": messages}]
@@ -62,6 +65,9 @@ def _for_template(message: Any, place: str) -> Message:
         raise TypeError(f"{place} is {type_of(message)}: {EXPECTED}")
     if not isinstance(message.get("role"), str):
         raise RequestError(f"{place} has no role: {EXPECTED}")
+    if message["role"] not in get_args(Role):
+        known = ", ".join(get_args(Role))
+        raise RequestError(f"{place} has the role {shown(message['role'], 40)}; the roles are {known}")
     changed: dict[str, Any] = {"role": "system"} if message["role"] == "developer" else {}
     content = message.get("content")
     if isinstance(calls := message.get("tool_calls"), list):

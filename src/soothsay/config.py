@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import wraps
+from inspect import signature
 from numbers import Integral, Real
-from typing import Literal, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
 from soothsay.errors import ModelError
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 DType = Literal["auto", "float32", "bfloat16", "int8", "int4"]
 """What linear layers compute in. "auto": what the weights are stored in, if the machine is fast at it."""
@@ -57,6 +61,39 @@ LEAST = {
 """The least values of the engine's whole numbers."""
 
 
+def check_names(
+    owner: str, given: Iterable[str], known: Collection[str], instead: Mapping[str, str] | None = None
+) -> None:
+    """Raise `TypeError` if `owner` has no option of a given name. It says which one is meant, or all.
+
+    `instead`: what to do in place of options that are elsewhere.
+    """
+    for name in given:
+        if name not in known:
+            meant = get_close_matches(name, known, 1)
+            hint = f"did you mean {meant[0]}?" if meant else f"it has {', '.join(known)}"
+            raise TypeError(f"{owner} has no option {name!r}; {(instead or {}).get(name, hint)}")
+
+
+def checks_names(instead: Mapping[str, str] | None = None) -> Callable[[F], F]:
+    """Let a method, or a class when it is made, check the names of keywords with `check_names`."""
+
+    def checked(made: Any) -> Any:
+        if isinstance(made, type):
+            made.__init__ = checked(made.__init__)  # type: ignore[misc]
+            return made
+        owner, known = made.__qualname__.removesuffix(".__init__"), [*signature(made).parameters][1:]
+
+        @wraps(made)
+        def call(*values: Any, **options: Any) -> Any:
+            check_names(owner, options, known, instead)
+            return made(*values, **options)
+
+        return call
+
+    return checked
+
+
 class EngineOptions(TypedDict, total=False):
     """The numbers of `EngineConfig` as keywords of `LLM`."""
 
@@ -75,6 +112,7 @@ class EngineOptions(TypedDict, total=False):
     engines: int
 
 
+@checks_names()
 @dataclass(frozen=True)
 class EngineConfig:
     """The engine's numbers. A None is derived from the model and the machine when the engine is built.
@@ -149,14 +187,4 @@ class EngineConfig:
 
     def with_options(self, **options: Unpack[EngineOptions]) -> EngineConfig:
         """Replace single numbers. Raises `TypeError` for a name that is not the engine's."""
-        check_names("EngineConfig", options, self.__dataclass_fields__)
         return replace(self, **options)
-
-
-def check_names(owner: str, given: Iterable[str], known: Collection[str]) -> None:
-    """Raise `TypeError` if `owner` has no option of a given name. It says which one is meant, or all."""
-    for name in given:
-        if name not in known:
-            meant = get_close_matches(name, known, 1)
-            hint = f"did you mean {meant[0]}?" if meant else f"it has {', '.join(known)}"
-            raise TypeError(f"{owner} has no option {name!r}; {hint}")

@@ -24,10 +24,12 @@ ROLES = {
     "gpt": "assistant",
     "chatgpt": "assistant",
     "function_call": "assistant",
+    "function": "tool",
+    "ipython": "tool",
     "function_response": "tool",
     "observation": "tool",
 }
-"""Names of roles in files in ShareGPT's format, and ours."""
+"""Other names of roles in files, such as those in ShareGPT's format, and ours."""
 
 EXPECTED = "neither a 'text' nor 'messages', 'conversations', or 'prompt' and 'completion'"
 

@@ -1,5 +1,10 @@
 """The errors that soothsay raises for wrong input. Each message names what is wrong and how to fix it."""
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 def type_of(value: object) -> str:
     """The type of a wrong value, with its article, such as "an int". That of None is "None"."""
@@ -19,6 +24,11 @@ def shown(value: object, most: int = 80) -> str:
     except ValueError:  # an integer of thousands of digits
         return "(a very long number)"
     return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: which known one is close; empty: none is."""
+    return "".join(f". Did you mean {one}?" for one in get_close_matches(name, [*known], n=1))
 
 
 class SoothsayError(Exception):

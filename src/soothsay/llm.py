@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from soothsay.chat_layout import conversation
-from soothsay.config import DType, EngineConfig, EngineOptions, KVDType, check_names
+from soothsay.config import DType, EngineConfig, EngineOptions, KVDType, check_names, checks_names
 from soothsay.core.cache import kv_bytes
 from soothsay.core.constraint import Constraint
 from soothsay.core.params import SamplingParams
@@ -41,6 +41,9 @@ from soothsay.progress import tell_progress
 from soothsay.request_builder import Prompt, RequestBuilder, check_params, for_each, listed
 from soothsay.result import Result, Stream, Submitted, refusal
 from soothsay.tokenizer import NO_TOKENIZER, Message, Tokenizer, with_layout
+
+MISPLACED = {field.name: f"give SamplingParams({field.name}=...)" for field in fields(SamplingParams)}
+"""What to write in place of an argument that is a sampling parameter."""
 
 
 class LLM:
@@ -117,9 +120,8 @@ class LLM:
     ):
         check_torch()
         known = [*(LLM.__init__.__kwdefaults__ or ()), *EngineConfig.__dataclass_fields__]
-        if "threads" in engine_options:
-            raise TypeError("LLM has no option 'threads'; torch.set_num_threads sets those of the process")
-        check_names("LLM", engine_options, known)
+        threads = {"threads": "torch.set_num_threads sets those of the process"}
+        check_names("LLM", engine_options, known, threads)
         config = (config or EngineConfig()).with_options(**engine_options)
         eos_ids: tuple[int, ...] = ()
         path = None
@@ -153,6 +155,13 @@ class LLM:
             warnings.warn(f"{tokenizer.layout.problem}: it is not used", stacklevel=2)
         self.tokenizer = tokenizer
         self.config = complete_config(config, target)
+        context, longest = self.config.max_context or 0, target.spec.max_positions
+        if context > longest and target.spec.counts_positions:
+            warnings.warn(
+                f"max_context={context:,} is more than the {longest:,} tokens that the model was made for: "
+                "beyond these its answers may be poor",
+                stacklevel=2,
+            )
         kept = None if keep is None else LearnedFiles(keep)
         self.engine = Engine(target, tokenizer, self.config, path, kept)
         self._builder = RequestBuilder(target.spec, self.config, tokenizer, eos_ids)
@@ -265,6 +274,7 @@ class LLM:
         traced: bool = False,
     ) -> list[Result]: ...
 
+    @checks_names(MISPLACED)
     def generate(
         self,
         prompts: Prompt | Iterable[Prompt],
@@ -358,6 +368,7 @@ class LLM:
         prompt = self.chat_prompt(messages, continue_final_message=continue_final_message, **variables)
         return self.generate(prompt, params, drafter=drafter, adapter=adapter, traced=traced)
 
+    @checks_names(MISPLACED)
     def stream(
         self,
         prompt: Prompt,
@@ -398,8 +409,8 @@ class LLM:
         `variables` are those of the chat template, such as `enable_thinking=False`.
         """
         for name in variables:
-            if name in {field.name for field in fields(SamplingParams)}:
-                raise TypeError(f"{name!r} is no variable of a template; give SamplingParams({name}=...)")
+            if name in MISPLACED:
+                raise TypeError(f"{name!r} is no variable of a template; {MISPLACED[name]}")
             if meant := get_close_matches(name, inspect.signature(self.chat).parameters, n=1, cutoff=0.8):
                 raise TypeError(f"there is no argument {name!r}; did you mean {meant[0]!r}?")
         if self.tokenizer is None:

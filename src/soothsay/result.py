@@ -145,7 +145,7 @@ class Stream:
         return piece
 
     def cancel(self) -> None:
-        """End the answer with its current text."""
+        """End the answer with its current text. Pieces that are already computed still arrive."""
         self._engine.cancel(self._request)
 
     @property
@@ -211,7 +211,7 @@ class Submitted:
         return Result(self.ids, [stream.choice if failing else stream.outcome for stream in self.streams])
 
     def cancel(self) -> None:
-        """End the requests."""
+        """End the requests. Pieces that are already computed still arrive."""
         for stream in self.streams:
             stream.cancel()
 

@@ -431,7 +431,7 @@ def test_a_drafter_that_fails_is_not_a_difference(tmp_path: Path, method: str) -
     )
     result = verify("-d", f"{file}:Mine", "-n", "4", "--limit", "1")
     assert result.exit_code == 2
-    assert result.stderr.splitlines()[-1].startswith(f"error: drafter {file}:Mine: the engine failed")
+    assert result.stderr.splitlines()[-1].startswith(f"Error: drafter {file}:Mine: the engine failed")
     assert "'nothing'" in result.stderr
     assert "DIFFERENT" not in result.stdout
 
@@ -447,7 +447,7 @@ def test_a_drafter_that_fails_is_not_a_difference(tmp_path: Path, method: str) -
 def test_errors_are_one_line(args: list[str], message: str) -> None:
     result = verify(*args)
     assert result.exit_code == 2
-    assert result.stderr.startswith("error: ")
+    assert result.stderr.startswith("Error: ")
     assert message in result.stderr
     assert len(result.stderr.splitlines()) == 1
 
@@ -457,5 +457,5 @@ def test_a_bad_line_is_named(tmp_path: Path) -> None:
     file.write_text('{"prompt": "Hello!"}\n{"prompt": 3}\n')
     result = verify("--prompts", str(file))
     assert result.exit_code == 2
-    assert result.stderr == f"error: {file}, line 2: prompt must be text, and not empty\n"
+    assert result.stderr == f"Error: {file}, line 2: prompt must be text, and not empty\n"
     assert verify("--prompts", "/no/such/file").exit_code == 2

@@ -491,6 +491,6 @@ def test_its_errors_are_one_line(
     monkeypatch.chdir(tmp_path)
     result = command(*args)
     assert result.exit_code == 2
-    assert result.stderr.startswith("error: ")
+    assert result.stderr.startswith("Error: ")
     assert message in result.stderr
     assert len(result.stderr.splitlines()) == 1

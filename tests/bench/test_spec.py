@@ -699,7 +699,7 @@ def test_what_is_no_verifier_is_an_error_in_one_line(tmp_path: Path, name: str) 
     file.write_text("number = 3\nclass Class: ...\ndef one(tree): yield [0]\ndef plain(tree, chance): ...")
     code, output = command(tmp_path, "-t1", f"--verifier={file}:{name}", "-dsuffix", width="400")
     assert (code, len(output.splitlines())) == (2, 1)
-    assert re.match(rf"error: .*'{name}'", output)
+    assert re.match(rf"Error: .*'{name}'", output)
 
 
 def test_ctrl_c_shows_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

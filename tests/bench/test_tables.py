@@ -20,6 +20,11 @@ def test_columns_without_room_follow_with_the_names(width: int) -> None:
     assert text.rstrip().endswith("it all")
 
 
+def test_a_long_name_has_half_of_the_width() -> None:
+    name = "prompt-lookup(min_ngram=2,max_ngram=5)"
+    assert name in drawn(ResultTable(["drafter", *NUMBERS], [[name, "1", "2", "3", "4"]]), 80)
+
+
 def test_names_above_are_left_out_and_groups_have_lines() -> None:
     lines = drawn(ResultTable(["a", "b", "n"], [["x", "1", "5"], ["x", "2", "6"], ["y", "2", "7"]], 2)).split(
         "\n"

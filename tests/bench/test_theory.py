@@ -13,7 +13,7 @@ import pytest
 
 from soothsay import DraftTree
 from soothsay.bench.spec.run_times import RunTimes, TreeCounts
-from soothsay.bench.spec.spec_page import page, table
+from soothsay.bench.spec.spec_page import COLUMNS, page, table
 from soothsay.bench.spec.spec_results import Lap, SpecResults
 from soothsay.bench.spec.theory import predicted_seconds, speedups_by_nodes
 from soothsay.errors import SoothsayError
@@ -183,6 +183,9 @@ def test_predictions_are_shown(tmp_path: Path) -> None:
     cells = dict(zip(content.headings, content.rows[1], strict=True))
     assert cells["predicted"] == f"{16 / 18:.2f} (-6%)"
     assert cells["best nodes"] == "3"
+    assert "best nodes: the largest tree that theory expects" in content.caption
+    close = replace(results().rows()[1].overall, speedup=1.0, predicted=0.999)
+    assert COLUMNS["predicted"](close) == "1.00 (+0%)"
     assert "that theory expects, by the most nodes of a tree" in page([results()])
     assert SpecResults.read(path).rows() == results().rows()
 

@@ -50,6 +50,13 @@ def test_the_script_of_a_shell_can_be_shown(shell: str, monkeypatch: pytest.Monk
     assert f"complete_{shell}" in result.stdout
 
 
+def test_no_shell_is_named() -> None:
+    for option in ("--show-completion", "--install-completion"):
+        result = CliRunner().invoke(app, [option, "nosh"], prog_name="soothsay", env={"COLUMNS": "200"})
+        assert result.exit_code == 2
+        assert f"leave 'nosh' out: {option} is for the shell that runs it" in result.output
+
+
 def test_files_of_models_and_folders_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "models").mkdir()
     for name in ("one.gguf", "one.txt", "models/two.gguf"):

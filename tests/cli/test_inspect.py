@@ -56,7 +56,7 @@ def test_an_eagle3_head(config: ModelSpec, tmp_path: Path) -> None:
     assert told["reads"] == "what goes into layer 2, what goes into layer 4, what comes out of the last layer"
     assert told["can say"] == "512 of 8,192 tokens"
     assert told["drafters"] == f"✓ fits: --drafter 'eagle3(model={tmp_path / 'eagle3'})'"
-    assert told["family"] == "llama"
+    assert (told["model"], told["family"]) == ("sibyl", "llama")
     assert "note" not in told
 
 

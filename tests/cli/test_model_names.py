@@ -49,7 +49,7 @@ def error_of(command: str, name: str, folder: Path) -> str:
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 def test_every_command_suggests_a_name(command: str, tmp_path: Path) -> None:
     error = error_of(command, "smolm2", tmp_path)
-    assert error.startswith("error: ")
+    assert error.startswith("Error: ")
     assert error.endswith("Did you mean smollm2? 'soothsay models' lists names that work\n")
 
 
@@ -65,4 +65,4 @@ def test_every_kind_of_name_gets_a_suggestion(name: str, tmp_path: Path) -> None
 def test_a_command_that_needs_a_model_says_so(command: str) -> None:
     result = CliRunner().invoke(app, command.split())
     assert result.exit_code == 2
-    assert "error: give " in result.stderr
+    assert "Error: give " in result.stderr

@@ -55,7 +55,7 @@ def test_the_first_process_of_a_container_can_be_ended_while_it_loads(
 
 @pytest.mark.parametrize(
     ("is_terminal", "expected"),
-    [(True, "warning: everyone who can reach 0.0.0.0 can use it"), (False, "everyone who can reach 0.0.0.0")],
+    [(True, "Warning: everyone who can reach 0.0.0.0 can use it"), (False, "everyone who can reach 0.0.0.0")],
 )
 def test_a_server_without_keys_warns_in_the_log_or_on_a_terminal(
     is_terminal: bool, expected: str, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
@@ -121,5 +121,5 @@ def test_two_models_are_one_too_many() -> None:
         result = CliRunner().invoke(app, command.split())
         assert (result.exit_code, result.stderr) == (
             2,
-            "error: give one model: MODEL is 'a', but --model is 'b'\n",
+            "Error: give one model: MODEL is 'a', but --model is 'b'\n",
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+import time
 
 import pytest
 from rich.console import Console
@@ -74,6 +75,17 @@ def test_steps_that_take_minutes_have_a_time_left() -> None:
             now[0] += 100
             bars.update(task, completed=done)
         assert bars.tasks[0].time_remaining == 700
+
+
+def test_a_speed_is_shown_once_an_item_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.StringIO()
+    monkeypatch.setattr(terminal, "Console", lambda **_: Console(file=written, force_terminal=True, width=99))
+    with terminal.progress_bar("answering", paced=True) as tell:
+        for done, shown in ((0, False), (1, True)):
+            tell(done, 9, 50 * done)
+            time.sleep(0.3)
+            assert f"{done}/9 answers," in written.getvalue()
+            assert ("tokens/s" in written.getvalue()) is shown
 
 
 def test_short_work_writes_nothing(clock: Clock) -> None:

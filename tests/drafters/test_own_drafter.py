@@ -145,6 +145,7 @@ def test_drafts_that_max_nodes_forbids(llm: LLM) -> None:
     ("members", "match"),
     [
         ({"max_nodes": "3"}, "'Mine': max_nodes='3' must be an integer"),
+        ({"max_nodes": 0}, "'Mine': max_nodes=0 must be an integer, at least 1 for the root"),
         ({"taps": 1}, "'Mine': taps=1 must be a tuple of layers of the target, 0 to 1, or 2 for the last"),
         ({"taps": (0, 3)}, r"'Mine': taps=\(0, 3\) must be a tuple of layers"),
         ({"taps": (-1,)}, r"'Mine': taps=\(-1,\) must be a tuple of layers"),

@@ -40,14 +40,14 @@ def test_what_is_here(hub: Path) -> None:
     assert tuple(listed) == known_names()
     assert [name for name, model in listed.items() if model.path is not None] == ["sibyl"]
     short = next(iter(HUB_NAMES))
-    assert "never fetched by us" in listed[short].about
+    assert "name and size are unverified" in listed[short].about
     download(hub, HUB_NAMES[short][0].partition(":")[0], bytes(70))
     download(hub, "org/m", bytes(3000))
     listed = {model.name: model for model in known_models()}
     assert tuple(listed) == (*known_names(), "org/m")
     assert (listed[short].num_bytes, listed["org/m"].num_bytes) == (70, 3000)
     assert listed[short].path
-    assert "never" not in listed[short].about
+    assert "unverified" not in listed[short].about
     printed = CliRunner().invoke(app, ["models"], env={"COLUMNS": "80"}).stdout
     assert re.search(r"^org/m +3\.0 kB +yes +from the hub *$", printed, re.MULTILINE)
     assert re.search(r"^smollm2 +98\.4 MB +no +SmolLM2-135M-Instruct", printed, re.MULTILINE)
@@ -68,5 +68,8 @@ def test_what_was_meant(tmp_path: Path) -> None:
     for wrong in ("SmolLM2-135M.Q4_0.gguf", "smollm2-135M.Q4_1.gguf", "SmolLM2-135M.Q4_1"):
         with pytest.raises(ModelError, match=f"{tmp_path / wrong}.* Did you mean {file}"):
             open_checkpoint(tmp_path / wrong)
+    for other in ("a.gguf", "other-135M.Q4_0.gguf"):  # alike in what all such files have
+        with pytest.raises(ModelError, match=rf"{other} is missing\. 'soothsay models' lists"):
+            open_checkpoint(tmp_path / other)
     with pytest.raises(ModelError, match=r"nowhere/a\.gguf is missing\. 'soothsay models' lists"):
         open_checkpoint(tmp_path / "nowhere" / "a.gguf")

@@ -611,7 +611,7 @@ def test_command_says_what_is_wrong(sources: Sources, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     result = command(str(sources("llama")), str(tmp_path))
     assert result.exit_code == 2
-    assert result.stderr.startswith(f"error: {tmp_path} exists and is not an empty directory")
+    assert result.stderr.startswith(f"Error: {tmp_path} exists and is not an empty directory")
     assert len(result.stderr.splitlines()) == 1
 
 

@@ -53,6 +53,8 @@ def errors(kind: type[BaseModel], body: dict[str, Any]) -> int:
         kind.model_validate(body)
     except ValidationError as error:
         return error.error_count()
+    except ApiError:
+        return 1
     return 0
 
 

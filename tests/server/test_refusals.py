@@ -112,6 +112,25 @@ def test_chat_parameters(running: Running, change: dict[str, Any], param: str | 
     assert running.free
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"temprature": 1}, "; did you mean temperature?"),
+        ({"speculation": {"drafer": "none"}}, "speculation.drafer .*; did you mean speculation.drafter?"),
+        ({"speculation": {"colour": 3}}, "speculation.colour .*; leave it out"),
+        ({"speculation": {"drafter": "nonne"}}, ". Did you mean none?"),
+    ],
+)
+def test_what_is_misspelt_names_what_is_meant(running: Running, change: dict[str, Any], words: str) -> None:
+    message = refused(running, "/v1/chat/completions", {**CHAT, **change})["message"]
+    assert re.search(words.replace("?", r"\?") + "$", message)
+
+
+def test_an_unknown_field_without_a_value_asks_for_nothing(running: Running) -> None:
+    body = {**CHAT, "speculation": {"drafter": "none", "drafer": None}}
+    assert httpx.post(f"{running.url}/v1/chat/completions", json=body).status_code == 200
+
+
 def test_the_limit_of_a_seed_is_told_exactly(running: Running) -> None:
     assert refused(running, "/v1/chat/completions", {**CHAT, "seed": 2**63})["message"] == (
         "seed: it must be at most 9223372036854775807"

@@ -336,7 +336,7 @@ def test_what_has_no_effect_is_accepted(client: OpenAI) -> None:
         ({"tool_choice": "any"}, "tool_choice", "'required'"),
         ({"previous_response_id": "resp_1"}, "previous_response_id", "stores nothing"),
         ({"conversation": "c"}, "conversation", "stores nothing"),
-        ({"background": True}, "background", "stream"),
+        ({"background": True}, "background", "leave it out, and the reply has the answer"),
         ({"prompt": {"id": "p"}}, "prompt", "input"),
         ({"messages": []}, "messages", "use input"),
         ({"n": 2}, "n", ""),

@@ -38,7 +38,7 @@ class ResultTable:
         """Draw it as one table, or as several if one would be too wide."""
         if self.title:
             yield Text(self.title, "italic")
-        names = self._widths(options.max_width // (2 if self.names > 1 else 3))
+        names = self._widths(options.max_width // 2)
         room = options.max_width - 1 - sum(width + GAP for width in names)
         parts = self._parts(room, [[heading] for heading in self.headings])
         if len(parts) > 1:  # break headings

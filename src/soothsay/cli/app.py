@@ -42,6 +42,10 @@ DISK = {
 """Errors that a user can mend: of folders, permissions and disks."""
 
 
+COMPLETION = ("--install-completion", "--show-completion")
+"""Options of typer, which it adds to the first command."""
+
+
 class _Commands(TyperGroup):
     """Reports a `SoothsayError`, or an error of a disk, as one line, with exit code 2.
 
@@ -59,6 +63,13 @@ class _Commands(TyperGroup):
             file = error.filename or "the output"
             report(SoothsayError(f"{file} cannot be read or written ({error.strerror})"))
         raise SystemExit(2) from None
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the options before a command. Those for shells have no value: they detect the shell."""
+        for shown in COMPLETION:
+            if args[:1] == [shown] and len(args) > 1:
+                raise typer.BadParameter(f"leave {args[1]!r} out: {shown} is for the shell that runs it")
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options and the commands."""

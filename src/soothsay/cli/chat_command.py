@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from inspect import signature
-from types import FrameType
 from typing import TYPE_CHECKING
 
 import typer
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
     from soothsay.core.params import SamplingParams
     from soothsay.drafters.registry import DrafterSpec
     from soothsay.llm import LLM
-    from soothsay.result import Choice
+    from soothsay.result import Choice, Stream
     from soothsay.server.tools.tool_calls import ToolCallParser
     from soothsay.tokenizer import Message
 
@@ -148,11 +146,9 @@ class Conversation:
         begin = time.perf_counter()
         printed = PrintedAnswer(self.console, self._calls() if self.markdown and not self.colour else None)
         try:
-            with _interruptible() as interrupted:
+            with _stopped_by_ctrl_c(stream):
                 for piece in stream:
                     printed.add(parser.push(piece.text), ACCEPTED if self.colour and piece.drafted else None)
-                    if interrupted.is_set():
-                        stream.cancel()
             printed.add(parser.end())
         finally:
             printed.end()
@@ -273,17 +269,15 @@ class Conversation:
 
 
 @contextlib.contextmanager
-def _interruptible() -> Iterator[threading.Event]:
-    """Let the first Ctrl-C only set the event, so that no step is interrupted. A second one raises."""
-    pressed = threading.Event()
+def _stopped_by_ctrl_c(stream: Stream) -> Iterator[None]:
+    """Let the first Ctrl-C end the answer with its current text. A second one raises."""
 
-    def on_interrupt(_signal: int, _frame: FrameType | None) -> None:
-        if pressed.is_set():
-            raise KeyboardInterrupt
-        pressed.set()
+    def on_interrupt(*_: object) -> None:
+        signal.signal(signal.SIGINT, before)
+        stream.cancel()
 
     before = signal.signal(signal.SIGINT, on_interrupt)
     try:
-        yield pressed
+        yield
     finally:
         signal.signal(signal.SIGINT, before)

@@ -24,6 +24,9 @@ MOST = 10
 
 MORE = "More options"
 
+LONGEST = 1000
+"""Limit of characters of a command's line in a list, which is broken where the terminal ends."""
+
 
 class Command(Protocol):
     """A command with its options. A group, or a command, may name the `PANEL` of the help for its options."""
@@ -44,11 +47,15 @@ class _Documented(TyperCommand):
             one.help = texts.get(str(one.name), one.help)  # type: ignore[attr-defined]
         return options
 
+    def get_short_help_str(self, limit: int = 0) -> str:
+        """The first sentence, for a list of commands. It is not cut."""
+        return super().get_short_help_str(LONGEST)
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the arguments. The error for an unknown option offers names that are close without dashes, or
         says that the option goes before the command.
 
-        That for a wrong value says where it is from, if not from the command line.
+        That for a wrong value is in our words, and says where it is from, if not from the command line.
         """
         try:
             return super().parse_args(ctx, args)
@@ -61,6 +68,9 @@ class _Documented(TyperCommand):
                 meant = get_close_matches(error.option_name.lstrip("-"), bare)  # type: ignore[attr-defined]
                 error.possibilities = [bare[one] for one in meant]  # type: ignore[attr-defined]
             if (own := getattr(error, "param", None)) is not None:
+                from soothsay.server.http.api_errors import our_words
+
+                error.message = our_words(error.message)  # type: ignore[attr-defined]
                 variable = f"the variable {ctx.auto_envvar_prefix}_{own.name.upper()}"
                 places = {"ENVIRONMENT": variable, "DEFAULT_MAP": "the file of --config"}
                 if place := places.get(getattr(ctx.get_parameter_source(own.name), "name", "")):

@@ -74,7 +74,7 @@ class Inspect:
             alone = file.suffix == ".json" and file.is_file()
             rows = self._of_config(file) if alone else self._of_model(model)
         tell_bundled(self.model, "soothsay inspect smollm2")
-        say(facts_table(rows))
+        say(facts_table([("model", model), *rows]))
 
     def _of_model(self, model: str) -> list[tuple[str, str]]:
         import torch

@@ -122,7 +122,7 @@ def _show(report: QuantizationReport, out: Path) -> None:
     facts.append(("size", f"{decimal(report.bytes_before)} before, {decimal(report.bytes_after)} now"))
     if report.perplexity is not None:
         was, now = report.perplexity
-        change = f"{was:.3f} before, {now:.3f} now ({now / was - 1:+.2%})"
+        change = f"{was:.3f} before, {now:.3f} now ({now / was - 1:+z.2%})"
         facts.append(("perplexity", f"{change}, on held-out text"))
     facts.append(("written", f"{out}: {report.scheme.name}"))
     say(facts_table(facts))

@@ -279,7 +279,7 @@ class Serve:
         from soothsay.server.http.json_log import log
 
         warn: Callable[[str], None] = (
-            partial(console.print, "warning:") if console.is_terminal else log.warning
+            partial(console.print, "Warning:") if console.is_terminal else log.warning
         )
         if self.engine.learn and not (keyless or self.learn_for_tenants or self.share_between_keys):
             warn("requests with keys teach drafters nothing without --learn-for-tenants")

@@ -11,6 +11,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from soothsay.errors import did_you_mean
+
 LARGEST = 1 << 20
 """Limit of bytes of a file."""
 
@@ -71,10 +73,8 @@ def _values(path: Path, place: str, table: Mapping[str, Any], command: Any) -> d
             if owners:
                 where = " or ".join(owners[:3])
                 raise typer.BadParameter(f"{path}: {place}{key} is an option: put it below {where}")
-            close = get_close_matches(name, known, 1)
             what = f"no {'command' if commands else 'option'} {place}{key}"
-            hint = f". Did you mean {close[0]}?" if close else ""
-            raise typer.BadParameter(f"{path}: there is {what}{hint}")
+            raise typer.BadParameter(f"{path}: there is {what}{did_you_mean(name, known)}")
         if not commands:
             own = options[name]
             repeats = own.nargs != 1 or getattr(own, "multiple", False)

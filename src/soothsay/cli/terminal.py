@@ -52,13 +52,13 @@ def harmless(text: str) -> str:
 
 
 def report(error: Exception) -> None:
-    """Print an error as one line on stderr."""
-    _say("error: ", "bold red", str(error))
+    """Print an error as one line on stderr, in the form of those about options."""
+    _say("Error: ", "bold red", str(error))
 
 
 def warn(message: Warning | str, *_: object) -> None:
     """Print a warning as one line on stderr. Takes the place of `warnings.showwarning`."""
-    _say("warning: ", "yellow", str(message))
+    _say("Warning: ", "yellow", str(message))
 
 
 def _say(kind: str, style: str, text: str) -> None:
@@ -173,7 +173,7 @@ def progress_bar(
     resumes: bool = False,
     limit: float = math.inf,
 ) -> Iterator[Callable[[int, int, int], None]]:
-    """Show a bar with tokens a second and the time left. `paced` shows the items a second too.
+    """Show a bar with the time left, and tokens a second once an item is done. `paced`: items a second too.
 
     `loading` says what happens until the work begins; see `load_bar`. If the same command `resumes` the work,
     Ctrl-C says how far it came. Work that is not done after `limit` seconds is left out.
@@ -181,11 +181,8 @@ def progress_bar(
     Yields a function of (items done, items in total, tokens so far). Call it once before the work begins, and
     then after each item.
     """
-    speeds = f"{{task.fields[pace]:.3g}} {items}/s, " if paced else ""
-    done_so_far = f"{{task.completed}}/{{task.total}} {items}, {speeds}{{task.fields[rate]:.0f}} tokens/s,"
-    progress = bars(
-        *(TextColumn(what), BarColumn(), TextColumn(done_so_far), TextColumn("{task.fields[left]} left"))
-    )
+    so_far = f"{{task.completed}}/{{task.total}} {items},{{task.fields[speeds]}} {{task.fields[left]}} left"
+    progress = bars(TextColumn(what), BarColumn(), TextColumn(so_far))
     with ExitStack() as shown:
         if loading:
             shown.enter_context(load_bar(loading))
@@ -197,14 +194,18 @@ def progress_bar(
                 shown.close()
                 shown.enter_context(progress)
                 begin, before = time.perf_counter(), done
-                progress.add_task(what, total=total, completed=done, pace=0.0, rate=0.0, left="-:--:--")
+                progress.add_task(what, total=total, completed=done, speeds="", left="-:--:--")
                 return
             seconds = time.perf_counter() - begin
-            pace, rate = (done - before) / seconds, tokens / seconds
+            pace = (done - before) / seconds
+            speeds = f" {pace:.3g} {items}/s," if paced else ""
             left = min(limit - seconds, (total - done) / pace if pace else math.inf)
-            text = "-:--:--" if math.isinf(left) else str(timedelta(seconds=max(int(left), 0)))
             progress.update(
-                progress.task_ids[0], completed=done, total=total, pace=pace, rate=rate, left=text
+                progress.task_ids[0],
+                completed=done,
+                total=total,
+                speeds=f"{speeds} {tokens / seconds:.0f} tokens/s,",
+                left="-:--:--" if math.isinf(left) else str(timedelta(seconds=max(int(left), 0))),
             )
 
         try:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from soothsay.config import checks_names
 from soothsay.core.grammar import Grammar
 from soothsay.core.verify import VERIFIERS, Verifier, match
 from soothsay.errors import RequestError, shown, type_of
@@ -76,7 +77,14 @@ all tokens about equally likely; an infinite one would make NaN of a token with 
 FLAGS = ("include_stop_str_in_output", "skip_special_tokens", "ignore_eos")
 """Parameters that are true or false."""
 
+ELSEWHERE = dict.fromkeys(
+    [*(f"guided_{form}" for form in ("json", "regex", "choice", "grammar")), "response_format"],
+    "give grammar=Grammar.json_schema(...), or another Grammar",
+)
+"""What to give in place of other libraries' parameters."""
 
+
+@checks_names(ELSEWHERE)
 @dataclass(frozen=True)
 class SamplingParams:
     """How to sample a request's tokens, by vLLM's names.

@@ -13,7 +13,6 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,7 @@ from soothsay.drafters.models.draft_model import draft_model
 from soothsay.drafters.models.layer_skipping import LayerSkip
 from soothsay.drafters.models.lookahead import Lookahead
 from soothsay.drafters.places import drafter_directory, suffix_store
-from soothsay.errors import DrafterError, shown, type_of
+from soothsay.errors import DrafterError, did_you_mean, shown, type_of
 from soothsay.own_files import named_in_file
 
 OPERATORS = ("|", ">", "+")
@@ -256,8 +255,9 @@ def build_drafter(spec: DrafterSpec, target: Target) -> Drafter:
 
 def _check_members(drafter: Drafter, target: Target) -> None:
     """Raise `DrafterError` for a `max_nodes` or `taps` that the engine could not use."""
-    if not isinstance(drafter.max_nodes, Integral):
-        raise DrafterError(f"drafter {drafter.name!r}: max_nodes={drafter.max_nodes!r} must be an integer")
+    if not isinstance(drafter.max_nodes, Integral) or drafter.max_nodes < 1:
+        wrong = f"max_nodes={drafter.max_nodes!r} must be an integer, at least 1 for the root"
+        raise DrafterError(f"drafter {drafter.name!r}: {wrong}")
     taps = drafter.taps
     if isinstance(taps, Sequence) and not taps:
         return
@@ -305,8 +305,8 @@ def named_drafter(name: str) -> Callable[..., Drafter]:
     if ":" in name:
         return drafter_in_file(name)
     if name not in REGISTRY:
-        meant = "".join(f". Did you mean {one}?" for one in get_close_matches(name, REGISTRY, n=1))
-        raise DrafterError(f"drafter {name!r} is unknown; choose from {', '.join(REGISTRY)}{meant}")
+        choices = ", ".join(REGISTRY) + did_you_mean(name, REGISTRY)
+        raise DrafterError(f"drafter {name!r} is unknown; choose from {choices}")
     return REGISTRY[name]
 
 

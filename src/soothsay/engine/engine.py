@@ -1,7 +1,8 @@
 """The engine: one step at a time, every running request in it."""
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -153,7 +154,7 @@ class Engine:
         """End a request with its current text, and free its blocks. Does nothing if it has ended."""
         if request.finish_reason is not None:  # nothing to do, also after `close`
             return
-        with self.lock:
+        with self._unless_closed(request), self.lock:
             if request.finish_reason is None:
                 request.finish_reason = reason
                 self.scheduler.remove(request)
@@ -186,13 +187,18 @@ class Engine:
     def advance(self, request: Request) -> None:
         """Step until `request` has new tokens or has ended. One waiting thread steps for all of them."""
         while not request.pieces and request.finish_reason is None:
-            try:
-                with self.lock:
-                    if not request.pieces and request.finish_reason is None:
-                        self.step()
-            except RuntimeError:
-                if not self.lock.closed or request.finish_reason is None:
-                    raise  # else `close` has ended the request while this thread waited for the lock
+            with self._unless_closed(request), self.lock:
+                if not request.pieces and request.finish_reason is None:
+                    self.step()
+
+    @contextmanager
+    def _unless_closed(self, request: Request) -> Iterator[None]:
+        """Leave the block without an error if `close` ended `request` while this thread waited."""
+        try:
+            yield
+        except RuntimeError:
+            if not self.lock.closed or request.finish_reason is None:
+                raise
 
     def step(self) -> bool:
         """Run one pass over the weights for every request that has a turn in it.

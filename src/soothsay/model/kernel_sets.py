@@ -27,8 +27,12 @@ def usable_device(name: torch.device | str) -> torch.device:
     if name == "auto":
         name = os.environ.get("SOOTHSAY_DEVICE") or "cpu"
     try:
-        return torch.empty(0, device=torch.device(name)).device
-    except (RuntimeError, AssertionError, TypeError) as error:
+        device = torch.device(name)
+    except (RuntimeError, TypeError):
+        raise ModelError(f"device={name!r} is no device: give 'auto', 'cpu', 'cuda' or 'cuda:1'") from None
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:
         reason = str(error).strip().partition("\n")[0][:200]
         raise ModelError(
             f"device={name!r} cannot be used here ({reason}); choose 'cpu', or install PyTorch for "

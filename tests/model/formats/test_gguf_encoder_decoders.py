@@ -432,6 +432,23 @@ def test_tensors_that_are_not_known(t5: Path, tmp_path: Path) -> None:
             load_model(open_checkpoint(path), "float32")
 
 
+def test_statistics_for_quantizing_are_refused_as_no_model(tmp_path: Path) -> None:
+    path = tmp_path / "m.imatrix.gguf"
+    writer = GGUFWriter(path, "")
+    writer.kv_data = [{}]  # such files name no architecture
+    writer.add_string("general.type", "imatrix")
+    writer.add_tensor("blk.0.attn_q.weight.counts", np.ones(1, np.float32))
+    for write_part in (
+        writer.write_header_to_file,
+        writer.write_kv_data_to_file,
+        writer.write_tensors_to_file,
+    ):
+        write_part()
+    writer.close()
+    with pytest.raises(ModelError, match=r"m\.imatrix\.gguf is of the type 'imatrix', so it holds no model"):
+        open_checkpoint(path)
+
+
 def test_an_encoder_alone_is_refused(t5: Path, tmp_path: Path) -> None:
     path = write(tmp_path / "model.gguf", t5, arch="t5encoder")
     with pytest.raises(ModelError, match="the encoder of a T5 alone, which writes no answers"):

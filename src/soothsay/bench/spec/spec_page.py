@@ -33,7 +33,7 @@ def _prediction(score: Score) -> str:
     """Format a predicted speed-up, and how far it is from the measured one."""
     if not score.predicted or not score.speedup:
         return ""
-    return f"{score.predicted:.2f} ({score.predicted / score.speedup - 1:+.0%})"
+    return f"{score.predicted:.2f} ({score.predicted / score.speedup - 1:+z.0%})"
 
 
 COLUMNS: Mapping[str, Callable[[Score], str]] = {
@@ -52,6 +52,13 @@ COLUMNS: Mapping[str, Callable[[Score], str]] = {
 
 `pages/spec.html` says what they mean.
 """
+
+
+PREDICTED = (
+    "predicted: the overall speed-up that theory expects, and how far it is from the measured one; "
+    "best nodes: the largest tree that theory expects to be fastest, 1 is plain decoding"
+)
+"""The legend of columns that theory fills."""
 
 
 def table(results: SpecResults, setting: tuple[float, int] | None = None) -> ResultTable:
@@ -79,7 +86,8 @@ def table(results: SpecResults, setting: tuple[float, int] | None = None) -> Res
     named = [HEADINGS.get(task, task) for task in tasks]
     headings = ["drafter", *settings, *named, *columns]
     left_out = [[drafter, *("" for _ in headings[2:]), "out"] for drafter in results.left_out]
-    return ResultTable(headings, [cells(row) for row in rows] + left_out, title=name)
+    caption = PREDICTED if "predicted" in columns else ""
+    return ResultTable(headings, [cells(row) for row in rows] + left_out, title=name, caption=caption)
 
 
 def interval_table(results: SpecResults) -> ResultTable:

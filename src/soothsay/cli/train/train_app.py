@@ -200,7 +200,7 @@ def _show_skipped(found: list[SkipSet], best: SkipSet, directory: Path) -> None:
 
 
 train = typer.Typer(
-    no_args_is_help=True, help="Train drafters for a model, train a model, or make the data to train them on."
+    no_args_is_help=True, help="Train drafters or a model, or make the data to train them on."
 )
 add_commands(
     train, {"data": AnswerConversations, **COMMANDS, "layer-skip": FindSkippedLayers, "suffix": KeepAnswers}

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from soothsay.errors import ModelError
+from soothsay.errors import ModelError, shown
 from soothsay.model.formats import gguf_gemma_keys as gemma
 from soothsay.model.formats import gguf_hybrid_keys as hybrid
 from soothsay.model.formats import gguf_own_keys as keys
@@ -52,6 +52,10 @@ def architecture_of(data: Metadata, tensors: Iterable[str]) -> Architecture:
         raise ModelError(
             f"{data.path} holds the encoder of a T5 alone, which writes no answers; take the model's file"
         )
+    if "general.architecture" not in data.values:
+        kind = data.values.get("general.type")
+        what = "names no architecture" if kind is None else f"is of the type {shown(kind, 40)}"
+        raise ModelError(f"{data.path} {what}, so it holds no model; take the model's file")
     if name not in ARCHITECTURES:
         raise ModelError(
             f"{data.path} holds a model of architecture {name!r}; "

@@ -256,6 +256,12 @@ class ModelSpec:
         rotating = (part.rotation for part in own if part.rotation.rope.kind != "none")
         return next(rotating, self.rotations[0])
 
+    @property
+    def counts_positions(self) -> bool:
+        """Whether it was made for a number of positions: not one that knows distances or states only."""
+        rotates = any(own.rope.kind != "none" for own in self.rotations)
+        return self.source is None and (rotates or self.embedding.positions is not None)
+
     def rope_number(self, layer: int) -> int:
         """The place among `rotations` of a layer's."""
         own = self.layers[layer].attention

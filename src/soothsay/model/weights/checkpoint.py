@@ -350,7 +350,8 @@ def open_weights(file: Path) -> Any:
     try:
         return safe_open(file, framework="pt")
     except (SafetensorError, OSError) as error:
-        raise ModelError(f"{file} is damaged or cut short ({error}); download it again") from error
+        why = str(error).removeprefix("Error while deserializing header: ")
+        raise ModelError(f"{file} is damaged or cut short ({why}); download it again") from error
 
 
 def _read_index(index: Path, suffix: str) -> dict[str, Path]:

@@ -194,16 +194,20 @@ def known_models() -> Iterator[KnownModel]:
     for name in bundled_models():
         folder = bundled_path(name)
         size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-        yield KnownModel(name, "in the package, with trained drafters; knows nothing", size, folder)
+        yield KnownModel(name, "in the package, with trained drafters; made for tests", size, folder)
     for name, model in PACKAGED.items():
         yield KnownModel(name, f"{Path(model.file).stem}, a chat model", model.num_bytes, pulled(name))
     cached = dict(_cached())
     for name, (place, size) in HUB_NAMES.items():
         there, path = cached.pop(place.partition(":")[0], (size, None))
-        about = f"{place}, calls tools" + ("" if path else "; never fetched by us")
+        about = f"{place}; it can call tools" + ("" if path else "; name and size are unverified")
         yield KnownModel(name, about, there, path)
     for name, (size, path) in sorted(cached.items()):
         yield KnownModel(name, "from the hub", size, path)
+
+
+CLOSE = 0.75
+"""Similarity, as `difflib` has it, from which a name counts as that of another file in its directory."""
 
 
 def meant(name: str) -> str:
@@ -212,14 +216,19 @@ def meant(name: str) -> str:
     Short names are also compared by the names that their models have elsewhere.
     """
     path = Path(name)
-    beside = (
-        [str(path.with_name(entry.name)) for entry in _entries(path.parent)] if len(path.parts) > 1 else []
-    )
-    spelt = {known.lower(): known for known in (*known_names(), *beside)}
+    entries = _entries(path.parent) if len(path.parts) > 1 else ()
+    beside = {_bare(entry.name): str(path.with_name(entry.name)) for entry in entries}
+    spelt = {known.lower(): known for known in known_names()}
     spelt |= {Path(model.file).stem.lower(): short for short, model in PACKAGED.items()}
     spelt |= {Path(place.partition(":")[0]).name.lower(): short for short, (place, _) in HUB_NAMES.items()}
+    near = get_close_matches(_bare(path.name), beside, n=1, cutoff=CLOSE)
     close = get_close_matches(name.lower(), spelt, n=1) or get_close_matches(path.name.lower(), spelt, n=1)
-    return spelt[close[0]] if close else ""
+    return next((places[key] for keys, places in ((near, beside), (close, spelt)) for key in keys), "")
+
+
+def _bare(name: str) -> str:
+    """The name of a file as it is compared: without what all such files have."""
+    return name.lower().removesuffix(".gguf")
 
 
 def _entries(directory: Path) -> Iterator[Path]:

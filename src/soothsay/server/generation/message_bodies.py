@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from soothsay.chat_layout import text_part
+from soothsay.chat_layout import Role, text_part
 from soothsay.errors import RequestError
 from soothsay.server.http.bodies import Body, Items, Json
 from soothsay.server.http.json_streams import to_line
@@ -164,7 +164,7 @@ class Call(Body):
 class ChatMessage(Body):
     """One message of a conversation. Clients send back messages that they got, with fields of all kinds."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Role
     content: Items[TextPart] | str | None = None  # errors name the part, since lists are tried first
     name: str | None = None
     tool_calls: Items[Call] | None = None

@@ -14,6 +14,7 @@ from soothsay.server.generation.message_bodies import (
     Tool,
     without_other_tools,
 )
+from soothsay.server.http.api_errors import unknown
 from soothsay.server.http.bodies import MAX_FIELDS, Body, Fields, Items, TokenIds, Whole
 
 OUR_NAMES = {
@@ -89,12 +90,18 @@ class StreamOptions(Body):
 class Speculation(Body):
     """How to speculate: drafter, verifier, limit of draft tokens, and whether to report each step."""
 
-    model_config = ConfigDict(extra="forbid")
-
     drafter: str | None = None
     verifier: str | None = None
     max_nodes: Whole | None = Field(default=None, ge=0)
     trace: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_others(cls, data: Any) -> Any:
+        for name, value in data.items() if isinstance(data, Mapping) else ():
+            if value is not None and name not in cls.model_fields:
+                raise unknown(name, cls.model_fields, "speculation.")
+        return data
 
 
 class StructuredOutputs(Body):

@@ -27,7 +27,7 @@ from soothsay.server.generation.request_bodies import (
     Speculation,
     StructuredOutputs,
 )
-from soothsay.server.http.api_errors import ApiError, invalid, unsupported
+from soothsay.server.http.api_errors import ApiError, invalid, unknown, unsupported
 from soothsay.server.http.bodies import Json
 from soothsay.server.server_config import ServerConfig
 
@@ -320,8 +320,7 @@ def ignored_fields(body: GenerationRequest, missing: Mapping[str, str] = MISSING
             raise unsupported(name, f"{name} is not supported: {missing[name]}")
         if name in WITHOUT_EFFECT or not PLAIN.fullmatch(name):
             continue
-        if meant := get_close_matches(name, type(body).model_fields, n=1, cutoff=SIMILAR):
-            message = f"{name} is not a parameter that this server knows; did you mean {meant[0]}?"
-            raise ApiError(400, message, "unknown_parameter", param=name)
+        if get_close_matches(name, type(body).model_fields, n=1, cutoff=SIMILAR):
+            raise unknown(name, type(body).model_fields)
         names.append(f"{name} (give speculation.{name})" if name in Speculation.model_fields else name)
     return names

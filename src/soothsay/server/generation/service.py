@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from soothsay.core.params import SamplingParams
-from soothsay.errors import SoothsayError
+from soothsay.errors import SoothsayError, did_you_mean
 from soothsay.server.access.accounts import Account, Charge
 from soothsay.server.engines.engine_messages import LoadedModel, RequestOptions
 from soothsay.server.engines.grammar_checker import GrammarChecker
@@ -237,7 +237,7 @@ class Service:
         options = replace(options, adapter=self.adapter(body.model))
         if options.drafter is not None:
             if options.drafter not in self.drafters:
-                choices = ", ".join(self.drafters)
+                choices = ", ".join(self.drafters) + did_you_mean(options.drafter, self.drafters)
                 message = f"drafter {options.drafter!r} is not offered here; choose from {choices}"
                 raise invalid("speculation.drafter", message)
             spec = self.drafters[options.drafter]

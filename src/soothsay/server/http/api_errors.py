@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,6 @@ from soothsay.core.params import SamplingParams
 from soothsay.errors import RequestError
 
 KINDS = {
-    "extra_forbidden": "unknown_parameter",
     "missing": "missing_required_parameter",
     "json_invalid": "invalid_json",
 }
@@ -50,8 +50,11 @@ WORDS = {
     "greater than or equal to": "at least",
     "less than or equal to": "at most",
     " after validation": "",
+    "Value error, ": "",
+    ", unable to parse string as an integer": "",
+    ", unable to parse string as a number": "",
 }
-"""Words of pydantic, and ours."""
+"""Words of pydantic, which typer uses too, and ours."""
 
 SCALARS = frozenset({"bool", "float", "int", "str"})
 """Names of alternatives in pydantic's places of errors. Names of classes begin with a capital letter."""
@@ -141,9 +144,7 @@ class ApiError(Exception):
         errors = error.errors(include_url=False, include_input=False, include_context=False)
         field, kind, message = _first(errors)
         code = KINDS.get(kind, "invalid_value")
-        if code == "unknown_parameter":
-            message = f"{field} is not a parameter that this server knows; leave it out"
-        elif field:
+        if field:
             message = f"{field}: {message}"
         elif kind == "model_type":
             message = "give a JSON object: {...}"
@@ -177,7 +178,11 @@ def _first(errors: Sequence[ErrorDetails]) -> tuple[str, str, str]:
 
 def in_words(error: ErrorDetails) -> str:
     """What is wrong with a value."""
-    text = OBJECT if error["type"] == "model_type" else error["msg"]
+    return our_words(OBJECT if error["type"] == "model_type" else error["msg"])
+
+
+def our_words(text: str) -> str:
+    """A message of pydantic about a value, in our words."""
     for theirs, ours in WORDS.items():
         text = text.replace(theirs, ours)
     return re.sub(r"^\w+ should (be|have) ", r"it must \1 ", text)
@@ -187,7 +192,7 @@ def _field(error: ErrorDetails) -> str:
     """The place of an error in the body, without the names of alternatives and their classes."""
     *parts, last = map(str, error["loc"]) if error["loc"] else ("",)
     told = [part for part in parts if not _is_alternative(part)]
-    if error["type"] == "extra_forbidden" or not _is_alternative(last):
+    if not _is_alternative(last):
         told.append(last)
     return ".".join(told)
 
@@ -199,6 +204,14 @@ def _is_alternative(part: str) -> bool:
 def _shown(text: str) -> str:
     """A text that may come from a client, of limited length."""
     return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 4]} ..."
+
+
+def unknown(name: str, known: Iterable[str], place: str = "") -> ApiError:
+    """A field that this server does not know. `known`: the fields of the object, which is at `place`."""
+    meant = get_close_matches(name, [*known], n=1)
+    hint = f"did you mean {place}{meant[0]}?" if meant else "leave it out"
+    message = f"{place}{name} is not a parameter that this server knows; {hint}"
+    return ApiError(400, message, "unknown_parameter", param=place + name)
 
 
 def invalid(param: str | None, message: str) -> ApiError:

@@ -18,7 +18,7 @@ from soothsay.server.http.json_streams import to_line
 STATELESS = "this server stores nothing; send the whole conversation as input"
 
 REFUSED = {
-    "background": "answers do not run in the background here; use stream",
+    "background": "answers do not run in the background here; leave it out, and the reply has the answer",
     "conversation": STATELESS,
     "previous_response_id": STATELESS,
     "prompt": "this server stores no prompts; send the text as input",
