@@ -106,6 +106,13 @@ def test_a_class_or_any_other_maker_is_asked_directly() -> None:
             r"^drafter 'prompt-lookup': num_tokens=2\.5 .* must be an integer$",
         ),
         ("prompt-lookup(num_tokens=0)", r"num_tokens=0.*at least 1$"),
+        ("rest(store=1.5)", r"^drafter 'rest': store=1\.5 is not possible: it must be a text in quotes$"),
+        ("rest(store=3)", r"\b3\b"),
+        ("layer-skip(model=None)", r"^drafter 'layer-skip': model=None .* must be a text in quotes$"),
+        ("eagle(template=3)", r"^template=3 is no tree: give paths of ranks, such as"),
+        ("eagle(template=[[0, 0], [0]])", r"^template=\[\[0, 0\], \[0\]\] is no tree"),
+        ("eagle(template=[[-1]])", r"is no tree"),
+        ("eagle(template=[])", r"is no tree"),
     ],
 )
 def test_what_cannot_be_had_is_refused_with_the_choices(spec: str, message: str) -> None:

@@ -328,9 +328,16 @@ def _build(spec: Named | Composed, target: Target) -> Drafter:
     if missing:
         raise DrafterError(f"drafter {name!r} needs {missing[0]}: write {name}({missing[0]}=...)")
     for p in known:
-        value = options.get(p.name, 0)
-        if p.annotation in ("int", int, "int | None", int | None) and not isinstance(value, int):
-            raise DrafterError(f"drafter {name!r}: {p.name}={value!r} is not possible: it must be an integer")
+        value, kind, wanted = options.get(p.name, p.default), str(p.annotation), ""
+        is_text = "str" in kind and "int" not in kind
+        if is_text and type(value) is int:
+            options = {**options, p.name: str(value)}  # a name may read like a number
+        elif is_text and p.name in options and not isinstance(value, str):
+            wanted = "a text in quotes"
+        elif p.annotation in ("int", int, "int | None", int | None) and p.name in options:
+            wanted = "" if isinstance(value, int) else "an integer"
+        if wanted:
+            raise DrafterError(f"drafter {name!r}: {p.name}={value!r} is not possible: it must be {wanted}")
     drafter = make(target, **options)
     if not isinstance(drafter, Drafter):
         raise DrafterError(f"drafter {name!r} gave {type_of(drafter)}, which is no Drafter")

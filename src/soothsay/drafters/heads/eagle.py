@@ -35,7 +35,7 @@ from soothsay.drafters.heads.feature_drafter import load_head
 from soothsay.drafters.heads.recurrent_drafter import ConfidentDrafter, RecurrentDrafter
 from soothsay.drafters.heads.trained_head import Head, RecurrentHead
 from soothsay.drafters.trees.growth import TemplateShape
-from soothsay.drafters.trees.templates import EAGLE_TEMPLATE
+from soothsay.drafters.trees.templates import EAGLE_TEMPLATE, check_template
 from soothsay.model.decoder.blocks import Block
 from soothsay.model.decoder.rope import Rope
 from soothsay.model.families.fields import checked_fields
@@ -142,6 +142,7 @@ class Eagle(RecurrentDrafter):
         dtype: DType = "auto",
         template: Sequence[Sequence[int]] = EAGLE_TEMPLATE,
     ):
+        check_template(template)
         super().__init__(target, load_head(EagleHead, model, target, dtype), TemplateShape(template))
 
 

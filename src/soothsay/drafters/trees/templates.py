@@ -25,7 +25,7 @@ from soothsay.core.transfer import download
 from soothsay.core.tree import DraftTree
 from soothsay.core.verify import Guessing
 from soothsay.drafters.trees.guesses import draw, draw_rates
-from soothsay.errors import DrafterError
+from soothsay.errors import DrafterError, shown
 
 Template = Sequence[Sequence[int]]
 """Paths of ranks from the first draft token down; 0 is the likeliest. A node's path comes before the paths of
@@ -43,6 +43,21 @@ EAGLE_TEMPLATE: Template = (
     *((0, 0, 0, 0, 0), (0, 0, 0, 0, 1)),
 )
 """The static tree of EAGLE (Li et al. 2024, arXiv 2401.15077): 25 nodes below the root."""
+
+
+def check_template(template: Template) -> None:
+    """Raise `DrafterError` unless these are paths of ranks, each after the one above it."""
+    known: set[tuple[int, ...]] = {()}
+    try:
+        for path in map(tuple, template):
+            if path in known or path[:-1] not in known or min(path) < 0:
+                raise ValueError
+            known.add(path)
+        if len(known) < 2:
+            raise ValueError
+    except (TypeError, ValueError):
+        what = f"template={shown(template, 60)} is no tree"
+        raise DrafterError(f"{what}: give paths of ranks, such as [[0], [1], [0, 0]]") from None
 
 
 def typical_acceptance(depth: int, ranks: int) -> list[list[float]]:
