@@ -39,6 +39,7 @@ Lily was sad and didn't know what to do. She said, "I'm sorry, Lily. I didn't kn
 Lily didn't want to help her mom, so she"""
 
 
+@pytest.mark.filterwarnings("ignore:max_context=512 is more than the 128 tokens:UserWarning")
 @pytest.mark.parametrize("drafter", ["none", "prompt-lookup"])
 def test_stories260k_says_what_llama_cpp_says(shared: Path, drafter: str) -> None:
     llm = LLM(shared / "data" / "stories260K.gguf", drafter=drafter, max_context=512)

@@ -8,6 +8,7 @@ from math import ceil
 import pytest
 
 from soothsay import LLM, Drafter, DrafterError, DraftTree, Request, RequestError, SamplingParams, Target
+from soothsay.drafters.lookup.exact_matches import PromptLookup
 from soothsay.train.evaluate import mean_accepted, measuring
 
 TEXTS = ["Hello!", "The river floods the meadows. The river floods", "A man in a blue shirt is"]
@@ -73,18 +74,15 @@ def test_tokens_over_steps(temperature: float, llm: LLM, prompts: list[list[int]
 def test_it_can_be_repeated_and_a_drafter_is_new_each_time(llm: LLM, prompts: list[list[int]]) -> None:
     built: list[Drafter] = []
 
-    class Looking(Drafter):
-        def __new__(cls, target: Target) -> Drafter:  # type: ignore[misc]
-            from soothsay.drafters.lookup.exact_matches import PromptLookup
+    def looking(target: Target) -> Drafter:
+        built.append(PromptLookup(target))
+        return built[-1]
 
-            built.append(PromptLookup(target))
-            return built[-1]
-
-    runs = [mean_accepted(llm, Looking, prompts, temperature=1.0, seed=3, max_tokens=24) for _ in range(2)]
+    runs = [mean_accepted(llm, looking, prompts, temperature=1.0, seed=3, max_tokens=24) for _ in range(2)]
     assert len(built) == 2
     assert runs[0] == runs[1]
     assert mean_accepted(llm, "none", prompts, max_tokens=24) == 1.0
-    assert mean_accepted(llm, Looking, prompts, temperature=1.0, seed=4, max_tokens=24) != runs[0]
+    assert mean_accepted(llm, looking, prompts, temperature=1.0, seed=4, max_tokens=24) != runs[0]
 
 
 def test_prompts_without_room_count_for_nothing(llm: LLM, prompts: list[list[int]]) -> None:
