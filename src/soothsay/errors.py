@@ -2,8 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
+
+WORDS = {
+    "Field required": "it is missing",
+    "a valid string": "a string",
+    "a valid integer": "an integer",
+    "a valid number": "a number",
+    "a valid list": "a list",
+    "a valid boolean": "true or false",
+    "a valid dictionary": "an object",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+    " after validation": "",
+    "Value error, ": "",
+    ", unable to parse string as an integer": "",
+    ", unable to parse string as a number": "",
+}
+"""Words of pydantic, which typer uses too, and ours."""
 
 
 def type_of(value: object) -> str:
@@ -29,6 +47,13 @@ def shown(value: object, most: int = 80) -> str:
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown name: which known one is close; empty: none is."""
     return "".join(f". Did you mean {one}?" for one in get_close_matches(name, [*known], n=1))
+
+
+def our_words(text: str) -> str:
+    """A message of pydantic or typer about a value, in our words."""
+    for theirs, ours in WORDS.items():
+        text = text.replace(theirs, ours)
+    return re.sub(r"^\w+ should (be|have) ", r"it must \1 ", text)
 
 
 class SoothsayError(Exception):

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from soothsay.bench.prompts import SPEC_BENCH
 from soothsay.config import EngineConfig, KVDType
 from soothsay.errors import SoothsayError
-from soothsay.options import PROMPTS, ModelOptions, common, flag, option, optional, shared
+from soothsay.options import BUNDLED, PROMPTS, ModelOptions, common, flag, option, optional, shared
 from soothsay.plotting import require_matplotlib
 
 
@@ -80,7 +80,7 @@ PEERS = ("transformers", "openvino", "llama.cpp", "llama-server")
 class StackPlan:
     """What `bench stack` measures. End tokens do not end answers."""
 
-    model: str = common("model", default="sibyl")
+    model: str = common("model", default=BUNDLED)
     prompts: Path | None = shared(BenchOptions, "prompts", default=None, show_default="requests for stories")
     requests: int = option(16, min=1)
     """Number of prompts."""
@@ -177,7 +177,7 @@ GIVEN = "given"
 class HostPlan:
     """What `bench host` measures: each drafter in each situation."""
 
-    model: str = common("model", default="sibyl")
+    model: str = common("model", default=BUNDLED)
     drafters: list[str] = option(
         ("none", "suffix", "auto", GIVEN), "--drafter", "-d", show_default=f"none, suffix, auto, {GIVEN}"
     )

@@ -17,6 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, get_args, get_or
 import typer
 from typer.core import TyperCommand
 
+from soothsay.errors import our_words
 from soothsay.options import DECLARED, REQUIRED, Declaration, help_of
 
 MOST = 10
@@ -68,8 +69,6 @@ class _Documented(TyperCommand):
                 meant = get_close_matches(error.option_name.lstrip("-"), bare)  # type: ignore[attr-defined]
                 error.possibilities = [bare[one] for one in meant]  # type: ignore[attr-defined]
             if (own := getattr(error, "param", None)) is not None:
-                from soothsay.server.http.api_errors import our_words
-
                 error.message = our_words(error.message)  # type: ignore[attr-defined]
                 variable = f"the variable {ctx.auto_envvar_prefix}_{own.name.upper()}"
                 places = {"ENVIRONMENT": variable, "DEFAULT_MAP": "the file of --config"}

@@ -20,7 +20,7 @@ from soothsay.cli.terminal import ACCEPTED, PLAIN, bars, fitting_drafters, load_
 from soothsay.config import DType
 from soothsay.corpus import PromptEntry
 from soothsay.errors import ModelError
-from soothsay.options import ModelOptions, common, drafters_like, option, optional, shared
+from soothsay.options import BUNDLED, ModelOptions, common, drafters_like, option, optional, shared
 
 if TYPE_CHECKING:
     from soothsay.core.answer import Piece, SpeculationStats
@@ -129,7 +129,7 @@ class Demo:
         what = f" answers {len(tasks)} prompts, plainly and with {', '.join(names)}. "
         colour = (ACCEPTED, ACCEPTED)
         console.print(Text.assemble((model, "bold"), what, "Accepted draft tokens are in ", colour, "."))
-        if model == "sibyl":
+        if model == BUNDLED:
             console.print("It has only 15 million parameters, so do not expect good answers.", style="dim")
         console.print()
         entries = measure(llm, tasks, names, self.max_tokens, self.repeats)
@@ -191,7 +191,7 @@ def _usual_model() -> str:
         return "smollm2"
     except ModelError as error:
         say(f"{error}. So the bundled model answers.", stderr=True, style="yellow")
-        return "sibyl"
+        return BUNDLED
 
 
 def _show_answer(console: Console, task: PromptEntry, entries: Sequence[DemoEntry]) -> None:

@@ -327,18 +327,8 @@ def _build(spec: Named | Composed, target: Target) -> Drafter:
     missing = [p.name for p in known if p.default is p.empty and p.name not in options]
     if missing:
         raise DrafterError(f"drafter {name!r} needs {missing[0]}: write {name}({missing[0]}=...)")
-    for p in known:
-        value, kind, wanted = options.get(p.name, p.default), str(p.annotation), ""
-        is_text = "str" in kind and "int" not in kind
-        if is_text and type(value) is int:
-            options = {**options, p.name: str(value)}  # a name may read like a number
-        elif is_text and p.name in options and not isinstance(value, str):
-            wanted = "a text in quotes"
-        elif p.annotation in ("int", int, "int | None", int | None) and p.name in options:
-            wanted = "" if isinstance(value, int) else "an integer"
-        if wanted:
-            raise DrafterError(f"drafter {name!r}: {p.name}={value!r} is not possible: it must be {wanted}")
-    drafter = make(target, **options)
+    fitting = {p.name: _fitting(name, p, options[p.name]) for p in known if p.name in options}
+    drafter = make(target, **fitting)
     if not isinstance(drafter, Drafter):
         raise DrafterError(f"drafter {name!r} gave {type_of(drafter)}, which is no Drafter")
     own_name = name.rpartition(":")[2]
@@ -347,6 +337,24 @@ def _build(spec: Named | Composed, target: Target) -> Drafter:
         drafter = Learning(target, drafter)
         drafter.name = own_name
     return drafter
+
+
+def _fitting(name: str, option: inspect.Parameter, value: object) -> object:
+    """The value of a drafter's option, whose annotation says what it may be. Raises `DrafterError`."""
+    kind = option.annotation
+    kinds = {
+        one.strip() for one in (kind if isinstance(kind, str) else inspect.formatannotation(kind)).split("|")
+    }
+    is_text, wanted = "str" in kinds and "int" not in kinds, ""
+    if is_text and type(value) is int:
+        return str(value)  # a name may read like a number
+    if is_text and not isinstance(value, str):
+        wanted = "a text"
+    elif kinds <= {"int", "None"} and not isinstance(value, int):
+        wanted = "an integer"
+    if wanted:
+        raise DrafterError(f"drafter {name!r}: {option.name}={value!r} is not possible: it must be {wanted}")
+    return value
 
 
 def drafter_in_file(name: str) -> Callable[..., Drafter]:

@@ -18,7 +18,7 @@ from soothsay.cli.bench.bench_options import save_chart, show, write_markdown
 from soothsay.cli.terminal import fitting_drafters, notice, progress_bar, say
 from soothsay.config import DType
 from soothsay.files import write_text
-from soothsay.options import FILE, ModelOptions, argument, common, flag, optional, shared
+from soothsay.options import BUNDLED, FILE, ModelOptions, argument, common, flag, optional, shared
 
 if TYPE_CHECKING:
     from soothsay.bench.spec.spec_results import SpecResults
@@ -41,7 +41,7 @@ class Spec:
     the results so far, with exit code 130. The exit code is 1 if an answer differs from plain decoding's.
     """
 
-    model: str = common("model", default="sibyl")
+    model: str = common("model", default=BUNDLED)
     prompts: Path = shared(BenchOptions, "prompts")
     drafter: list[str] | None = optional(
         f"those of {', '.join(USUAL)} that fit the model, and its trained ones; {MOST} at most", "-d"

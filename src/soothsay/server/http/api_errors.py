@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 from starlette.responses import JSONResponse
 
 from soothsay.core.params import SamplingParams
-from soothsay.errors import RequestError
+from soothsay.errors import RequestError, our_words
 
 KINDS = {
     "missing": "missing_required_parameter",
@@ -38,23 +38,6 @@ ANTHROPIC_KINDS = {
 
 WANTED = "it must be "
 OBJECT = f"{WANTED}an object"
-
-WORDS = {
-    "Field required": "it is missing",
-    "a valid string": "a string",
-    "a valid integer": "an integer",
-    "a valid number": "a number",
-    "a valid list": "a list",
-    "a valid boolean": "true or false",
-    "a valid dictionary": "an object",
-    "greater than or equal to": "at least",
-    "less than or equal to": "at most",
-    " after validation": "",
-    "Value error, ": "",
-    ", unable to parse string as an integer": "",
-    ", unable to parse string as a number": "",
-}
-"""Words of pydantic, which typer uses too, and ours."""
 
 SCALARS = frozenset({"bool", "float", "int", "str"})
 """Names of alternatives in pydantic's places of errors. Names of classes begin with a capital letter."""
@@ -179,13 +162,6 @@ def _first(errors: Sequence[ErrorDetails]) -> tuple[str, str, str]:
 def in_words(error: ErrorDetails) -> str:
     """What is wrong with a value."""
     return our_words(OBJECT if error["type"] == "model_type" else error["msg"])
-
-
-def our_words(text: str) -> str:
-    """A message of pydantic about a value, in our words."""
-    for theirs, ours in WORDS.items():
-        text = text.replace(theirs, ours)
-    return re.sub(r"^\w+ should (be|have) ", r"it must \1 ", text)
 
 
 def _field(error: ErrorDetails) -> str:
