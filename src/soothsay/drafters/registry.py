@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -348,7 +349,7 @@ def _fitting(name: str, option: inspect.Parameter, value: object) -> object:
     is_text, wanted = "str" in kinds and "int" not in kinds, ""
     if is_text and type(value) is int:
         return str(value)  # a name may read like a number
-    if is_text and not isinstance(value, str):
+    if is_text and not isinstance(value, (str, PathLike)):
         wanted = "a text"
     elif kinds <= {"int", "None"} and not isinstance(value, int):
         wanted = "an integer"
